@@ -1,0 +1,29 @@
+"""The errors that volpipe raises on purpose; not for bugs, which stay what Python makes of them."""
+
+
+class VolpipeError(Exception):
+    """Anything a user can put right: the message says what is wrong and what to do."""
+
+
+class RecipeError(VolpipeError, ValueError):
+    """The recipe cannot be understood."""
+
+
+class PlanError(VolpipeError, ValueError):
+    """The recipe and the volume do not fit each other."""
+
+
+class VolumeError(VolpipeError, OSError):
+    """A volume cannot be opened, read or written."""
+
+
+class SiteError(VolpipeError, ValueError):
+    """A site cannot be found or used."""
+
+
+class RunError(VolpipeError, RuntimeError):
+    """A run cannot start, go on or be resumed."""
+
+
+class RunStopped(RunError):
+    """A run stopped under way: part of its output is missing."""

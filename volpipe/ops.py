@@ -1,0 +1,61 @@
+"""What happens to voxel values: normalisation before the net, its inverse and the cast to a stored type after it.
+
+Not here: where the constants come from (measure), or anything that reads or writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from volpipe.errors import VolpipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """One map for a whole volume: normalised = (value - shift) / scale. `scale` is above zero."""
+
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.shift) and np.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"normalisation needs a finite shift and a scale above 0, not {self.shift}, {self.scale}")
+
+    def apply(self, data: np.ndarray) -> np.ndarray:
+        """Return `data` of any type and shape, normalised, as float32."""
+        return (data.astype(np.float32) - np.float32(self.shift)) / np.float32(self.scale)
+
+    def invert(self, data: np.ndarray) -> np.ndarray:
+        """Return normalised float32 `data` in the units of the volume, float32."""
+        return data * np.float32(self.scale) + np.float32(self.shift)
+
+
+def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return float32 `data` as `dtype`; integers are rounded half to even, then clipped to their range.
+
+    Raises:
+        VolpipeError: a value is not finite and `dtype` is an integer type, which has no word for it.
+    """
+    if dtype.kind == "f":
+        return data.astype(dtype)
+    num_bad = int(data.size - np.count_nonzero(np.isfinite(data)))
+    if num_bad:
+        raise VolpipeError(
+            f"{num_bad} of {data.size} output voxels are NaN or infinite and {dtype} cannot hold them; "
+            "mend the net, or set output.dtype to float32 to see them"
+        )
+    info = np.iinfo(dtype)
+    # float32 cannot hold the ends of 32- and 64-bit ranges: clip in float64, then once more as integers would wrap.
+    exact = data if dtype.itemsize < 4 else data.astype(np.float64)
+    rounded = np.rint(exact)
+    # The largest 64-bit integers are no floats: the float below them is the last that fits.
+    top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
+    whole: np.ndarray = rounded.clip(float(info.min), top).astype(dtype)
+    return whole
+
+
+def unit_scale(dtype: np.dtype) -> float:
+    """Return what a probability of one is stored as: the largest value of an integer type, one for floats."""
+    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
