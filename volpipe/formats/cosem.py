@@ -1,0 +1,45 @@
+"""The COSEM dialect: `transform` {axes, scale, translate, units} of an array, and `multiscales` of a group.
+
+Not here: everything else that N5 and Zarr v2 attributes say (n5, zarr). Unlike N5's own lists these follow their
+`axes`, in practice (z, y, x). Schema: github.com/janelia-cosem/schemas, multiscale.md.
+"""
+
+from __future__ import annotations
+
+from volpipe.formats.metadata import Level, Multiscale, Place, Tree, floats, place, plain
+
+
+def read_place(said: object) -> Place | None:
+    """Return the place that the attribute `transform` says, None where it says none."""
+    if not isinstance(said, dict) or not isinstance(said.get("axes"), list):
+        return None
+    axes = [str(name).lower() for name in said["axes"]]
+    scale, shift = floats(said.get("scale")), floats(said.get("translate"))
+    if scale is None or len(scale) != len(axes):
+        return None
+    if shift is None or len(shift) != len(axes):
+        shift = (0.0,) * len(axes)
+    units = said.get("units")
+    units = units if isinstance(units, list) and len(units) == len(axes) else ["nm"] * len(axes)
+    return place(
+        dict(zip(axes, scale, strict=True)), dict(zip(axes, shift, strict=True)), dict(zip(axes, units, strict=True))
+    )
+
+
+def transform(multiscale: Multiscale, level: Level) -> Tree:
+    """Return the `transform` of the array of `level`."""
+    return plain({
+        "axes": multiscale.axes,
+        "scale": multiscale.scale(level),
+        "translate": multiscale.shift(level),
+        "units": ["nm" if axis in "zyx" else "" for axis in multiscale.axes],
+    })
+
+
+def multiscale(group: Multiscale) -> Tree:
+    """Return the one entry of the `multiscales` of a group."""
+    datasets: list[Tree] = [{"path": level.key} for level in group.levels]
+    if group.voxel_size_nm is not None:
+        for dataset, level in zip(datasets, group.levels, strict=True):
+            dataset["transform"] = transform(group, level)
+    return {"name": group.name, "datasets": datasets}

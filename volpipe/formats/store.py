@@ -1,0 +1,126 @@
+"""Voxels through tensorstore: arrays opened from metadata that was read, checked and cleaned elsewhere.
+
+Not here: metadata (n5, zarr, ome). The only file that imports tensorstore, and only in the process that reads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.formats.metadata import Header
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+Index = tuple[slice | int, ...]
+DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
+
+_contexts: dict[int, ts.Context] = {}
+_owner: int | None = None  # the process that uses tensorstore
+_lock = threading.Lock()
+
+
+class StoredArray(Protocol):
+    """An open array in stored axes, C order, native byte order."""
+
+    def read(self, index: Index) -> np.ndarray:
+        """Return the voxels at `index`: slices with a positive step, and integers."""
+
+
+class TensorStoreArray:
+    """An array that tensorstore reads and writes; a chunk is written whole or not at all."""
+
+    def __init__(self, array: ts.TensorStore) -> None:
+        self._array = array
+
+    def read(self, index: Index) -> np.ndarray:
+        _check_process()
+        data: np.ndarray = self._array[index].read(order="C").result()
+        return data
+
+    def write(self, index: Index, data: np.ndarray) -> None:
+        _check_process()
+        self._array[index].write(data).result()
+
+
+def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
+    """Return the array of `header`; its metadata on disk is not looked at again.
+
+    Args:
+        header: as read by the format's own file.
+        write: whether it will be written to.
+        cache_bytes: decoded chunks kept in memory, shared by all arrays of the process opened with the same number.
+
+    Raises:
+        ValueError: tensorstore does not know this metadata.
+    """
+    import tensorstore as ts
+
+    spec = {
+        "driver": DRIVERS[header.format],
+        "kvstore": {"driver": "file", "path": f"{header.folder}/"},
+        "metadata": dict(header.known),
+    }
+    if cache_bytes:
+        spec["recheck_cached_data"] = "open"  # no look at the file for a chunk that is in memory
+    opened = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=context(cache_bytes))
+    array = opened.result()
+    return TensorStoreArray(array.T if header.format == "n5" else array)  # N5's axes are x, y, z
+
+
+def context(cache_bytes: int = 0) -> ts.Context:
+    """Return this process's tensorstore context with a chunk cache of `cache_bytes`.
+
+    Chunk files are not fsynced: they are renamed into place, which a killed process cannot tear.
+
+    Raises:
+        VolumeError: this process was forked from one that had used tensorstore, whose threads it lacks.
+    """
+    import tensorstore as ts
+
+    global _owner
+    _check_process()
+    with _lock:
+        _owner = os.getpid()
+        if cache_bytes not in _contexts:
+            threads = {"limit": num_threads()}
+            settings = {"file_io_sync": False, "data_copy_concurrency": threads, "file_io_concurrency": threads}
+            if cache_bytes:
+                settings["cache_pool"] = {"total_bytes_limit": int(cache_bytes)}
+            _contexts[cache_bytes] = ts.Context(settings)
+        return _contexts[cache_bytes]
+
+
+def _check_process() -> None:
+    """Raise in a process forked from one that used tensorstore, which would abort it at the next call."""
+    if _owner not in (None, os.getpid()):
+        raise VolumeError("this process was forked from one that had opened volumes, and cannot read any; start "
+                          'workers with multiprocessing.get_context("spawn"), or open volumes only in workers')
+
+
+def num_threads() -> int:
+    """Return how many threads read and decode in this process: VOLPIPE_THREADS, or one per core."""
+    text = os.environ.get("VOLPIPE_THREADS", "")
+    if not text:
+        return os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise VolumeError(f"VOLPIPE_THREADS is {text!r}; it must be a number of threads, at least 1")
+    return int(text)
+
+
+def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndarray:
+    """Return `data` coarser by `factors` per axis, same dtype: the "mean" (integers round half to even) or the "mode".
+
+    A voxel at the end that `data` fills only in part is made from the part that is there.
+    """
+    import tensorstore as ts
+
+    known: Literal["mean", "mode"] = "mode" if method == "mode" else "mean"
+    coarse: np.ndarray = ts.downsample(ts.array(data), list(factors), known).read(order="C").result()
+    return coarse

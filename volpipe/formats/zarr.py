@@ -1,0 +1,338 @@
+"""Zarr v2 and v3: metadata read and checked, arrays made, and odd arrays read through zarr-python.
+
+Not here: reading voxels in the ordinary way (store), or what OME-Zarr adds (ome). The only file that imports zarr.
+Specifications: zarr-specs.readthedocs.io, v2 and v3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.formats import cosem
+from volpipe.formats.metadata import (
+    MAX_RANK,
+    ArraySpec,
+    Header,
+    Place,
+    Tree,
+    floats,
+    mapping,
+    named_axes,
+    place,
+    plain,
+    read_json,
+    usual_axes,
+    voxels,
+)
+from volpipe.formats.store import Index
+
+DTYPES = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+          "float16", "float32", "float64")
+CODECS_V2: Mapping[str, tuple[str, ...]] = {
+    "zlib": ("level",), "gzip": ("level",), "bz2": ("level",), "zstd": ("level",),
+    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
+}  # the settings that tensorstore knows
+CODECS_V3: Mapping[str, tuple[str, ...]] = {
+    "bytes": ("endian",), "transpose": ("order",), "crc32c": (), "gzip": ("level",), "zstd": ("level", "checksum"),
+    "blosc": ("typesize", "cname", "clevel", "shuffle", "blocksize"),
+    "sharding_indexed": ("chunk_shape", "codecs", "index_codecs", "index_location"),
+}
+KEYS_V3 = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
+OTHER_KEYS_V3 = ("attributes", "dimension_names", "storage_transformers", "consolidated_metadata")
+PROBED_NAMES = 1000
+
+
+def read_header(folder: Path) -> Header | None:
+    """Return the header of the Zarr array at `folder`, v3 before v2, None where there is none.
+
+    Raises:
+        VolumeError: its metadata is broken, or says what volpipe cannot read.
+    """
+    tree = read_json(folder / "zarr.json")
+    if tree is not None and tree.get("node_type") == "array":
+        return _header_v3(tree, folder)
+    tree = read_json(folder / ".zarray")
+    return None if tree is None else _header_v2(tree, folder)
+
+
+def _header_v2(tree: Tree, folder: Path) -> Header:
+    file = folder / ".zarray"
+    if tree.get("zarr_format") != 2:
+        raise VolumeError(f"{file}: zarr_format {tree.get('zarr_format')!r} is not 2")
+    shape = voxels(tree.get("shape"), "shape", file)
+    chunks = voxels(tree.get("chunks"), "chunks", file, rank=len(shape))
+    stored, dtype = _dtype_v2(tree.get("dtype"), file)
+    compressor = mapping(tree.get("compressor"), "compressor", file)
+    attributes = read_json(folder / ".zattrs") or {}
+    known = {
+        "zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": stored.str, "order": tree.get("order", "C"),
+        "filters": None, "dimension_separator": _separator(tree, folder, len(shape)),
+        "compressor": _keep(compressor, CODECS_V2.get(str(compressor.get("id")), ()), "id") or None,
+        "fill_value": _fill(tree.get("fill_value"), stored),
+    }
+    unsupported = ""
+    if tree.get("filters"):
+        unsupported = "filters"
+    if compressor and compressor.get("id") not in CODECS_V2:
+        unsupported = f"compressor {compressor.get('id')!r}"
+    return Header(
+        folder=folder, format="zarr2", shape=shape, dtype=dtype, chunks=chunks, shards=None,
+        codec=_label(str(compressor.get("id", "raw")), compressor), attributes=attributes, known=plain(known),
+        axes=named_axes(attributes.get("_ARRAY_DIMENSIONS"), len(shape)), unsupported=unsupported,
+    )
+
+
+def _dtype_v2(said: object, file: Path) -> tuple[np.dtype, np.dtype]:
+    """Return the dtype as stored, and in native byte order with bool as uint8."""
+    try:
+        stored = np.dtype(said) if isinstance(said, str) else None
+    except TypeError:
+        stored = None
+    if stored is None or stored.kind not in "biuf" or stored.itemsize > 8:
+        raise VolumeError(f"{file}: dtype {said!r} is not supported; volpipe reads integers, floats and bool")
+    return stored, np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
+
+
+def _fill(value: object, stored: np.dtype) -> object:
+    return bool(value) if stored.kind == "b" and isinstance(value, int | float) else value
+
+
+def _separator(tree: Tree, folder: Path, rank: int) -> str:
+    """Return "." or "/", whichever parts the numbers in the names of chunks.
+
+    Old nested stores say nothing and nest all the same; read by the letter of the specification they would show
+    nothing but fill, so the names are looked at.
+    """
+    said = tree.get("dimension_separator")
+    if said in (".", "/"):
+        return str(said)
+    if said is not None:
+        raise VolumeError(f"{folder / '.zarray'}: dimension_separator {said!r} is neither '.' nor '/'")
+    if rank == 1:
+        return "."
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in itertools.islice(entries, PROBED_NAMES)]
+    nested = any(name.isdecimal() for name in names)
+    flat = any("." in name and name.replace(".", "").isdecimal() for name in names)
+    return "/" if nested and not flat else "."
+
+
+def _keep(settings: Tree, names: tuple[str, ...], *more: str) -> Tree:
+    return {key: settings[key] for key in (*more, *names) if key in settings}
+
+
+def _label(name: str, settings: Tree) -> str:
+    level = settings.get("level", settings.get("clevel", ""))
+    return " ".join(word for word in (name, str(settings.get("cname", "")), str(level)) if word)
+
+
+def _header_v3(tree: Tree, folder: Path) -> Header:
+    file = folder / "zarr.json"
+    _refuse_extensions(tree, file)
+    shape = voxels(tree.get("shape"), "shape", file)
+    if tree.get("data_type") not in DTYPES:
+        raise VolumeError(f"{file}: data_type {tree.get('data_type')!r} is not supported; volpipe reads "
+                          f"{', '.join(DTYPES)}")
+    grid = mapping(tree.get("chunk_grid"), "chunk_grid", file)
+    if grid.get("name") != "regular":
+        raise VolumeError(f"{file}: chunk_grid {grid.get('name')!r} is not supported; volpipe reads regular grids")
+    outer = voxels(mapping(grid.get("configuration"), "chunk_grid", file).get("chunk_shape"), "chunk_shape", file,
+                   rank=len(shape))
+    codecs = _Codecs(tree.get("codecs"), outer, file)
+    stored = np.dtype(tree["data_type"])
+    known = {key: tree[key] for key in KEYS_V3 if key in tree}
+    known |= {"codecs": codecs.known, "fill_value": _fill(tree.get("fill_value", 0), stored)}
+    return Header(
+        folder=folder, format="zarr3", shape=shape, dtype=np.dtype(np.uint8) if stored.kind == "b" else stored,
+        chunks=codecs.chunks, shards=outer if codecs.sharded else None, codec=codecs.label,
+        axes=named_axes(tree.get("dimension_names"), len(shape)), known=plain(known),
+        attributes=mapping(tree.get("attributes"), "attributes", file), unsupported=codecs.unsupported,
+    )
+
+
+def _refuse_extensions(tree: Tree, file: Path) -> None:
+    if tree.get("zarr_format") != 3:
+        raise VolumeError(f"{file}: zarr_format {tree.get('zarr_format')!r} is not 3")
+    if tree.get("storage_transformers"):
+        raise VolumeError(f"{file}: storage_transformers are not supported")
+    for key, value in tree.items():
+        optional = isinstance(value, dict) and value.get("must_understand") is False
+        if key not in KEYS_V3 + OTHER_KEYS_V3 and not optional:
+            raise VolumeError(f"{file}: {key!r} is an extension that volpipe does not know")
+
+
+class _Codecs:
+    """The chain of codecs of a v3 array: what tensorstore knows of it, the shape of its chunks, and its name."""
+
+    def __init__(self, said: object, outer: tuple[int, ...], file: Path) -> None:
+        self.chunks = outer
+        self.sharded = False
+        self.label = "raw"
+        self.unsupported = ""
+        self.known = self._read(said, file, 0)
+
+    def _read(self, said: object, file: Path, depth: int) -> list[Tree]:
+        if not isinstance(said, list) or not said or depth > MAX_RANK:
+            raise VolumeError(f"{file}: codecs {str(said)[:60]} is not a list of codecs")
+        order = list(range(len(self.chunks)))
+        return [self._read_one(entry, order, file, depth) for entry in said]
+
+    def _read_one(self, said: object, order: list[int], file: Path, depth: int) -> Tree:
+        entry = {"name": said} if isinstance(said, str) else mapping(said, "a codec", file)
+        name = str(entry.get("name"))
+        settings = mapping(entry.get("configuration"), f"configuration of codec {name}", file)
+        if name not in CODECS_V3:
+            self.unsupported = f"codec {name!r}"
+            self.label = _label(name, settings)
+            return entry
+        kept = _keep(settings, CODECS_V3[name])
+        if name == "transpose":
+            order[:] = self._transposed(kept.get("order"), order, file)
+        elif name == "sharding_indexed":
+            kept["codecs"] = self._enter_shard(kept, order, file, depth)
+        elif name not in ("bytes", "crc32c"):
+            self.label = _label(name, settings)
+        return {"name": name, "configuration": kept} if kept else {"name": name}
+
+    def _transposed(self, said: object, order: list[int], file: Path) -> list[int]:
+        """Return which axis of the array each encoded axis is, after a transposition; "C" and "F" are from drafts."""
+        if said in ("C", "F"):
+            return order if said == "C" else order[::-1]
+        if not isinstance(said, list) or sorted(map(str, said)) != sorted(map(str, order)):
+            raise VolumeError(f"{file}: transpose order {said!r} does not name each of {len(order)} axes once")
+        return [order[i] for i in said]
+
+    def _enter_shard(self, settings: Tree, order: list[int], file: Path, depth: int) -> list[Tree]:
+        inner = voxels(settings.get("chunk_shape"), "chunk_shape", file, rank=len(order))
+        chunks = [0] * len(order)
+        for axis, n in zip(order, inner, strict=True):
+            chunks[axis] = n
+        if any(outer % n for outer, n in zip(self.chunks, chunks, strict=True)):
+            raise VolumeError(f"{file}: shard {self.chunks} is not a multiple of chunk {tuple(chunks)}")
+        self.chunks = tuple(chunks)
+        self.sharded = True
+        return self._read(settings.get("codecs"), file, depth + 1)
+
+
+def read_attributes(folder: Path) -> Tree:
+    """Return the attributes of the Zarr group at `folder`, {} where there is none."""
+    tree = read_json(folder / "zarr.json")
+    if tree is not None:
+        return mapping(tree.get("attributes"), "attributes", folder / "zarr.json")
+    return read_json(folder / ".zattrs") or {}
+
+
+def read_place(header: Header) -> Place:
+    """Return where an array says that it lies: COSEM's `transform`, or `resolution` or `voxel_size`, and `offset`.
+
+    The latter are lists in the array's own order of axes, in nanometres unless `units` says otherwise (funlib's habit).
+    """
+    said = header.attributes
+    found = cosem.read_place(said.get("transform"))
+    if found is not None:
+        return found
+    axes = header.axes or usual_axes(len(header.shape))
+    size = floats(said.get("resolution", said.get("voxel_size")))
+    if size is None:
+        return Place()
+    names = axes if len(size) == len(axes) else tuple(axis for axis in axes if axis in "zyx")
+    if len(size) != len(names):
+        return Place()
+    shift = floats(said.get("offset"))
+    shift = shift if shift is not None and len(shift) == len(names) else (0.0,) * len(names)
+    units = said.get("units")
+    units = units if isinstance(units, list) and len(units) == len(names) else ["nm"] * len(names)
+    return place(dict(zip(names, size, strict=True)), dict(zip(names, shift, strict=True)),
+                 dict(zip(names, units, strict=True)))
+
+
+def documents(spec: ArraySpec, version: int) -> dict[str, Tree]:
+    """Return the metadata of a new array in Zarr `version` 2 or 3, by file name.
+
+    Raises:
+        VolumeError: the version has no such array.
+    """
+    return _documents_v3(spec) if version == 3 else _documents_v2(spec)
+
+
+def _documents_v2(spec: ArraySpec) -> dict[str, Tree]:
+    if spec.shards:
+        raise VolumeError(f"Zarr v2 has no shards; leave out shard {spec.shards} or use Zarr v3")
+    compressor = None if spec.codec == "raw" else {"id": spec.codec, "level": spec.codec_level}
+    array = {
+        "zarr_format": 2, "shape": spec.shape, "chunks": spec.chunks, "dtype": _little(spec.dtype).str,
+        "compressor": compressor, "fill_value": _json_number(spec), "order": "C", "filters": None,
+        "dimension_separator": "/",
+    }
+    return {".zarray": plain(array), ".zattrs": plain({"_ARRAY_DIMENSIONS": spec.axes, **spec.attributes})}
+
+
+def _documents_v3(spec: ArraySpec) -> dict[str, Tree]:
+    endian = {} if spec.dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
+    codecs: list[Tree] = [{"name": "bytes"} | endian]
+    if spec.codec == "zstd":
+        codecs.append({"name": "zstd", "configuration": {"level": spec.codec_level, "checksum": True}})
+    elif spec.codec == "gzip":
+        codecs.append({"name": "gzip", "configuration": {"level": spec.codec_level}})
+    else:
+        codecs.append({"name": "crc32c"})  # so that a damaged chunk is noticed with every codec
+    if spec.shards:
+        index: list[Tree] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        codecs = [{"name": "sharding_indexed", "configuration": {
+            "chunk_shape": spec.chunks, "codecs": codecs, "index_codecs": index, "index_location": "end"}}]
+    return {"zarr.json": plain({
+        "zarr_format": 3, "node_type": "array", "shape": spec.shape, "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": _json_number(spec), "codecs": codecs, "dimension_names": spec.axes,
+        "attributes": dict(spec.attributes),
+    })}
+
+
+def _little(dtype: np.dtype) -> np.dtype:
+    return dtype.newbyteorder("<")
+
+
+def _json_number(spec: ArraySpec) -> int | float | str:
+    """Return the fill value as both versions write it: NaN and the infinities have names."""
+    if spec.dtype.kind in "iu":
+        return int(spec.fill)
+    value = float(spec.fill)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def group_documents(version: int) -> dict[str, Tree]:
+    """Return the metadata of a new group in Zarr `version` 2 or 3, by file name."""
+    if version == 3:
+        return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {}}}
+    return {".zgroup": {"zarr_format": 2}}
+
+
+class ZarrArray:
+    """An array that tensorstore does not know, read through zarr-python; it cannot be written to."""
+
+    def __init__(self, header: Header) -> None:
+        import zarr
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of codecs that are in no specification: that is why we are here
+                self._array = zarr.open_array(str(header.folder), mode="r")
+        except (ValueError, KeyError, TypeError, RuntimeError, ImportError, json.JSONDecodeError) as error:
+            why = header.unsupported or "its metadata"
+            raise VolumeError(f"{header.folder}: {why} is not supported: {error}") from error
+
+    def read(self, index: Index) -> np.ndarray:
+        data = np.asarray(self._array[index])
+        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
