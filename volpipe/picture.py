@@ -1,0 +1,147 @@
+"""Pictures for people: captioned panels in one PNG, so that an output can be judged beside its input.
+
+Not a viewer, and not how volumes are stored: only small 2-D slices pass here.
+
+A picture of two columns, with its fixed distances in pixels::
+
+    +--------------------------- MARGIN ---+
+    | caption        |MARGIN| caption      |  CAPTION high
+    | image          |      | image        |
+    | caption  ...                         |  next row, MARGIN lower
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+
+Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
+
+MARGIN = 8
+CAPTION = 22
+FONT_SIZE = 14
+MIN_WIDTH = 240  # smaller images are enlarged by a whole factor, so that their captions fit
+
+
+def panel(path: Path, images: Sequence[tuple[str, Image2D]], *, columns: int = 3) -> None:
+    """Write a PNG of captioned images, row by row.
+
+    Args:
+        path: the file to write; its folder exists.
+        images: captions and images (y, x) or (y, x, 3), uint8. All are enlarged by one whole factor where the
+            widest is narrower than MIN_WIDTH.
+        columns: images per row.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    for caption, image in images:
+        _refuse_unpaintable(caption, image)
+    zoom = max(1, -(-MIN_WIDTH // max(image.shape[1] for _, image in images)))
+    shown = [image.repeat(zoom, axis=0).repeat(zoom, axis=1) for _, image in images]
+    rows = [shown[i : i + columns] for i in range(0, len(shown), columns)]
+    heights = [max(image.shape[0] for image in row) for row in rows]
+    width = max(image.shape[1] for image in shown)
+    total_width = MARGIN + min(columns, len(shown)) * (width + MARGIN)
+    total_height = MARGIN + sum(CAPTION + MARGIN + h for h in heights)
+    canvas = Image.new("RGB", (total_width, total_height), "white")
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(FONT_SIZE)
+    for i, image in enumerate(shown):
+        row, column = divmod(i, columns)
+        left = MARGIN + column * (width + MARGIN)
+        top = MARGIN + sum(CAPTION + MARGIN + h for h in heights[:row])
+        draw.text((left, top), images[i][0], fill="black", font=font)
+        canvas.paste(Image.fromarray(image).convert("RGB"), (left, top + CAPTION))
+    canvas.save(path, format="PNG")
+
+
+def compare(
+    path: Path, before: np.ndarray, after: np.ndarray, *, titles: tuple[str, str] = ("input", "output")
+) -> None:
+    """Write a PNG of input, output and difference: the middle xy slice, and below it the middle xz slice.
+
+    Args:
+        path: the file to write; its folder exists.
+        before: the input (z, y, x) or (y, x), any number type.
+        after: the output, of the same shape or a whole multiple of it per axis; the input's voxels are then
+            repeated to match, and so count as unblurred in the difference.
+        titles: captions of the two.
+
+    Raises:
+        VolumeError: the shapes do not fit each other, or the output is not finite.
+    """
+    _refuse_nan(titles[1], after)
+    before = _repeat_to(before, after.shape)
+    limits = _limits(before, after)
+    images: list[tuple[str, Image2D]] = []
+    for place, index in _middle_slices(after.shape):
+        old, new = before[index], after[index]
+        change = new.astype(np.float64) - old
+        largest = float(np.abs(change).max())
+        scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
+        images.append((f"{titles[0]}, {place}, {limits[0]:g} to {limits[1]:g}", grey(old, limits)))
+        images.append((f"{titles[1]}, {place}, same greys", grey(new, limits)))
+        images.append((f"difference: {scale}", diverge(change, largest)))
+    panel(path, images)
+
+
+def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:
+    """Return `image` (y, x) as uint8, from black at and below the lower limit to white at the upper."""
+    low, high = limits
+    scaled: Image2D = (image.astype(np.float64) - low) * (255 / (high - low))
+    np.clip(scaled, 0, 255, out=scaled)
+    shown: Image2D = np.rint(scaled)
+    return shown.astype(np.uint8)
+
+
+def diverge(change: np.ndarray, largest: float) -> Image2D:
+    """Return `change` (y, x) as (y, x, 3) uint8: blue at -largest, white at 0, red at +largest."""
+    share = change / largest if largest > 0 else np.zeros(change.shape)
+    red = 1 + np.clip(share, -1, 0)
+    blue = 1 - np.clip(share, 0, 1)
+    colour = np.stack([red, np.minimum(red, blue), blue], axis=-1)
+    shown: Image2D = np.rint(colour * 255)
+    return shown.astype(np.uint8)
+
+
+def _middle_slices(shape: tuple[int, ...]) -> list[tuple[str, tuple[int | slice, ...]]]:
+    """Return the names and indices of the slices to show of an array (y, x) or (z, y, x)."""
+    if len(shape) == 2:
+        return [("xy", (slice(None), slice(None)))]
+    z, y = shape[0] // 2, shape[1] // 2
+    return [(f"xy at z {z}", (z, slice(None), slice(None))), (f"xz at y {y}", (slice(None), y, slice(None)))]
+
+
+def _repeat_to(before: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return `before` with its voxels repeated until it has `shape`."""
+    if before.ndim not in (2, 3) or before.ndim != len(shape):
+        raise VolumeError(f"cannot compare {before.shape} with {shape}; give both (z, y, x) or both (y, x)")
+    for dim, (axis, small, large) in enumerate(zip("zyx"[-len(shape) :], before.shape, shape, strict=True)):
+        if large % small:
+            raise VolumeError(f"output {large} is not a multiple of input {small} on axis {axis}; crop one")
+        before = before.repeat(large // small, axis=dim)
+    return before
+
+
+def _limits(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """Return what is shown as black and as white: 0 to 255 for bytes, else all that the two arrays hold."""
+    if before.dtype == after.dtype == np.uint8:
+        return 0.0, 255.0
+    low = float(min(before.min(), after.min()))
+    high = float(max(before.max(), after.max()))
+    return low, high if high > low else low + 1.0
+
+
+def _refuse_unpaintable(caption: str, image: Image2D) -> None:
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
+        found = f"{image.dtype} of shape {image.shape}"
+        raise VolumeError(f"image {caption!r} is {found}; give uint8 of shape (y, x) or (y, x, 3)")
+
+
+def _refuse_nan(title: str, data: np.ndarray) -> None:
+    if not np.isfinite(data).all():
+        raise VolumeError(f"{title} holds values that are not finite, which have no grey; find them first")
