@@ -1,0 +1,59 @@
+"""Recipes: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from volpipe.errors import RecipeError
+from volpipe.recipe import Recipe, differences, load_recipe
+
+
+def test_without_a_file_there_is_a_default() -> None:
+    assert load_recipe(None) == Recipe()
+
+
+def test_settings_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[windows]\nshape = [32, 64, 64]\nblend = "hann"\n[net]\nname = "identity"\n')
+    recipe = load_recipe(path, ["windows.blend=bump", "net.options.channels=2", "infer.batch=4"])
+    assert recipe.windows.shape == (32, 64, 64)
+    assert (recipe.windows.blend, recipe.net.name, recipe.net.options, recipe.infer.batch) == (
+        "bump",
+        "identity",
+        {"channels": 2},
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("windows.blent=hann", "unknown key windows.blent .did you mean 'blend'?"),
+        ("window.blend=hann", "unknown key window .did you mean 'windows'?"),
+        ("windows.blend=cosine", "windows.blend: .*'hann'.*got 'cosine'"),
+        ("windows.shape=[1,2]", "windows.shape"),
+        ("infer.batch=0", "at least 1"),
+        ("normalise.low=3", "low and high together"),
+        ("normalise.percentiles=[60,40]", "ascend"),
+        ("windows", "write key=value"),
+        ("net.name.x=1", "unknown key|Input should be"),
+    ],
+)
+def test_a_mistake_is_named(setting: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(None, [setting])
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe at .*none\.toml"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("windows = [")
+    with pytest.raises(RecipeError, match=r"bad\.toml is not valid TOML"):
+        load_recipe(tmp_path / "bad.toml")
+
+
+def test_differences_name_keys_and_both_values() -> None:
+    new = load_recipe(None, ["windows.blend=hann", "net.options.seed=3"])
+    assert differences(Recipe(), new) == ["net.options.seed: None -> 3", "windows.blend: 'crop' -> 'hann'"]

@@ -1,0 +1,240 @@
+"""The command line: `volpipe run`, `info`, `status`, `sample`, `sites`; the only code that prints.
+
+Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import psutil
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+import volpipe.configs
+from volpipe.errors import RunStopped, VolpipeError
+from volpipe.show import (
+    Rate,
+    duration,
+    info_lines,
+    missing_table,
+    plan_table,
+    progress_line,
+    progress_table,
+    report_table,
+    status_table,
+)
+
+if TYPE_CHECKING:
+    from volpipe.plan import Plan
+    from volpipe.run import Progress
+
+DONE, INCOMPLETE, REFUSED = 0, 1, 2
+PLAIN_LINE_SECONDS = 10.0
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    volume: Annotated[str, typer.Argument(help="The volume: N5, Zarr or OME-Zarr, or an array inside one.")],
+    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
+    recipe: Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")] = None,
+    fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
+    keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
+) -> None:
+    """Run a net over VOLUME; the same command again goes on where an interrupted run stopped."""
+    from volpipe.driver import Listener, execute, prepare
+    from volpipe.recipe import load_recipe
+
+    chosen = load_recipe(_find_recipe(recipe), settings or [])
+    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
+    plan = prepare(volume, chosen, target.absolute(), Path.cwd())
+    with _interruptible(), _shown(plan) as on_progress:
+        listener = Listener(on_plan=lambda plan, folder: out.print(plan_table(plan, config)), on_progress=on_progress)
+        report = execute(plan, config, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+    if report.was_complete:
+        out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
+        return
+    out.print(report_table(report, started=psutil.Process().create_time()))
+    if report.missing:
+        err.print(missing_table(report))
+        err.print(
+            f"{len(report.missing)} parts are missing; the same command again tries them once more "
+            f"(log: {report.folder}/volpipe.log)"
+        )
+        raise typer.Exit(INCOMPLETE)
+    out.print(f"wrote {plan.out}")
+
+
+@app.command()
+def info(
+    volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
+    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+) -> None:
+    """Print what VOLUME is: shape, type, axes, voxel size, chunks, codec, levels."""
+    from volpipe.volume import open_volume
+
+    for line in info_lines(open_volume(volume, level=level)):
+        out.print(line)
+
+
+@app.command()
+def status(output: Annotated[Path, typer.Argument(help="An output, or its run's folder.")]) -> None:
+    """Print how far the run that writes OUTPUT is, from its journal."""
+    from volpipe.driver import inspect_run
+
+    found = inspect_run(output)
+    out.print(status_table(found))
+    raise typer.Exit(DONE if found.is_complete else INCOMPLETE)
+
+
+@app.command()
+def sample(
+    path: Annotated[Path, typer.Argument(help="Where to write, such as sample.n5.")],
+    shape: Annotated[str, typer.Option(help="Voxels z,y,x.")] = "128,256,256",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+) -> None:
+    """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
+    from volpipe.sample import Sample, write_sample
+
+    sizes = _parse_shape(shape)
+    started = time.perf_counter()
+    with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
+
+        def on_progress(done: int, total: int) -> None:
+            if live is not None:
+                live.update(Text(f"box {done} of {total}"), refresh=True)
+
+        write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
+    took = duration(time.perf_counter() - started)
+    out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
+
+
+@app.command()
+def sites() -> None:
+    """List the shipped sites: where a run can run."""
+    from volpipe.sites import list_sites
+
+    for name, line in list_sites().items():
+        out.print(f"{name:<12}{line}")
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        out.print(volpipe.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
+    signal.signal(signal.SIGTERM, _terminate)
+    logging.getLogger("volpipe").addHandler(logging.NullHandler())
+    try:
+        app()
+    except RunStopped as error:
+        _fail(str(error), INCOMPLETE)
+    except VolpipeError as error:
+        _fail(str(error), REFUSED)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    err.print(f"volpipe: {sentence}", markup=False)
+    sys.exit(code)
+
+
+def _terminate(signum: int, frame: Any) -> None:  # Any: a frame, unused
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn Ctrl-C and TERM into a sentence; the journal is whole at any moment."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command again goes on from here", INCOMPLETE)
+
+
+@contextmanager
+def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
+    """Give a listener that shows progress: a live table on a terminal, a plain line now and then elsewhere."""
+    rate = Rate(math.prod(plan.out_shape) / len(plan.blocks))
+    if err.is_terminal:
+        with Live(console=err, transient=True, refresh_per_second=4) as live:
+
+            def on_terminal(progress: Progress) -> None:
+                rate.look(progress)
+                live.update(progress_table(progress, rate))
+
+            yield on_terminal
+        return
+    last = time.perf_counter()
+
+    def on_pipe(progress: Progress) -> None:
+        nonlocal last
+        rate.look(progress)
+        if time.perf_counter() - last >= PLAIN_LINE_SECONDS:
+            last = time.perf_counter()
+            err.print(progress_line(progress, rate))
+
+    yield on_pipe
+
+
+def _find_recipe(recipe: Path | None) -> Path | None:
+    """Return the file of a recipe given as a path or as a shipped name."""
+    if recipe is None or recipe.is_file():
+        return recipe
+    folder = Path(volpipe.configs.__path__[0])
+    shipped = folder / recipe.with_suffix(".toml").name
+    return shipped if shipped.is_file() and recipe.parent == Path() else recipe
+
+
+def _default_output(volume: str, net: str, output_format: str) -> Path:
+    stem = Path(volume.rstrip("/")).stem
+    label = net.rpartition(":")[2]
+    return Path(f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}")
+
+
+def _parse_shape(text: str) -> tuple[int, int, int]:
+    try:
+        z, y, x = (int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        raise VolpipeError(f"--shape {text!r}: write three numbers, z,y,x, such as 128,256,256") from None
+    if min(z, y, x) < 1:
+        raise VolpipeError(f"--shape {text!r}: every axis needs at least one voxel")
+    return z, y, x
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The driver: opens the volume, makes the plan, starts the site, measures, runs the loop, and closes the run.
+
+Not here: printing (cli), the order of work (schedule), or the work (worker). Notebooks call `execute` as the command
+line does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import volpipe
+from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.folder import RunFolder
+from volpipe.grid import Box
+from volpipe.journal import Journal, read_records
+from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
+from volpipe.nets import check_shapes, describe
+from volpipe.ops import Affine
+from volpipe.output import create_output
+from volpipe.plan import Plan, make_plan
+from volpipe.recipe import Recipe
+from volpipe.run import Loop, Progress, Totals
+from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.sites import load_site
+from volpipe.tensors import Tensors
+from volpipe.volume import open_volume
+from volpipe.worker import PLAN_FILE, Job, peak_bytes
+
+if TYPE_CHECKING:
+    from volpipe.apps.start import Started
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A unit that could not be done: which stage, which box of the output (z, y, x), and why."""
+
+    stage: str
+    unit: int
+    box: Box
+    reason: str
+
+
+@dataclass
+class Report:
+    """How a run ended."""
+
+    plan: Plan
+    folder: Path
+    missing: list[Missing] = field(default_factory=list)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    seconds: float = 0.0
+    first_task: float = 0.0  # seconds since 1970
+    driver_peak_bytes: int = 0
+    was_complete: bool = False
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Whom the driver tells: of the plan before anything runs, and of progress."""
+
+    on_plan: Callable[[Plan, RunFolder], None] = lambda plan, folder: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan:
+    """Return the plan for `location`; everything that can be refused before the start is refused here."""
+    volume = open_volume(location, recipe.input.key, recipe.input.level)
+    net = describe(recipe.net, str(search_path))
+    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path))
+    if out.resolve() == Path(volume.path).resolve() or out.resolve() in Path(volume.path).resolve().parents:
+        raise PlanError(f"the output {out} would overwrite the volume {volume.path}; choose another --out")
+    check_shapes(recipe.net, net, plan.window, str(search_path))
+    return plan
+
+
+def execute(
+    plan: Plan,
+    site: str,
+    *,
+    fresh: bool = False,
+    keep_tensors: bool = False,
+    listener: Listener = Listener(),
+) -> Report:
+    """Run `plan` on `site` until its output is whole or what is left cannot be done, and return how it ended.
+
+    An interrupted run of the same plan is resumed from its journal.
+
+    Raises:
+        RunError: another run's folder or output is in the way, or every task fails alike.
+        SiteError: the site cannot be used.
+    """
+    folder = RunFolder.of_output(Path(plan.out))
+    with folder.locked():
+        _claim(folder, plan, fresh)
+        with _logging_to(folder.log), Journal(folder.journal) as journal:
+            schedule = Schedule(plan, keep_tensors=keep_tensors)
+            schedule.resume(_done(journal))
+            if schedule.is_complete:
+                return Report(plan, folder.path, was_complete=True)
+            listener.on_plan(plan, folder)
+            report = _work(plan, site, folder, journal, schedule, listener)
+            if schedule.is_complete and not keep_tensors:
+                Tensors(plan, folder.path).remove()
+            return report
+
+
+def _work(plan: Plan, site: str, folder: RunFolder, journal: Journal, schedule: Schedule, listener: Listener) -> Report:
+    from volpipe.apps.start import started
+
+    config = load_site(site, folder.parsl)
+    folder.store_plan(plan)
+    with started(config) as executors:
+        job = Job(str(folder.path), plan.identity)
+        normalise = _normalisation(plan, executors, job, journal, listener)
+        job = Job(str(folder.path), plan.identity, normalise.shift, normalise.scale)
+        create_output(plan, provenance(plan, normalise))
+        Tensors(plan, folder.path).create()
+        loop = Loop(schedule, executors.apps(job).submit, executors.slots, journal, listener.on_progress)
+        loop.run()
+    missing = [Missing(stage, unit, box, loop.reasons[stage, unit]) for stage, unit, box in schedule.missing()]
+    return Report(
+        plan,
+        folder.path,
+        missing,
+        {name: t for name, t in loop.progress.totals.items() if t.tasks},
+        loop.progress.seconds,
+        loop.progress.first_task,
+        peak_bytes(),
+    )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is, as its journal says."""
+
+    plan: Plan
+    folder: Path
+    stages: list[Stage]
+    totals: dict[str, Totals]
+    is_complete: bool
+
+
+def inspect_run(output: Path) -> Standing:
+    """Return the standing of the run that writes `output`, or whose folder it is.
+
+    Raises:
+        RunError: no run was started there.
+    """
+    folder = RunFolder(output) if (output / PLAN_FILE).is_file() else RunFolder.of_output(output)
+    plan = folder.load_plan()
+    if plan is None:
+        raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
+    totals: dict[str, Totals] = {}
+    schedule = Schedule(plan)
+    for record in read_records(folder.journal):
+        totals.setdefault(record.stage, Totals()).add(record)
+        schedule.resume((record.stage, unit) for unit in record.done)
+    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete)
+
+
+def provenance(plan: Plan, normalise: Affine) -> dict[str, object]:
+    """Return what the output says of its origin."""
+    return {
+        "version": volpipe.__version__,
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "net": plan.net.model_dump(mode="json"),
+        "input": plan.source.model_dump(mode="json"),
+        "windows": {"shape": plan.window, "overlap": plan.overlap, "block": plan.block},
+        "normalise": {"shift": normalise.shift, "scale": normalise.scale},
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
+    """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
+    out = Path(plan.out)
+    if fresh:
+        if out.exists() and not folder.plan_file.is_file():
+            raise RunError(
+                f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out"
+            )
+        folder.clear()
+        if out.exists():
+            shutil.rmtree(out)
+        return
+    folder.check_same(plan)
+    started = folder.journal.is_file() and folder.plan_file.is_file()
+    if out.exists() and not started:
+        raise RunError(f"{out} exists and no run in {folder.path} made it; choose another --out")
+    if started and not out.exists() and any(r.stage != "measure" for r in read_records(folder.journal)):
+        raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
+
+
+def _done(journal: Journal) -> Iterator[tuple[str, int]]:
+    return ((record.stage, unit) for record in journal.records() for unit in record.done)
+
+
+def _normalisation(plan: Plan, executors: Started, job: Job, journal: Journal, listener: Listener) -> Affine:
+    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type."""
+    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+    if not needs_measuring(choice, dtype):
+        return affine(choice, dtype, None)
+    found = _measured("measure", plan, executors, job, journal, listener)
+    if needs_histogram(choice, dtype):
+        ends = dataclasses.replace(job, bins=(found.low, found.high))
+        found = _measured("histogram", plan, executors, ends, journal, listener)
+    return affine(choice, dtype, found)
+
+
+def _measured(name: str, plan: Plan, executors: Started, job: Job, journal: Journal, listener: Listener) -> Statistics:
+    stage = Stage(name, len(plan.blocks))
+    schedule = SingleStage(stage)
+    schedule.resume(_done(journal))
+    loop = Loop(schedule, executors.apps(job).submit, executors.slots, journal, listener.on_progress)
+    loop.run()
+    if stage.failed:
+        unit = min(stage.failed)
+        raise RunStopped(f"{name} of block {unit} failed: {loop.reasons[name, unit].splitlines()[-1]}")
+    return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """Write volpipe's own log to the file at `path` meanwhile."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("volpipe")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    except VolpipeError:
+        log.exception("the run stopped")
+        raise
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

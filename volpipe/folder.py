@@ -1,0 +1,120 @@
+"""The folder of a run: its plan, journal, log and scratch, and the lock that keeps a second driver out.
+
+Not here: what is planned or run. The folder lies beside the output and is named after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from volpipe.errors import RunError
+from volpipe.plan import Plan
+from volpipe.recipe import differences
+from volpipe.worker import PLAN_FILE
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder at `path`; it need not exist yet."""
+
+    path: Path
+
+    @classmethod
+    def of_output(cls, out: Path) -> RunFolder:
+        return cls(out.with_name(f"{out.name}.run"))
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "volpipe.log"
+
+    @property
+    def parsl(self) -> Path:
+        return self.path / "parsl"
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / PLAN_FILE
+
+    def load_plan(self) -> Plan | None:
+        """Return the plan that was stored here, or None.
+
+        Raises:
+            RunError: there is one, but of another version or damaged.
+        """
+        if not self.plan_file.is_file():
+            return None
+        try:
+            return Plan.model_validate_json(self.plan_file.read_text(encoding="utf-8"))
+        except ValidationError as error:
+            raise RunError(
+                f"{self.plan_file} cannot be understood (written by another version?); run with --fresh to start over"
+            ) from error
+
+    def store_plan(self, plan: Plan) -> None:
+        """Store `plan` whole, or leave what was there."""
+        partial = self.plan_file.with_suffix(".partial")
+        partial.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
+        partial.replace(self.plan_file)
+
+    def check_same(self, plan: Plan) -> None:
+        """Refuse to go on with a run whose plan is not `plan`; going on would mix two outputs.
+
+        Raises:
+            RunError: with the keys that differ.
+        """
+        old = self.load_plan()
+        if old is None or old.identity == plan.identity:
+            return
+        changed = differences(old.recipe, plan.recipe)
+        for name in ("source", "net", "search_path", "out"):
+            before, after = getattr(old, name), getattr(plan, name)
+            if before != after:
+                changed.append(f"{name}: {before} -> {after}")
+        raise RunError(
+            f"{self.path} holds a run with another recipe or input ({'; '.join(changed) or 'other sizes'}); "
+            "restore it to go on, choose another --out, or use --fresh to start over"
+        )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; the system lets go when this process ends, however it ends.
+
+        Raises:
+            RunError: another driver holds it.
+        """
+        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+                raise RunError(f"{self.path} is in use by {holder}; wait for it or stop it") from error
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
+
+    def clear(self) -> None:
+        """Delete what a run left here, but for the lock."""
+        for entry in self.path.iterdir():
+            if entry.name == "lock":
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()

@@ -1,0 +1,262 @@
+"""Infer: the net runs over the windows of blocks; their weighted sums become shards of the output, or block tensors.
+
+Not here: where windows come from (windows), what weights they get (blend), or the order of blocks (schedule).
+Reading the next windows, computing these and writing the last block overlap: each has a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from volpipe.blend import span
+from volpipe.grid import Box
+from volpipe.nets import build_net
+from volpipe.ops import Affine
+from volpipe.output import finish, write_voxels
+from volpipe.plan import Plan
+from volpipe.tensors import NO_SUM, Tensors
+from volpipe.windows import Batch, WindowSource, ahead, batches
+
+if TYPE_CHECKING:
+    import torch
+
+BATCHES_AHEAD = 2
+LARGEST_BATCH = 64
+
+
+@dataclass
+class Runner:
+    """A net on its device, loaded once per process: windows in, outputs out, both as float32 arrays.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        batch: windows per call.
+        seconds: time spent computing so far.
+    """
+
+    plan: Plan
+    device: str
+    batch: int = 1
+    seconds: float = 0.0
+    _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def device_name(self) -> str:
+        """The name of the GPU, or "cpu"."""
+        import torch
+
+        return torch.cuda.get_device_name() if self.device == "cuda" else self.device
+
+    @classmethod
+    def load(cls, plan: Plan) -> Runner:
+        """Return the plan's net on the GPU if there is one, else on the CPU."""
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # The same sums on every device of a kind: no TF32, no choice of algorithm by timing.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+        choice = plan.recipe.infer
+        net = build_net(plan.recipe.net, plan.search_path).to(device)
+        if choice.channels_last:
+            net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
+        runner = cls(plan, device, _net=torch.compile(net) if choice.compile else net)
+        runner.batch = choice.batch if choice.batch != "auto" else runner._batch_that_fits()
+        return runner
+
+    def __call__(self, windows: np.ndarray) -> np.ndarray:
+        """Return the net's output for `windows` (n, c, z, y, x): (n, C, z', y', x'), float32.
+
+        Raises:
+            ValueError: the net's output has not the declared shape.
+        """
+        import torch
+
+        assert self._net is not None
+        choice = self.plan.recipe.infer
+        started = time.perf_counter()
+        with (
+            torch.inference_mode(),
+            torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
+        ):
+            data = torch.from_numpy(self._filled(windows))
+            if self.device == "cuda":
+                data = data.pin_memory().to(self.device, non_blocking=True)
+            if choice.channels_last:
+                data = data.contiguous(memory_format=torch.channels_last_3d)
+            out: np.ndarray = self._net(data).float().contiguous().cpu().numpy()[: len(windows)]
+        self.seconds += time.perf_counter() - started
+        due = (
+            len(windows),
+            self.plan.net.out_channels,
+            *(w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True)),
+        )
+        if out.shape != due:
+            raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {due}")
+        return out
+
+    def _filled(self, windows: np.ndarray) -> np.ndarray:
+        """Return `windows` with empty ones added up to a whole batch.
+
+        Libraries sum in another order for another batch size, so that a window's last bits would depend on its block.
+        """
+        missing = self.batch - len(windows)
+        if missing <= 0:
+            return windows
+        return np.concatenate([windows, np.zeros((missing, *windows.shape[1:]), np.float32)])
+
+    def _batch_that_fits(self) -> int:
+        """Return the windows per call: one on a CPU, which more do not speed up, else what the memory holds."""
+        if self.device == "cpu":
+            return 1
+        import torch
+
+        shape = (self.plan.source.num_channels, *self.plan.window)
+
+        def fits(size: int) -> bool:
+            try:
+                self(np.zeros((size, *shape), np.float32))
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                return False
+            return True
+
+        size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+        self.seconds = 0.0
+        return size
+
+
+def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest power of two up to `most` that `fits`, tried upwards.
+
+    Raises:
+        MemoryError: not even one fits.
+    """
+    size = 1
+    if not fits(size):
+        raise MemoryError("not even one window fits the device; use a smaller windows.shape")
+    while size * 2 <= most and fits(size * 2):
+        size *= 2
+    return size
+
+
+_loaded: dict[str, Runner] = {}
+_loading = threading.Lock()
+
+
+def load_runner(plan: Plan) -> Runner:
+    """Return the runner of `plan`, loaded at the first call in this process; one net is kept at a time."""
+    with _loading:
+        if plan.identity not in _loaded:
+            _loaded.clear()
+            _loaded[plan.identity] = Runner.load(plan)
+        return _loaded[plan.identity]
+
+
+def loaded_runner() -> Runner | None:
+    """Return the runner that this process holds, if any."""
+    return next(iter(_loaded.values()), None)
+
+
+@dataclass
+class BlockSum:
+    """The weighted sum of one block's windows while it grows, (c, z, y, x), float32."""
+
+    plan: Plan
+    block: int
+    box: Box = field(init=False)
+    total: np.ndarray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.box = self.plan.sum_box(self.block)
+        self.total = np.full((self.plan.net.out_channels, *self.box.shape), NO_SUM, np.float32)
+
+    def add(self, number: int, out: np.ndarray) -> None:
+        """Add window `number`, whose net output is `out` (c, z, y, x), with its weights."""
+        plan = self.plan
+        index = plan.lattice.window_index(number)
+        blend, scale = plan.recipe.windows.blend, plan.net.scale
+        z, y, x = (span(blend, plan.lattice, axis, i, scale[axis]) for axis, i in enumerate(index))
+        part = out[:, z.start : z.stop, y.start : y.stop, x.start : x.stop]
+        if blend != "crop":
+            part = part * z.weights[:, None, None] * y.weights[:, None] * x.weights
+        corner = Box(plan.lattice.window_box(number).start, plan.window).scaled(scale).start
+        start = tuple(c + s.start - b for c, s, b in zip(corner, (z, y, x), self.box.start, strict=True))
+        place = tuple(slice(a, a + n) for a, n in zip(start, part.shape[1:], strict=True))
+        self.total[:, *place] += part
+
+
+def write_block(plan: Plan, normalise: Affine, tensors: Tensors, done: BlockSum) -> None:
+    """Write a finished block: the shards that it alone determines, and its tensor if neighbours need the rest."""
+    shards = plan.shards_of_block(done.block)
+    direct = [shard for shard in shards if plan.is_direct(shard)]
+    if len(direct) < len(shards):
+        tensors.write_sum(done.block, done.total)
+    for shard in direct:
+        box = plan.shards().box(shard)
+        inner = box.relative_to(done.box.start)
+        write_voxels(plan, 0, box, finish(plan, normalise, done.total[:, *inner.slices]))
+
+
+def infer(
+    plan: Plan,
+    normalise: Affine,
+    tensors: Tensors,
+    source: WindowSource,
+    blocks: Sequence[int],
+) -> Iterator[tuple[int, Exception | None]]:
+    """Yield each of `blocks` when it is written, or with what went wrong; the others go on.
+
+    At most two blocks are in memory at a time: the one that grows and the one that is being written.
+    """
+    runner = load_runner(plan)
+    writing: tuple[int, Future[None]] | None = None
+    with ThreadPoolExecutor(1, "volpipe-write") as writer:
+        for block, outcome in _sums(plan, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)):
+            if isinstance(outcome, Exception):
+                yield block, outcome
+                continue
+            if writing is not None:
+                yield writing[0], _outcome(writing[1])
+            writing = block, writer.submit(write_block, plan, normalise, tensors, outcome)
+        if writing is not None:
+            yield writing[0], _outcome(writing[1])
+
+
+def _sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterator[tuple[int, BlockSum | Exception]]:
+    """Yield each block with its sum as soon as its last window is added, or with the first error that it met."""
+    growing: BlockSum | None = None
+    failed: int | None = None
+    for batch in incoming:
+        if batch.block == failed:
+            continue
+        if growing is None or growing.block != batch.block:
+            growing = BlockSum(plan, batch.block)
+        error = batch.error
+        if batch.windows is not None:
+            try:
+                for number, out in zip(batch.numbers, runner(batch.windows), strict=True):
+                    growing.add(number, out)
+            except Exception as problem:
+                error = problem
+        if error is not None:
+            failed, growing = batch.block, None
+            yield batch.block, error
+        elif batch.numbers[-1] == plan.lattice.windows_of(batch.block)[-1]:
+            done, growing = growing, None
+            yield batch.block, done
+
+
+def _outcome(future: Future[None]) -> Exception | None:
+    error = future.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return error

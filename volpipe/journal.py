@@ -1,0 +1,112 @@
+"""The journal: which units of work are done, and what each task took; the one file that a resume rests on.
+
+Not here: what a unit is (schedule). JSON lines, appended by the driver alone after the data that they speak of is in
+place; a line that was cut off by a crash is dropped when the journal is opened again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one task did and what it took; plain values, so that it travels and unpickles anywhere.
+
+    Attributes:
+        stage: name of the stage.
+        done: units finished, ascending.
+        failed: unit and reason of each that could not be.
+        result: what a measuring stage found in its units; () otherwise.
+        started: time of start, seconds since 1970.
+        seconds, cpu_seconds: wall and processor time.
+        peak_bytes: highest resident memory of the process so far.
+        read_bytes, written_bytes: through system calls, caches included.
+        device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
+        host, pid: where.
+    """
+
+    stage: str
+    done: tuple[int, ...]
+    failed: tuple[tuple[int, str], ...] = ()
+    result: tuple[Any, ...] = ()  # Any: numbers, texts and lists of them
+    started: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    device: str = ""
+    device_seconds: float = 0.0
+    device_peak_bytes: int = 0
+    host: str = ""
+    pid: int = 0
+
+    def to_line(self) -> str:
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if v not in ("", 0, None, ())}
+        return json.dumps(fields, separators=(",", ":"), default=float) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Record:
+        fields = json.loads(line)
+        fields["done"] = tuple(fields.get("done", ()))
+        fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
+        fields["result"] = tuple(fields.get("result", ()))
+        return cls(**fields)
+
+
+@dataclass
+class Journal:
+    """An open journal; use it as a context manager, in one process at a time."""
+
+    path: Path
+    _fd: int = field(default=-1, repr=False)
+
+    def __enter__(self) -> Journal:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, _whole_bytes(self.path))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on disk."""
+        os.write(self._fd, record.to_line().encode())
+        os.fsync(self._fd)
+
+    def records(self) -> Iterator[Record]:
+        """Yield what was written so far, oldest first."""
+        yield from read_records(self.path)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the whole records in the journal at `path`, oldest first; none where there is no file."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield Record.from_line(line)
+
+
+def _whole_bytes(path: Path) -> int:
+    """Return the size of the file up to its last whole line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while size:
+            start = max(0, size - 65536)
+            file.seek(start)
+            cut = file.read(size - start).rfind(b"\n")
+            if cut >= 0:
+                return start + cut + 1
+            size = start
+    return 0

@@ -1,0 +1,166 @@
+"""Global statistics of a volume, measured once, box by box and in parallel, and joined without loss.
+
+Not here: what is made of them per voxel (ops). Sums are kept as exact fractions, so that the result does not depend on
+how boxes were gathered into tasks. Voxels of 8 bits are counted value by value; the percentiles of other types come
+from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, made in a second pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import PlanError
+from volpipe.ops import Affine
+from volpipe.recipe import Normalise
+
+NUM_BINS = 4096
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of some voxels: their number, sum, sum of squares, extremes, and counts per value or bin.
+
+    `counts` maps a value (8 bits) or a bin number (other types, second pass) to its voxels.
+    """
+
+    num: int
+    total: Fraction
+    squares: Fraction
+    low: float
+    high: float
+    counts: dict[int, int]
+
+    def to_list(self) -> list[object]:
+        """Return plain values that travel as JSON."""
+        counts = [list(item) for item in self.counts.items()]
+        return [self.num, str(self.total), str(self.squares), self.low, self.high, counts]
+
+    @classmethod
+    def from_list(cls, values: list[Any]) -> Statistics:
+        num, total, squares, low, high, counts = values
+        return cls(num, Fraction(total), Fraction(squares), low, high, dict(counts))
+
+
+def is_counted(dtype: np.dtype) -> bool:
+    """Return whether voxels of `dtype` are counted value by value."""
+    return dtype.kind in "iu" and dtype.itemsize == 1
+
+
+def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
+    """Return whether `choice` asks for statistics that are neither given nor known from the type."""
+    if choice.method == "range":
+        return choice.low is None and dtype.kind == "f"
+    if choice.method == "zscore":
+        return choice.mean is None
+    return choice.method == "percentile" and choice.low is None
+
+
+def needs_histogram(choice: Normalise, dtype: np.dtype) -> bool:
+    """Return whether `choice` needs the second pass."""
+    return choice.method == "percentile" and choice.low is None and not is_counted(dtype)
+
+
+def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statistics:
+    """Return the statistics of `data`; with `bins` (low, high), also its histogram of NUM_BINS between them.
+
+    Raises:
+        PlanError: a voxel is NaN or infinite.
+    """
+    if data.size == 0:
+        return join([])
+    if data.dtype.kind == "f" and not np.isfinite(data).all():
+        raise PlanError("the volume holds NaN or infinite voxels; give normalise.low and high, or mean and std")
+    if is_counted(data.dtype):
+        values, found = np.unique(data, return_counts=True)
+        counts = dict(zip(values.tolist(), found.tolist(), strict=True))
+    else:
+        counts = {} if bins is None else _binned(data, bins)
+    wide = data.astype(np.float64)
+    total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
+    if is_counted(data.dtype):
+        total = Fraction(sum(v * n for v, n in counts.items()))
+        squares = Fraction(sum(v * v * n for v, n in counts.items()))
+    return Statistics(data.size, total, squares, float(data.min()), float(data.max()), counts)
+
+
+def join(parts: Iterable[Statistics]) -> Statistics:
+    """Return the statistics of all voxels of `parts`; their order and grouping do not matter."""
+    parts = [p for p in parts if p.num]
+    counts: dict[int, int] = {}
+    for part in parts:
+        for value, num in part.counts.items():
+            counts[value] = counts.get(value, 0) + num
+    return Statistics(
+        sum(p.num for p in parts),
+        sum((p.total for p in parts), Fraction(0)),
+        sum((p.squares for p in parts), Fraction(0)),
+        min((p.low for p in parts), default=math.inf),
+        max((p.high for p in parts), default=-math.inf),
+        dict(sorted(counts.items())),
+    )
+
+
+def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affine:
+    """Return the one map of the volume that `choice` and what was `found` come to.
+
+    Raises:
+        PlanError: the volume is constant, so that there is nothing to scale by.
+    """
+    if choice.method == "none":
+        return Affine()
+    if choice.method == "zscore":
+        if choice.mean is not None and choice.std is not None:
+            return Affine(choice.mean, choice.std)
+        assert found is not None
+        mean = found.total / found.num
+        deviation = math.sqrt(max(Fraction(0), found.squares / found.num - mean * mean))
+        return Affine(float(mean), _spread(deviation, choice.method))
+    low, high = _ends(choice, dtype, found)
+    return Affine((low + high) / 2, _spread((high - low) / 2, choice.method))
+
+
+def percentile(found: Statistics, percent: float, dtype: np.dtype) -> float:
+    """Return the value below or at which `percent` of the voxels lie: exact for counted types, to a bin otherwise."""
+    due = percent / 100 * found.num
+    reached = 0
+    for value, num in found.counts.items():
+        reached += num
+        if reached >= due:
+            if is_counted(dtype):
+                return float(value)
+            return found.low + (value + 0.5) / NUM_BINS * (found.high - found.low)
+    return found.high
+
+
+def _ends(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> tuple[float, float]:
+    if choice.low is not None and choice.high is not None:
+        return choice.low, choice.high
+    if choice.method == "range" and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return float(info.min), float(info.max)
+    assert found is not None
+    if choice.method == "range":
+        return found.low, found.high
+    low, high = (percentile(found, p, dtype) for p in choice.percentiles)
+    return low, high
+
+
+def _spread(scale: float, method: str) -> float:
+    if not scale > 0:
+        raise PlanError(f"normalise.method {method}: the volume is constant, there is no spread to scale by; use none")
+    return scale
+
+
+def _binned(data: np.ndarray, bins: tuple[float, float]) -> dict[int, int]:
+    low, high = bins
+    place = ((data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny) * NUM_BINS).astype(
+        np.int64
+    )
+    found = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
+    return {int(i): int(found[i]) for i in np.flatnonzero(found)}

@@ -1,0 +1,182 @@
+"""Nets as the rest of volpipe sees them: loaded from a name, with the facts that a plan needs.
+
+Not here: the nets themselves (models/), or running them (infer). torch is imported where a net is built.
+
+A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
+recipe may give those that a net from outside lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`,
+`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.recipe import NetChoice
+from volpipe.resolve import load_function, nearest, shipped
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Triple = tuple[int, int, int]
+
+
+class NetFacts(BaseModel):
+    """What a plan must know of a net; sizes in input voxels (z, y, x)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    in_channels: int
+    out_channels: int
+    scale: Triple
+    stride: Triple
+    halo: Triple
+    window: Triple
+    intensity: Literal["same", "unit", "raw"]
+    tile_invariant: bool
+    num_parameters: int
+    weights_sha256: str
+
+
+def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
+    """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded.
+
+    Args:
+        choice: the recipe's section.
+        search_path: folder that relative files and modules count from: where the run was started.
+
+    Raises:
+        VolpipeError: no such net, options it does not take, or weights that do not fit it.
+    """
+    from torch import nn
+
+    name = choice.name
+    if ":" in name:
+        function = load_function(name, search_path)
+    else:
+        known = shipped("volpipe.models")
+        if name not in known:
+            raise VolpipeError(
+                f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function"
+            )
+        function = load_function(f"volpipe.models.{name}:{name}")
+    try:
+        net = function(**choice.options)
+    except (TypeError, ValueError) as error:
+        raise VolpipeError(f"net {name}: {error}") from error
+    if not isinstance(net, nn.Module):
+        raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
+    if choice.weights is not None:
+        load_weights(net, Path(search_path) / choice.weights)
+    return net.eval().requires_grad_(False)
+
+
+def load_weights(net: nn.Module, path: Path) -> None:
+    """Load the tensors at `path` into `net`: safetensors, or a torch file read with ``weights_only=True``.
+
+    Raises:
+        VolpipeError: no such file, a file that is more than tensors, or tensors that do not fit the net.
+    """
+    import pickle
+
+    import torch
+
+    if not path.is_file():
+        raise VolpipeError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        raise VolpipeError(f"{path} holds no plain tensors: {error}") from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise VolpipeError(f"{path} is no safetensors file: {error}") from error
+        raise
+    try:
+        net.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise VolpipeError(f"the weights in {path} do not fit the net: {error}") from error
+
+
+def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
+    """Return the facts of the net of `choice`, built once for the purpose."""
+    net = build_net(choice, search_path)
+    given = {
+        key: value
+        for key in ("scale", "stride", "halo", "out_channels", "intensity")
+        if (value := getattr(choice, key)) is not None
+    }
+    facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
+        "in_channels": 1,
+        "out_channels": 1,
+        "scale": (1, 1, 1),
+        "stride": (1, 1, 1),
+        "halo": (0, 0, 0),
+        "window": (64, 64, 64),
+        "intensity": "raw",
+        "tile_invariant": not normalising_layers(net),
+    }
+    facts |= {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
+    facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
+    label = choice.name.rpartition(":")[2] if ":" in choice.name else choice.name
+    counts = sum(p.numel() for p in net.parameters())
+    return NetFacts(label=label, num_parameters=counts, weights_sha256=weights_hash(net), **facts)
+
+
+def normalising_layers(net: nn.Module) -> list[str]:
+    """Return the names of layers whose output depends on more than a voxel's neighbourhood: windows will disagree."""
+    from torch import nn
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    def varies(layer: nn.Module) -> bool:
+        if isinstance(layer, _InstanceNorm):
+            return not layer.track_running_stats
+        if isinstance(layer, _BatchNorm):
+            return not layer.track_running_stats
+        return isinstance(layer, nn.GroupNorm)
+
+    return [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
+
+
+def weights_hash(net: nn.Module) -> str:
+    """Return the SHA-256 of all tensors of `net` by name, in sorted order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(_bytes_type()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
+    """Refuse a net whose output for one window has not the shape it declares; tried without computing anything.
+
+    Raises:
+        PlanError: the shapes differ; the message has both.
+    """
+    import torch
+
+    net = build_net(choice.model_copy(update={"weights": None}), search_path).to("meta")
+    with torch.device("meta"), torch.inference_mode():
+        out = tuple(net(torch.empty((1, facts.in_channels, *window))).shape)
+    due = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
+    if out != due:
+        raise PlanError(
+            f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
+            f"channels mean {due[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
+        )
+
+
+def _bytes_type() -> Any:  # Any: torch.dtype, named only where torch is imported
+    import torch
+
+    return torch.uint8

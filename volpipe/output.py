@@ -1,0 +1,103 @@
+"""The output of a run: its arrays, one per pyramid level, their metadata, and the finish that its voxels get.
+
+Not here: what is added up (infer, reassemble), or how a format lays out its bytes (formats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.grid import Box
+from volpipe.ops import Affine, to_dtype, unit_scale
+from volpipe.plan import Plan
+from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
+
+ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
+
+
+def level_key(level: int) -> str:
+    return f"s{level}"
+
+
+def finish(plan: Plan, normalise: Affine, total: np.ndarray) -> np.ndarray:
+    """Return the net's summed output `total` (c, z, y, x), float32, as it is stored.
+
+    "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
+    integers are rounded half to even and clipped.
+    """
+    if plan.intensity == "same":
+        total = normalise.invert(total)
+    elif plan.intensity == "unit":
+        total = total * np.float32(unit_scale(plan.dtype))
+    return to_dtype(total, plan.dtype)
+
+
+def create_output(plan: Plan, provenance: dict[str, object]) -> None:
+    """Write the metadata of every level and of their group; voxels that are already there stay."""
+    choice = plan.recipe.output
+    array_format = ARRAY_FORMATS[choice.format]
+    codec = choice.codec if choice.codec != "auto" else ("gzip" if array_format == "n5" else "zstd")
+    channels = _channels(plan)
+    for level in range(len(plan.factors)):
+        spec = ArraySpec(
+            shape=(*channels, *plan.level_shape(level)),
+            dtype=plan.dtype,
+            chunks=(*(1 for _ in channels), *plan.chunk),
+            shards=(*channels, *plan.shard) if array_format == "zarr3" else None,
+            axes=_axes(plan),
+            codec=codec,
+            codec_level=choice.codec_level,
+        )
+        create_array(plan.out, level_key(level), spec, array_format)
+    create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
+
+
+def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> None:
+    """Write `data` (c, z, y, x) to `box` of `level`, whole shards only; each shard has one writer."""
+    writer = open_writer(plan.out, level_key(level))
+    if _channels(plan):
+        writer.write(Box((0, *box.start), (len(data), *box.stop)), data)
+    else:
+        writer.write(box, data[0])
+
+
+def read_voxels(plan: Plan, level: int, box: Box) -> np.ndarray:
+    """Return `box` of `level` as (c, z, y, x)."""
+    writer = open_writer(plan.out, level_key(level))
+    if _channels(plan):
+        return writer.read(Box((0, *box.start), (plan.net.out_channels, *box.stop)))
+    return writer.read(box)[np.newaxis]
+
+
+def _channels(plan: Plan) -> tuple[int, ...]:
+    return (plan.net.out_channels,) if plan.net.out_channels > 1 else ()
+
+
+def _axes(plan: Plan) -> tuple[str, ...]:
+    return ("c", "z", "y", "x") if _channels(plan) else ("z", "y", "x")
+
+
+def _multiscale(plan: Plan) -> Multiscale:
+    """Return where the levels lie.
+
+    An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from the input's.
+    """
+    source, scale = plan.source, plan.net.scale
+    voxel = source.voxel_size_nm or (1.0, 1.0, 1.0)
+    moved = (o + (1 / s - 1) / 2 * v for o, s, v in zip(source.origin_nm, scale, voxel, strict=True))
+    fine = (v / s for v, s in zip(voxel, scale, strict=True))
+    return Multiscale(
+        tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(plan.factors)),
+        _axes(plan),
+        triple(fine) if source.voxel_size_nm is not None else None,
+        triple(moved),
+        Path(plan.out).stem,
+    )
+
+
+def triple(values: Iterable[float]) -> tuple[float, float, float]:
+    z, y, x = values
+    return z, y, x

@@ -1,0 +1,351 @@
+"""The plan: a recipe checked against a real volume, with every size decided; immutable, and the same everywhere.
+
+Not here: reading voxels or running anything. A worker loads the plan from the run's folder and computes from it
+where its block lies, what it reads and what it writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from volpipe.blend import support
+from volpipe.errors import PlanError
+from volpipe.grid import Box, Grid, Index, Lattice, align_up
+from volpipe.nets import NetFacts
+from volpipe.recipe import Output, Recipe, Windows
+from volpipe.volume import Volume
+
+Triple = tuple[int, int, int]
+AXES = "zyx"
+
+BLOCK_TARGET = 256  # output voxels per axis of a block, near which sizes are chosen
+CHUNK_TARGET = 64
+SUM_CHUNK_TARGET = 32
+SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
+
+
+class Source(BaseModel):
+    """The volume that a plan was made for, as it was found; shapes in voxels (z, y, x)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    key: str
+    format: str
+    shape: Triple
+    num_channels: int
+    dtype: str
+    voxel_size_nm: tuple[float, float, float] | None
+    origin_nm: tuple[float, float, float]
+
+
+class Plan(BaseModel):
+    """Everything that a worker needs to know beside the number of its block."""
+
+    model_config = ConfigDict(frozen=True)
+
+    recipe: Recipe
+    source: Source
+    net: NetFacts
+    search_path: str
+    out: str
+    mode: Literal["stored", "streamed"]
+    window: Triple
+    overlap: Triple
+    block: Triple
+    shard: Triple
+    chunk: Triple
+    out_dtype: str
+    intensity: Literal["same", "unit", "raw"]
+    factors: tuple[Triple, ...]
+
+    @cached_property
+    def lattice(self) -> Lattice:
+        return Lattice(self.source.shape, self.window, self.overlap, self.block)
+
+    @property
+    def blocks(self) -> Grid:
+        return self.lattice.blocks
+
+    @cached_property
+    def out_shape(self) -> Triple:
+        z, y, x = (n * s for n, s in zip(self.source.shape, self.net.scale, strict=True))
+        return z, y, x
+
+    @cached_property
+    def identity(self) -> str:
+        """A short hash of everything that decides the output's bytes."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.out_dtype)
+
+    def level_shape(self, level: int) -> Triple:
+        """Return the shape of pyramid `level` (z, y, x); level 0 is the output itself."""
+        z, y, x = (-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
+        return z, y, x
+
+    def shards(self, level: int = 0) -> Grid:
+        """Return the shards of pyramid `level`: what one task writes at once."""
+        return Grid(self.level_shape(level), self.shard)
+
+    def step(self, level: int) -> Triple:
+        """Return by how much `level` is coarser than the level before it, per axis."""
+        z, y, x = (b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
+        return z, y, x
+
+    def sum_box(self, block: int) -> Box:
+        """Return the output voxels that the weighted sum of `block` reaches."""
+        before, after = support(self.lattice, self.recipe.windows.blend)
+        core = self.blocks.box(block)
+        start = tuple(a - b for a, b in zip(core.start, before, strict=True))
+        stop = tuple(b + a for b, a in zip(core.stop, after, strict=True))
+        return (Box(start, stop) & Box.of(self.source.shape)).scaled(self.net.scale)
+
+    def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
+        """Return the blocks, ascending, whose sums make `shard` of level 0."""
+        z, y, x = (self._blocks_along(axis, i) for axis, i in enumerate(self.shards().index(shard)))
+        return tuple(self.blocks.number((k, j, i)) for k in z for j in y for i in x)
+
+    def _blocks_along(self, axis: int, index: int) -> range:
+        """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
+        before, after = support(self.lattice, self.recipe.windows.blend)
+        size, scale, cell = self.shard[axis], self.net.scale[axis], self.blocks.cell[axis]
+        start = index * size // scale - after[axis]
+        stop = -(-min((index + 1) * size, self.out_shape[axis]) // scale) + before[axis]
+        return range(max(0, start // cell), min(self.blocks.counts[axis], -(-stop // cell)))
+
+    def is_direct(self, shard: int) -> bool:
+        """Return whether one block alone determines `shard`, and so writes it itself."""
+        return len(self.blocks_of_shard(shard)) == 1
+
+    def shards_of_block(self, block: int) -> tuple[int, ...]:
+        """Return the shards of level 0, ascending, that the sum of `block` reaches."""
+        return tuple(self.shards().touching(self.sum_box(block)))
+
+    @cached_property
+    def num_sums(self) -> int:
+        """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
+        num_direct = 1
+        for axis in range(3):
+            num_direct *= sum(len(self._blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis]))
+        return len(self.shards()) - num_direct
+
+    @cached_property
+    def sum_chunk(self) -> Triple:
+        """Inner chunk of a block tensor: what reassembly can read of it without the rest."""
+        core = self.blocks.cell
+        z, y, x = (_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
+        return z, y, x
+
+    @cached_property
+    def sum_margin(self) -> Triple:
+        """Output voxels in a block tensor before the block's core; a whole number of its chunks."""
+        return self._padded(support(self.lattice, self.recipe.windows.blend)[0])
+
+    @cached_property
+    def sum_shape(self) -> Triple:
+        """Shape of a block tensor (z, y, x) in output voxels, the same for every block."""
+        after = self._padded(support(self.lattice, self.recipe.windows.blend)[1])
+        core = (c * s for c, s in zip(self.blocks.cell, self.net.scale, strict=True))
+        z, y, x = (b + c + a for b, c, a in zip(self.sum_margin, core, after, strict=True))
+        return z, y, x
+
+    def sum_origin(self, block: int) -> Index:
+        """Return the output voxel at which the tensor of `block` begins; it may lie outside the volume."""
+        core = self.blocks.box(block).scaled(self.net.scale)
+        return tuple(a - m for a, m in zip(core.start, self.sum_margin, strict=True))
+
+    def _padded(self, reach: tuple[int, ...]) -> Triple:
+        z, y, x = (align_up(r * s, c) for r, s, c in zip(reach, self.net.scale, self.sum_chunk, strict=True))
+        return z, y, x
+
+
+@lru_cache(maxsize=8)
+def load_plan(path: str, identity: str) -> Plan:
+    """Return the plan stored at `path`; `identity` guards against a run that was replaced meanwhile."""
+    plan = Plan.model_validate_json(Path(path).read_text(encoding="utf-8"))
+    if plan.identity != identity:
+        raise PlanError(f"{path} holds plan {plan.identity}, not {identity}: another run took its place")
+    return plan
+
+
+def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, search_path: str = "") -> Plan:
+    """Return the plan of `recipe` for `volume`, all sizes decided.
+
+    Args:
+        recipe: what to do.
+        volume: the input, as found.
+        net: the facts of the recipe's net.
+        out: where the output goes.
+        search_path: folder that the recipe's relative names count from.
+
+    Raises:
+        PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
+    """
+    _check_net(recipe, volume, net)
+    window, overlap = _windows(recipe.windows, net)
+    shape = volume.spatial_shape
+    stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
+    block = _block(recipe, shape, stride, net.scale)
+    core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
+    shard = _shard(recipe.output, core)
+    chunk = _chunk(recipe.output, shard)
+    out_shape = tuple(n * f for n, f in zip(shape, net.scale, strict=True))
+    voxel = volume.voxel_size_nm or (1.0, 1.0, 1.0)
+    source = Source(
+        path=volume.path,
+        key=volume.key,
+        format=volume.format,
+        shape=shape,
+        num_channels=volume.num_channels,
+        dtype=volume.dtype.name,
+        voxel_size_nm=volume.voxel_size_nm,
+        origin_nm=volume.origin_nm,
+    )
+    intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
+    return Plan(
+        recipe=recipe,
+        source=source,
+        net=net,
+        search_path=search_path,
+        out=str(out),
+        # Windows overlap, so storing them always writes more than it saves on one machine.
+        mode="streamed" if recipe.tensors.mode == "auto" else recipe.tensors.mode,
+        window=window,
+        overlap=overlap,
+        block=block,
+        shard=shard,
+        chunk=chunk,
+        out_dtype=_out_dtype(recipe.output, volume.dtype, intensity),
+        intensity=intensity,
+        factors=_factors(recipe.output, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))),
+    )
+
+
+def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
+    if net.in_channels != volume.num_channels:
+        raise PlanError(f"net {net.label} takes {net.in_channels} channels, the volume has {volume.num_channels}")
+    if not net.tile_invariant and not recipe.net.accept_tile_variance:
+        raise PlanError(
+            f"net {net.label} normalises by window (instance, group or training-mode batch norm), so windows disagree "
+            "whatever their overlap; use a net without, or set net.accept_tile_variance=true and expect seams"
+        )
+
+
+def _windows(choice: Windows, net: NetFacts) -> tuple[Triple, Triple]:
+    """Return window and overlap in voxels, aligned to the net's stride."""
+    halo = tuple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
+    window = net.window if choice.shape == "auto" else choice.shape
+    if choice.overlap != "auto":
+        overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
+    elif choice.blend == "crop":
+        overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
+    else:
+        z, y, x = (w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
+        overlap = (z, y, x)
+    for i, axis in enumerate(AXES):
+        _check_axis(axis, window[i], overlap[i], net.stride[i])
+        if choice.blend == "crop" and overlap[i] // 2 < halo[i]:
+            raise PlanError(
+                f"axis {axis}: blend crop needs an overlap of {2 * halo[i]} (twice the halo {halo[i]} of net "
+                f"{net.label}), not {overlap[i]}; set windows.overlap to auto, or blend with hann"
+            )
+    return window, overlap
+
+
+def _check_axis(axis: str, window: int, overlap: int, stride: int) -> None:
+    """Refuse sizes that are not multiples of the net's stride: the error would be as large as the signal."""
+    if window % stride:
+        low = window // stride * stride
+        fits = f"{low} or {low + stride}" if low else f"{stride}"
+        raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
+    if not 0 <= overlap < window:
+        raise PlanError(f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}")
+    if overlap // 2 % stride or (window - overlap) % stride:
+        low = overlap // (2 * stride) * 2 * stride
+        fits = " or ".join(str(o) for o in (low, low + 2 * stride) if o < window)
+        raise PlanError(
+            f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
+            "a multiple of twice the stride"
+        )
+
+
+def _block(recipe: Recipe, shape: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
+    """Return windows per block: as given, or near BLOCK_TARGET output voxels, whole chunks where possible."""
+    if recipe.windows.block != "auto":
+        if min(recipe.windows.block) < 1:
+            raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")
+        return recipe.windows.block
+    z, y, x = (_axis_block(n, s, f) for n, s, f in zip(shape, stride, scale, strict=True))
+    return z, y, x
+
+
+def _axis_block(size: int, stride: int, scale: int) -> int:
+    most = max(1, min(-(-size // stride), 3 * BLOCK_TARGET // (2 * stride * scale)))
+
+    def cost(block: int) -> tuple[bool, int]:
+        core = block * stride * scale
+        return core % CHUNK_TARGET != 0, abs(core - BLOCK_TARGET)
+
+    return min(range(1, most + 1), key=cost)
+
+
+def _shard(choice: Output, core: tuple[int, ...]) -> Triple:
+    shard = core if choice.shard == "auto" else choice.shard
+    for axis, c, s in zip(AXES, core, shard, strict=True):
+        if s < 1 or c % s:
+            raise PlanError(
+                f"axis {axis}: a block of {c} output voxels is not a multiple of output.shard {s}; "
+                f"use {_divisor(c, s)}, or change windows.block"
+            )
+    return (shard[0], shard[1], shard[2])
+
+
+def _chunk(choice: Output, shard: Triple) -> Triple:
+    if choice.chunk == "auto":
+        return (_divisor(shard[0], CHUNK_TARGET), _divisor(shard[1], CHUNK_TARGET), _divisor(shard[2], CHUNK_TARGET))
+    for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
+        if c < 1 or s % c:
+            raise PlanError(f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {_divisor(s, c)}")
+    return choice.chunk
+
+
+def _divisor(value: int, target: int) -> int:
+    """Return the divisor of `value` nearest to `target` by ratio."""
+    divisors = [d for d in range(1, value + 1) if value % d == 0]
+    return min(divisors, key=lambda d: max(d / target, target / d) if target > 0 else d)
+
+
+def _out_dtype(choice: Output, dtype: np.dtype, intensity: str) -> str:
+    if choice.dtype != "auto":
+        return choice.dtype
+    if intensity == "unit":
+        return "uint8"
+    small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
+    return dtype.name if intensity == "same" and small else "float32"
+
+
+def _factors(choice: Output, shape: tuple[int, ...], voxel: tuple[float, ...]) -> tuple[Triple, ...]:
+    """Return the downsampling of each level against level 0; an axis with the longest voxels waits for the others."""
+    factors: list[Triple] = [(1, 1, 1)]
+    while True:
+        last = factors[-1]
+        sizes = [-(-n // f) for n, f in zip(shape, last, strict=True)]
+        wanted = max(sizes) > SMALLEST_LEVEL if choice.levels == "auto" else len(factors) <= choice.levels
+        if not wanted or max(sizes) == 1:
+            return tuple(factors)
+        lengths = [v * f for v, f in zip(voxel, last, strict=True)]
+        # An axis is halved when its voxels are shorter than 3/2 of the shortest: the level tends to cubes.
+        shortest = min(length for length, n in zip(lengths, sizes, strict=True) if n > 1)
+        z, y, x = (
+            f * 2 if length < 1.5 * shortest and n > 1 else f for f, length, n in zip(last, lengths, sizes, strict=True)
+        )
+        factors.append((z, y, x))

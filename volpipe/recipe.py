@@ -1,0 +1,206 @@
+"""The recipe: what to do to a volume, as the user writes it in TOML, checked and typed.
+
+Not here: whether it fits a volume (plan), or where it runs (sites).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from volpipe.blend import Family
+from volpipe.errors import RecipeError
+from volpipe.resolve import nearest
+
+Triple = tuple[int, int, int]
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused, values cannot be changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Input(Section):
+    """Which array of the volume is read."""
+
+    key: str | None = None
+    level: int = Field(0, ge=0)
+
+
+class NetChoice(Section):
+    """The net: a shipped name, ``module:function`` or ``file.py:function``, and what it is built with.
+
+    `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
+    """
+
+    name: str = "unet3d"
+    weights: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
+    scale: Triple | None = None
+    stride: Triple | None = None
+    halo: Triple | None = None
+    out_channels: int | None = Field(None, ge=1)
+    intensity: Literal["same", "unit", "raw"] | None = None
+    accept_tile_variance: bool = False
+
+
+class Normalise(Section):
+    """Global statistics: given here, or measured once over the whole volume, never per window.
+
+    range: [low, high] to [-1, 1]. zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1].
+    none: values as they are.
+    """
+
+    method: Literal["none", "range", "zscore", "percentile"] = "range"
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    std: float | None = Field(None, gt=0)
+    percentiles: tuple[float, float] = (0.5, 99.5)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Normalise:
+        if (self.low is None) != (self.high is None) or (self.mean is None) != (self.std is None):
+            raise ValueError("give low and high together, and mean and std together")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
+        if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
+            raise ValueError(f"percentiles {self.percentiles} must ascend within 0..100")
+        return self
+
+
+class Windows(Section):
+    """What the net sees at once, in voxels (z, y, x), and how windows are joined; `block` counts windows."""
+
+    shape: Triple | Auto = "auto"
+    overlap: Triple | int | Auto = "auto"
+    blend: Family = "crop"
+    block: Triple | Auto = "auto"
+
+
+class Tensors(Section):
+    """Whether windows are stored between factor and infer, and how."""
+
+    mode: Literal["auto", "stored", "streamed"] = "auto"
+    format: Literal["n5", "zarr3"] = "n5"
+    codec: Literal["gzip", "zstd", "raw"] = "gzip"
+    level: int = Field(1, ge=0, le=22)
+
+
+class Infer(Section):
+    """How the net is run."""
+
+    batch: int | Auto = Field("auto")
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+
+    @model_validator(mode="after")
+    def _positive(self) -> Infer:
+        if self.batch != "auto" and self.batch < 1:
+            raise ValueError(f"batch {self.batch} must be at least 1")
+        return self
+
+
+class Output(Section):
+    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x)."""
+
+    format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"] = "ome-zarr-0.5"
+    dtype: Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"] = "auto"
+    intensity: Literal["auto", "same", "unit", "raw"] = "auto"
+    kind: Literal["image", "labels"] = "image"
+    chunk: Triple | Auto = "auto"
+    shard: Triple | Auto = "auto"
+    codec: Literal["auto", "zstd", "gzip", "raw"] = "auto"
+    codec_level: int = Field(1, ge=0, le=22)
+    levels: int | Auto = Field("auto")
+
+
+class Recipe(Section):
+    """All that decides the bytes of the output, beside the volume itself."""
+
+    input: Input = Input()
+    net: NetChoice = NetChoice()
+    normalise: Normalise = Normalise()
+    windows: Windows = Windows()
+    tensors: Tensors = Tensors()
+    infer: Infer = Infer()
+    output: Output = Output()
+
+
+def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
+    """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, the default.
+
+    Raises:
+        RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
+    """
+    tree: dict[str, Any] = {}  # Any: TOML values, checked below
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise RecipeError(f"no recipe at {path}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    for setting in settings:
+        _set(tree, setting)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(_sentence(error, str(path or "the settings"))) from error
+
+
+def differences(old: Recipe, new: Recipe) -> list[str]:
+    """Return one line for each key in which two recipes differ: ``key: old -> new``."""
+    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    keys = sorted(before.keys() | after.keys())
+    return [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in keys if before.get(key) != after.get(key)]
+
+
+def _set(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {setting!r}: write key=value, such as windows.blend=hann")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
+    tree[last] = value
+
+
+def _sentence(error: ValidationError, source: str) -> str:
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {'.'.join(location)}{_nearest_key(location)}")
+        else:
+            lines.append(f"{'.'.join(location[:2])}: {problem['msg']}, got {problem['input']!r}")
+    return f"{source}: " + "; ".join(dict.fromkeys(lines))
+
+
+def _nearest_key(location: Sequence[str]) -> str:
+    fields = Recipe.model_fields
+    for name in location[:-1]:
+        section = fields[name].annotation
+        fields = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
+    return nearest(location[-1], fields)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

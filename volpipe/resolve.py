@@ -1,0 +1,70 @@
+"""Names to code: a shipped name, `module:function`, or a path to a Python file.
+
+Not here: what is done with it. Files of a user's are the user's own code and run with the user's rights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from volpipe.errors import VolpipeError
+
+
+def load_module(path: Path) -> ModuleType:
+    """Return the module in the Python file at `path`, executed afresh."""
+    spec = importlib.util.spec_from_file_location(f"volpipe_file_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise VolpipeError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_function(reference: str, search_path: str = "") -> Callable[..., Any]:  # Any: a user's factory takes anything
+    """Return the function that `reference` names: ``module:function`` or ``path/to/file.py:function``.
+
+    Args:
+        reference: the name.
+        search_path: folder in which modules and relative files are looked for first.
+
+    Raises:
+        VolpipeError: no such module, file or function; the message lists what there is.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place:
+        raise VolpipeError(f"{reference!r} names no function; write module:function or file.py:function")
+    module = load_module(Path(search_path) / place) if place.endswith(".py") else _import(place, search_path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = sorted(key for key in vars(module) if not key.startswith("_"))
+        raise VolpipeError(f"{place} has no function {name!r}; it has {', '.join(known)}")
+    return function  # type: ignore[no-any-return]  # callable() narrows no further
+
+
+def shipped(package: str) -> list[str]:
+    """Return the names of the public modules in `package`, sorted."""
+    folders = importlib.import_module(package).__path__
+    return sorted(p.stem for folder in folders for p in Path(folder).glob("*.py") if not p.stem.startswith("_"))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean X?)" for the known name closest to `name`, or "" where none is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _import(name: str, search_path: str) -> ModuleType:
+    if search_path and search_path not in sys.path:
+        sys.path.insert(0, search_path)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise VolpipeError(f"no module {error.name!r} for {name!r}; install it where the workers run") from error

@@ -1,0 +1,177 @@
+"""The loop of a run: takes units from the schedule, submits them in bundles, marks what comes back.
+
+Not here: how a task reaches a worker. `submit` is any function (stage name, units) -> Future of a Record, so that the
+loop knows no Parsl; a bounded number of tasks is in flight, whatever the volume's size.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from volpipe.errors import RunStopped
+from volpipe.journal import Journal, Record
+from volpipe.schedule import Schedule, SingleStage, Stage
+
+log = logging.getLogger(__name__)
+
+Submit = Callable[[str, Sequence[int]], "Future[Record]"]
+
+BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
+LARGEST_BUNDLE = 64
+RETRIES = 2
+FAILURES_TO_STOP = 3
+TICK_SECONDS = 0.5
+
+
+@dataclass
+class Totals:
+    """What the tasks of one stage took, added up; peak is the highest of any worker."""
+
+    units: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def add(self, record: Record) -> None:
+        self.units += len(record.done)
+        self.tasks += 1
+        self.seconds += record.seconds
+        self.cpu_seconds += record.cpu_seconds
+        self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
+        self.read_bytes += record.read_bytes
+        self.written_bytes += record.written_bytes
+
+
+@dataclass
+class Progress:
+    """How far a run is; handed to whoever shows it."""
+
+    stages: Sequence[Stage]
+    started: float
+    running: Counter[str] = field(default_factory=Counter)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    first_task: float = 0.0  # seconds since 1970
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+Show = Callable[[Progress], None]
+
+
+class Loop:
+    """One session over a schedule.
+
+    Args:
+        schedule: what there is to do.
+        submit: sends units of a stage to a worker.
+        slots: workers per label, "cpu" and "gpu"; twice as many tasks are in flight.
+        journal: where what was done is marked; None where nothing needs to be.
+        show: told of progress at every change and every half second.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | SingleStage,
+        submit: Submit,
+        slots: Mapping[str, int],
+        journal: Journal | None = None,
+        show: Show = lambda progress: None,
+    ) -> None:
+        self.schedule = schedule
+        self.submit = submit
+        self.slots = slots
+        self.journal = journal
+        self.show = show
+        self.progress = Progress(schedule.shown, time.perf_counter())
+        self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
+        self.reasons: dict[tuple[str, int], str] = {}
+        self._attempts: Counter[tuple[str, int]] = Counter()
+        self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._per_label: Counter[str] = Counter()
+
+    def run(self) -> None:
+        """Work until nothing can start any more; what failed for good is in the schedule.
+
+        Raises:
+            RunStopped: a stage fails alike everywhere, so that going on would only burn time.
+        """
+        self._fill()
+        while self._in_flight:
+            try:
+                stage, units, future = self._arrived.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                self.show(self.progress)
+                continue
+            self._in_flight -= 1
+            self._per_label[stage.label] -= 1
+            self.progress.running[stage.name] -= 1
+            self._receive(stage, units, future)
+            del future  # a future holds its task's arguments and result
+            self._fill()
+            self.show(self.progress)
+
+    def _fill(self) -> None:
+        """Submit as long as there is room and something may start; later stages first, which frees scratch."""
+        for stage in self.schedule.stages:
+            while self._per_label[stage.label] < 2 * self.slots[stage.label]:
+                units = self.schedule.take(stage, self._bundle(stage))
+                if not units:
+                    break
+                self._send(stage, units)
+
+    def _send(self, stage: Stage, units: list[int]) -> None:
+        self._in_flight += 1
+        self._per_label[stage.label] += 1
+        self.progress.running[stage.name] += 1
+        self.submit(stage.name, units).add_done_callback(lambda future: self._arrived.put((stage, units, future)))
+
+    def _bundle(self, stage: Stage) -> int:
+        """Return how many units make a task of BUNDLE_SECONDS; fewer at the end, so that no worker idles long."""
+        totals = self.progress.totals[stage.name]
+        # A unit that failed before goes alone, so that it takes no other with it.
+        if not totals.units or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
+            return 1
+        wanted = BUNDLE_SECONDS * totals.units / max(totals.seconds, 1e-6)
+        share = stage.num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
+        return max(1, min(int(wanted), math.ceil(share), LARGEST_BUNDLE))
+
+    def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+        error = future.exception()
+        if error is not None:
+            record = Record(stage.name, (), tuple((unit, f"{type(error).__name__}: {error}") for unit in units))
+        else:
+            record = future.result()
+        self.progress.totals[stage.name].add(record)
+        self.progress.first_task = self.progress.first_task or record.started
+        if self.journal is not None and stage.marked and record.done:
+            self.journal.append(record)
+        for unit in record.done:
+            self.schedule.finish(stage, unit)
+        for unit, reason in record.failed:
+            self._retry(stage, unit, reason)
+
+    def _retry(self, stage: Stage, unit: int, reason: str) -> None:
+        key = (stage.name, unit)
+        self._attempts[key] += 1
+        self.reasons[key] = reason
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], reason)
+        if self._attempts[key] <= RETRIES:
+            stage.give_back(unit)
+            return
+        stage.failed.add(unit)
+        if stage.num_done == 0 and len(stage.failed) >= min(FAILURES_TO_STOP, stage.num_units):
+            last_line = reason.splitlines()[-1]
+            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {last_line}")

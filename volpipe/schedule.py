@@ -1,0 +1,244 @@
+"""The schedule: which units of work there are, what each waits for, and which may start now.
+
+Not here: starting anything (run). Units are numbers; a flag per unit and stage is all that is kept, so that the
+driver's memory stays flat. Dependants are counted by looking at their few neighbours, never by holding futures.
+
+    factor(block) ─► infer(block) ─► reassemble(shard) ─► pyramid 1(shard) ─► pyramid 2(shard) …
+                          └─ shards that one block determines are done with it ─┘
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from volpipe.grid import Box
+from volpipe.plan import Plan
+
+Unit = tuple[str, int]
+
+
+@dataclass
+class Stage:
+    """Units of one kind.
+
+    Attributes:
+        name: as the journal has it.
+        size: one more than the largest unit.
+        num_units: how many there are; fewer than `size` where some numbers are another stage's work.
+        label: of the executors that run it, "cpu" or "gpu".
+        waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
+        marked: whether the journal remembers it.
+    """
+
+    name: str
+    size: int
+    num_units: int = -1
+    label: str = "cpu"
+    waits: Callable[[int], bool] | None = None
+    marked: bool = True
+    done: np.ndarray = field(init=False, repr=False)
+    taken: np.ndarray = field(init=False, repr=False)
+    failed: set[int] = field(default_factory=set)
+    ready: deque[int] = field(default_factory=deque, repr=False)
+    num_done: int = 0
+    _scan: Iterator[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_units < 0:
+            self.num_units = self.size
+        self.done = np.zeros(self.size, bool)
+        self.taken = np.zeros(self.size, bool)
+        self._scan = iter(range(0 if self.waits else self.size))
+
+    @property
+    def num_left(self) -> int:
+        return self.num_units - self.num_done - len(self.failed)
+
+    def mark(self, unit: int) -> None:
+        if not self.done[unit]:
+            self.done[unit] = self.taken[unit] = True
+            self.num_done += 1
+
+    def look_again(self) -> None:
+        """Go through all units once more: a resumed run has inputs that nobody will announce."""
+        self._scan = iter(range(self.size))
+
+    def offer(self, unit: int) -> None:
+        """Let `unit` start when its turn comes, if its inputs are there and nobody has it."""
+        if self._may_start(unit):
+            self.taken[unit] = True
+            self.ready.append(unit)
+
+    def give_back(self, unit: int) -> None:
+        """Let a unit that failed start once more, before others."""
+        self.ready.appendleft(unit)
+
+    def take(self, most: int) -> list[int]:
+        """Return up to `most` units that may start, in ascending order where nothing speaks against it."""
+        units: list[int] = []
+        while len(units) < most:
+            if self.ready:
+                units.append(self.ready.popleft())
+                continue
+            unit = next(self._scan, None)
+            if unit is None:
+                break
+            if self._may_start(unit):
+                self.taken[unit] = True
+                units.append(unit)
+        return units
+
+    def _may_start(self, unit: int) -> bool:
+        return not self.taken[unit] and not (self.waits is not None and self.waits(unit))
+
+
+class SingleStage:
+    """A schedule of one stage whose units wait for nothing."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stages = self.shown = [stage]
+
+    def resume(self, done: Iterable[Unit]) -> None:
+        """Mark what an earlier session finished; to be called before anything is taken."""
+        for name, unit in done:
+            if name == self.stages[0].name:
+                self.stages[0].mark(unit)
+
+    def take(self, stage: Stage, most: int) -> list[int]:
+        """Return up to `most` units of `stage` that may start now."""
+        return stage.take(most)
+
+    def finish(self, stage: Stage, unit: int) -> None:
+        """Mark `unit` done."""
+        stage.mark(unit)
+
+
+class Schedule:
+    """The stages of a plan and what releases what.
+
+    Args:
+        plan: the plan.
+        keep_tensors: whether window tensors and block tensors stay.
+        most_waiting: blocks of windows that may wait for the net at a time.
+    """
+
+    def __init__(self, plan: Plan, *, keep_tensors: bool = False, most_waiting: int = 64) -> None:
+        self.plan = plan
+        self.keep_tensors = keep_tensors
+        self.most_waiting = most_waiting
+        num_blocks, stored = len(plan.blocks), plan.mode == "stored"
+        self.factor = Stage("factor", num_blocks if stored else 0)
+        self.infer = Stage("infer", num_blocks, label="gpu", waits=self._lacks_windows if stored else None)
+        num_shards = len(plan.shards()) if plan.num_sums else 0
+        self.reassemble = Stage("reassemble", num_shards, plan.num_sums, waits=self._lacks_sums)
+        self.pyramid = [
+            Stage(f"pyramid {level}", len(plan.shards(level)), waits=partial(self._lacks_finer, level))
+            for level in range(1, len(plan.factors))
+        ]
+        self.discards = {
+            what: Stage(f"discard {what}", num_blocks, waits=lambda block: True, marked=False)
+            for what in ("windows", "sum")
+        }
+        self.stages = [*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor]
+        self.by_name = {stage.name: stage for stage in self.stages}
+
+    @property
+    def shown(self) -> list[Stage]:
+        """The stages that have units, in the order of a voxel's life."""
+        return [s for s in (self.factor, self.infer, self.reassemble, *self.pyramid) if s.num_units]
+
+    def resume(self, done: Iterable[Unit]) -> None:
+        """Mark what an earlier session finished; to be called before anything is taken."""
+        for name, unit in done:
+            if name in self.by_name:
+                self.by_name[name].mark(unit)
+        self.factor.taken |= self.infer.done[: self.factor.size]
+        for stage in (self.infer, self.reassemble, *self.pyramid):
+            stage.look_again()
+
+    def take(self, stage: Stage, most: int) -> list[int]:
+        """Return up to `most` units of `stage` that may start now."""
+        if stage is self.factor:
+            waiting = int(np.count_nonzero(stage.taken & ~self.infer.done[: stage.size]))
+            most = min(most, self.most_waiting - waiting)
+        return stage.take(most) if most > 0 else []
+
+    def finish(self, stage: Stage, unit: int) -> None:
+        """Mark `unit` done and offer what waited for it."""
+        stage.mark(unit)
+        if stage is self.factor:
+            self.infer.offer(unit)
+        elif stage is self.infer:
+            self._finish_block(unit)
+        elif stage is self.reassemble:
+            self._finish_shard(0, unit)
+            for block in self.plan.blocks_of_shard(unit):
+                self._discard_sum(block)
+        elif stage in self.pyramid:
+            self._finish_shard(self.pyramid.index(stage) + 1, unit)
+
+    def missing(self) -> list[tuple[str, int, Box]]:
+        """Return stage, unit and output box (z, y, x of level 0) of each unit that failed; others follow from it."""
+        return [(stage.name, unit, self._box(stage, unit)) for stage in self.shown for unit in sorted(stage.failed)]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(stage.num_done == stage.num_units for stage in (self.infer, self.reassemble, *self.pyramid))
+
+    def _finish_block(self, block: int) -> None:
+        plan = self.plan
+        if plan.mode == "stored":
+            self._discard("windows", block)
+        for shard in plan.shards_of_block(block):
+            if plan.is_direct(shard):
+                self._finish_shard(0, shard)
+            else:
+                self.reassemble.offer(shard)
+
+    def _finish_shard(self, level: int, shard: int) -> None:
+        if level < len(self.pyramid):
+            box, step = self.plan.shards(level).box(shard), self.plan.step(level + 1)
+            corner = tuple(a // s for a, s in zip(box.start, step, strict=True))
+            for coarser in self.plan.shards(level + 1).touching(Box(corner, tuple(c + 1 for c in corner))):
+                self.pyramid[level].offer(coarser)
+
+    def _discard_sum(self, block: int) -> None:
+        shards = self.plan.shards_of_block(block)
+        if all(self.reassemble.done[s] or self.plan.is_direct(s) for s in shards):
+            self._discard("sum", block)
+
+    def _discard(self, what: str, block: int) -> None:
+        stage = self.discards[what]
+        if not self.keep_tensors and not stage.taken[block]:
+            stage.taken[block] = True
+            stage.ready.append(block)
+
+    def _lacks_windows(self, block: int) -> bool:
+        return not self.factor.done[block]
+
+    def _lacks_sums(self, shard: int) -> bool:
+        blocks = self.plan.blocks_of_shard(shard)
+        return len(blocks) == 1 or not all(self.infer.done[block] for block in blocks)
+
+    def _lacks_finer(self, level: int, shard: int) -> bool:
+        plan = self.plan
+        box = plan.shards(level).box(shard).scaled(plan.step(level))
+        finer = plan.shards(level - 1).touching(box)
+        return not all(self._is_written(level - 1, s) for s in finer)
+
+    def _is_written(self, level: int, shard: int) -> bool:
+        if level > 0:
+            return bool(self.pyramid[level - 1].done[shard])
+        blocks = self.plan.blocks_of_shard(shard)
+        return bool(self.infer.done[blocks[0]] if len(blocks) == 1 else self.reassemble.done[shard])
+
+    def _box(self, stage: Stage, unit: int) -> Box:
+        if stage in self.pyramid:
+            level = self.pyramid.index(stage) + 1
+            return self.plan.shards(level).box(unit).scaled(self.plan.factors[level]) & Box.of(self.plan.out_shape)
+        return self.plan.shards().box(unit) if stage is self.reassemble else self.plan.sum_box(unit)

@@ -1,0 +1,218 @@
+"""What the command line shows, as tables and lines: plan, progress, report, status, info.
+
+Not here: printing. Every function returns something that Rich can print.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from volpipe.plan import Plan
+from volpipe.run import Progress, Totals
+from volpipe.schedule import Stage
+
+if TYPE_CHECKING:
+    from volpipe.driver import Report, Standing
+    from volpipe.volume import Volume
+
+MOST_ROWS = 20
+
+
+def size(num_bytes: float) -> str:
+    """Return bytes for people: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if num_bytes < 1024 or unit == "TiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 1 h 05 min, 3 min 20 s, 4.2 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def shape(values: tuple[int, ...]) -> str:
+    return " × ".join(map(str, values))
+
+
+def plan_table(plan: Plan, site: str) -> Table:
+    """Return what is about to run."""
+    lattice, table = plan.lattice, _pairs()
+    source = plan.source
+    table.add_row("volume", f"{source.path} {source.key}".strip())
+    table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {_voxel(source.voxel_size_nm)}")
+    table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
+    table.add_row(
+        "windows",
+        f"{lattice.num_windows:,} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
+        f"blend {plan.recipe.windows.blend}, {plan.mode}",
+    )
+    table.add_row("blocks", f"{len(plan.blocks):,} of {shape(plan.block)} windows")
+    table.add_row("output", f"{plan.out}")
+    table.add_row(
+        "",
+        f"{shape(plan.out_shape)} voxels, {plan.out_dtype}, {plan.recipe.output.format}, "
+        f"{len(plan.factors)} levels, shards {shape(plan.shard)}, chunks {shape(plan.chunk)}",
+    )
+    table.add_row("site", site)
+    return table
+
+
+def progress_table(progress: Progress, rate: Rate) -> Table:
+    """Return the live table: per stage what is done, running and failed; voxels per second and time left."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "done", "running", "failed", "time left"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for stage in progress.stages:
+        left = rate.seconds_left(stage)
+        table.add_row(
+            stage.name,
+            f"{stage.num_done:,} / {stage.num_units:,}",
+            str(progress.running[stage.name]),
+            str(len(stage.failed)),
+            "" if left is None else duration(left),
+        )
+    table.caption = f"{duration(progress.seconds)}{_speed(rate)}"
+    table.caption_justify = "left"
+    return table
+
+
+def progress_line(progress: Progress, rate: Rate) -> str:
+    """Return the same as one plain line."""
+    parts = [
+        f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
+        for stage in progress.stages
+        if stage.num_done or progress.running[stage.name] or stage.failed
+    ]
+    running = sum(progress.running.values())
+    left = [s for stage in progress.stages if (s := rate.seconds_left(stage)) is not None]
+    ending = f", {duration(max(left))} left" if left else ""
+    return (
+        f"{duration(progress.seconds)}: {', '.join(parts) or 'starting'}; {running} tasks running{_speed(rate)}{ending}"
+    )
+
+
+@dataclass
+class Rate:
+    """How fast stages go in this session.
+
+    Attributes:
+        voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
+    """
+
+    voxels_per_block: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    _first: dict[str, int] = field(default_factory=dict)
+    _blocks: int = 0
+
+    def look(self, progress: Progress) -> None:
+        """Take note of where the stages are."""
+        for stage in progress.stages:
+            self._first.setdefault(stage.name, stage.num_done)
+            if stage.name == "infer":
+                self._blocks = stage.num_done - self._first[stage.name]
+
+    @property
+    def voxels_per_second(self) -> float:
+        return self._blocks * self.voxels_per_block / max(1e-6, time.perf_counter() - self.started)
+
+    def seconds_left(self, stage: Stage) -> float | None:
+        """Return the time that `stage` still takes at its speed so far, or None before anything is done."""
+        done = stage.num_done - self._first.get(stage.name, 0)
+        if done <= 0 or stage.num_left <= 0:
+            return None
+        return stage.num_left * (time.perf_counter() - self.started) / done
+
+
+def report_table(report: Report, started: float) -> Table:
+    """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
+    table = _totals_table(report.totals)
+    first = f", first task after {report.first_task - started:.1f} s" if report.first_task else ""
+    table.caption = (
+        f"{duration(time.time() - started)} in all{first}; peak memory: driver {size(report.driver_peak_bytes)}, "
+        f"workers {size(max((t.peak_bytes for t in report.totals.values()), default=0))}"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def status_table(found: Standing) -> Table:
+    """Return how far a run is."""
+    table = _totals_table(found.totals, {stage.name: stage.num_units for stage in found.stages})
+    state = "complete" if found.is_complete else "not complete; the same `volpipe run` command goes on with it"
+    table.caption = f"{found.plan.out}: {state}"
+    table.caption_justify = "left"
+    return table
+
+
+def missing_table(report: Report) -> Table:
+    """Return which boxes of the output are missing, and why."""
+    table = Table(box=None, pad_edge=False, title="missing", title_justify="left")
+    for name in ("stage", "unit", "box z,y,x", "reason"):
+        table.add_column(name, overflow="fold")
+    for part in report.missing[:MOST_ROWS]:
+        table.add_row(part.stage, str(part.unit), str(part.box), part.reason.splitlines()[-1])
+    if len(report.missing) > MOST_ROWS:
+        table.add_row("…", f"{len(report.missing) - MOST_ROWS} more", "", "see the log")
+    return table
+
+
+def info_lines(volume: Volume) -> Iterator[str]:
+    """Yield what a volume is, one fact a line."""
+    yield f"{volume.path} {volume.key}".strip()
+    yield f"format      {volume.format}"
+    raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
+    yield f"shape       {shape(volume.shape)} ({', '.join(volume.axes)}), {volume.dtype.name}, {raw} uncompressed"
+    yield f"voxel size  {_voxel(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
+    yield f"chunks      {shape(volume.chunks)}" + (f" in shards {shape(volume.shards)}" if volume.shards else "")
+    yield f"codec       {volume.codec}"
+    if volume.levels:
+        yield f"levels      {', '.join(volume.levels)}"
+
+
+def _totals_table(totals: dict[str, Totals], num_units: dict[str, int] | None = None) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name, t in totals.items():
+        units = f"{t.units:,}" + (f" / {num_units[name]:,}" if num_units and name in num_units else "")
+        table.add_row(
+            name,
+            units,
+            f"{t.tasks:,}",
+            duration(t.seconds),
+            duration(t.cpu_seconds),
+            size(t.read_bytes),
+            size(t.written_bytes),
+            size(t.peak_bytes),
+        )
+    return table
+
+
+def _pairs() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _voxel(voxel_size_nm: tuple[float, float, float] | None) -> str:
+    if voxel_size_nm is None:
+        return "voxel size unknown"
+    return " × ".join(f"{v:g}" for v in voxel_size_nm) + " nm"
+
+
+def _speed(rate: Rate) -> str:
+    speed = rate.voxels_per_second
+    return f", {speed / 1e6:.2f} Mvoxel/s" if speed > 0 else ""

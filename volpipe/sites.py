@@ -1,0 +1,75 @@
+"""Sites by name: a file with `config`, a ready `parsl.Config` or a function that returns a fresh one.
+
+Not here: the sites themselves (configs/), or Parsl, which only they import. A site's file is the user's own code.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from volpipe.errors import SiteError
+from volpipe.resolve import load_module, nearest, shipped
+
+if TYPE_CHECKING:
+    from parsl.config import Config
+
+PACKAGE = "volpipe.configs"
+
+
+def list_sites() -> dict[str, str]:
+    """Return each shipped site with the first line of its docstring, without executing it."""
+    sites = {}
+    for name in shipped(PACKAGE):
+        path = _shipped_path(name)
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        sites[name] = docstring.partition("\n")[0]
+    return sites
+
+
+def load_site(name: str, run_dir: Path) -> Config:
+    """Return a fresh Parsl configuration of the site `name`, which keeps its files under `run_dir`.
+
+    Args:
+        name: a shipped name, with or without ``.py``, or the path of a Python file.
+        run_dir: where Parsl writes.
+
+    Raises:
+        SiteError: no such site, or one that gives no configuration; the message says which and why.
+    """
+    module = _module(name)
+    if not hasattr(module, "config"):
+        raise SiteError(f"site {name} has no `config`; define config(run_dir) or config = Config(...)")
+    try:
+        config = module.config(str(run_dir)) if inspect.isfunction(module.config) else module.config
+    except Exception as error:  # a site talks to schedulers; whatever that says is the reason
+        raise SiteError(f"site {name} cannot be used here: {type(error).__name__}: {error}") from error
+    from parsl.config import Config
+
+    if not isinstance(config, Config):
+        raise SiteError(f"site {name}: `config` gives {type(config).__name__}, not a parsl.config.Config")
+    if config.run_dir == "runinfo":  # Parsl's default: beside whatever folder the command was given in
+        config.run_dir = str(run_dir)
+    return config
+
+
+def _module(name: str) -> ModuleType:
+    path, stem = Path(name), name.removesuffix(".py")
+    known = shipped(PACKAGE)
+    try:
+        if path.suffix == ".py" and path.is_file():
+            return load_module(path)
+        if stem in known:
+            return importlib.import_module(f"{PACKAGE}.{stem}")
+    except Exception as error:  # the file is the user's code
+        raise SiteError(f"site {name} cannot be loaded: {type(error).__name__}: {error}") from error
+    raise SiteError(f"no site {name!r}{nearest(stem, known)}; shipped are {', '.join(known)}, or give a Python file")
+
+
+def _shipped_path(name: str) -> Path:
+    folders = importlib.import_module(PACKAGE).__path__
+    return next(path for folder in folders if (path := Path(folder) / f"{name}.py").is_file())

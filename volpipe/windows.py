@@ -1,0 +1,162 @@
+"""Windows as float32 arrays: read from stored window tensors, or cut from the volume; the same values either way.
+
+Not here: torch (dataset), or where windows lie (grid).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from volpipe.grid import Lattice
+from volpipe.ops import Affine
+from volpipe.volume import Volume
+
+T = TypeVar("T")
+
+BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
+
+
+class WindowSource(Protocol):
+    """Where windows come from."""
+
+    lattice: Lattice
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
+
+    def expect(self, block: int) -> None:
+        """Start reading what the windows of `block` need, if that can be done ahead."""
+
+
+@dataclass
+class StoredWindows:
+    """Windows that factor wrote: one window, one chunk read."""
+
+    tensors: Volume
+    lattice: Lattice
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        reader = self.tensors.open()
+        return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
+
+    def expect(self, block: int) -> None:
+        """Nothing to do: windows are read one by one, by the thread that runs ahead."""
+
+
+@dataclass
+class StreamedWindows:
+    """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while."""
+
+    volume: Volume
+    lattice: Lattice
+    normalise: Affine
+    _blocks: OrderedDict[int, np.ndarray] = field(default_factory=OrderedDict, repr=False)
+    _expected: ThreadPoolExecutor | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def read(self, numbers: Sequence[int]) -> np.ndarray:
+        return np.stack([self.normalise.apply(self._cut(n)) for n in numbers])
+
+    def expect(self, block: int) -> None:
+        if self._expected is None:
+            self._expected = ThreadPoolExecutor(1, "volpipe-read")
+        self._expected.submit(self._voxels, block)
+
+    def _cut(self, number: int) -> np.ndarray:
+        block = number // self.lattice.windows_per_block
+        window = self.lattice.window_box(number).relative_to(self.lattice.input_box(block).start)
+        return self._voxels(block)[:, *window.slices]
+
+    def _voxels(self, block: int) -> np.ndarray:
+        """Return the voxels (c, z, y, x) of the block's input box, from memory if they were read lately."""
+        with self._lock:
+            if block in self._blocks:
+                self._blocks.move_to_end(block)
+            else:
+                while len(self._blocks) >= BLOCKS_IN_MEMORY:
+                    self._blocks.popitem(last=False)
+                self._blocks[block] = self.volume.open().read_mirrored(self.lattice.input_box(block))
+            return self._blocks[block]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"volume": self.volume, "lattice": self.lattice, "normalise": self.normalise}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # voxels, threads and locks stay in their process
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some windows of one block: their numbers, and their values (n, c, z, y, x), float32, or what went wrong."""
+
+    block: int
+    numbers: tuple[int, ...]
+    windows: np.ndarray | None
+    error: Exception | None = None
+
+
+def batches(source: WindowSource, blocks: Sequence[int], size: int) -> Iterator[Batch]:
+    """Yield the windows of `blocks`, block by block, `size` at a time; a batch never spans two blocks.
+
+    The composition of batches depends on the block alone, so that a net sees the same input however blocks are
+    spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
+    """
+    for block, following in itertools.zip_longest(blocks, blocks[1:]):
+        numbers = source.lattice.windows_of(block)
+        for start in range(0, len(numbers), size):
+            chosen = tuple(numbers[start : start + size])
+            try:
+                windows = source.read(chosen)
+            except Exception as error:
+                yield Batch(block, chosen, None, error)
+                break
+            if start == 0 and following is not None:
+                source.expect(following)
+            yield Batch(block, chosen, windows)
+
+
+def ahead(items: Iterable[T], depth: int) -> Iterator[T]:
+    """Yield `items` as they come, produced by a thread of their own that runs up to `depth` items ahead."""
+    waiting: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(entry: tuple[T | None, BaseException | None, bool]) -> bool:
+        while not stop.is_set():
+            try:
+                waiting.put(entry, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def produce() -> None:
+        try:
+            for item in items:
+                if not put((item, None, False)):
+                    return
+            put((None, None, True))
+        except BaseException as error:
+            put((None, error, True))
+
+    thread = threading.Thread(target=produce, name="volpipe-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error, finished = waiting.get()
+            if error is not None:
+                raise error
+            if finished:
+                return
+            yield item  # type: ignore[misc]  # None only where finished
+    finally:
+        stop.set()
+        thread.join()

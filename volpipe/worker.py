@@ -1,0 +1,246 @@
+"""What runs remotely: a task takes a run's folder and the numbers of its units, works them off, and reports.
+
+Not here: what each stage does to voxels (measure, factor, infer, reassemble, pyramid). What arrives is names and
+integers, what goes back is a small plain record; nothing is raised, since an exception that cannot be unpickled would
+stop the driver's result thread. Marks are the driver's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from volpipe.journal import Record
+from volpipe.measure import Statistics, join
+from volpipe.measure import measure as measure_voxels
+from volpipe.ops import Affine
+from volpipe.plan import Plan, load_plan
+from volpipe.tensors import Tensors
+from volpipe.volume import Volume, open_volume
+from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
+
+PLAN_FILE = "plan.json"
+
+Outcomes = Iterator[tuple[int, Exception | None]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver sends with every task.
+
+    Attributes:
+        folder: the run's folder.
+        identity: of the plan in it.
+        shift, scale: the normalisation, once it is known.
+        bins: ends of the histogram of a second measuring pass, where there is one.
+    """
+
+    folder: str
+    identity: str
+    shift: float = 0.0
+    scale: float = 1.0
+    bins: tuple[float, float] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
+
+    @property
+    def normalise(self) -> Affine:
+        return Affine(self.shift, self.scale)
+
+    @property
+    def tensors(self) -> Tensors:
+        return Tensors(self.plan, Path(self.folder))
+
+
+def measure(job: Job, units: Sequence[int]) -> Record:
+    """Return the joined statistics of the given blocks' own voxels."""
+    found: list[Statistics] = []
+
+    def one(block: int) -> None:
+        data = _volume(job).open().read(job.plan.blocks.box(block))
+        found.append(measure_voxels(data, job.bins))
+
+    record = _work("histogram" if job.bins else "measure", units, _each(one, units))
+    return dataclasses.replace(record, result=tuple(join(found).to_list()))
+
+
+def factor(job: Job, units: Sequence[int]) -> Record:
+    """Write the window tensors of the given blocks."""
+    from volpipe.factor import factor as factor_block
+
+    def one(block: int) -> None:
+        factor_block(job.plan, _volume(job), job.normalise, job.tensors, block)
+
+    return _work("factor", units, _each(one, units))
+
+
+def infer(job: Job, units: Sequence[int]) -> Record:
+    """Run the net over the given blocks and write their shards and tensors."""
+    from volpipe.infer import infer as infer_blocks
+
+    def outcomes() -> Outcomes:
+        yield from infer_blocks(job.plan, job.normalise, job.tensors, window_source(job), units)
+
+    return _work("infer", units, outcomes())
+
+
+def reassemble(job: Job, units: Sequence[int]) -> Record:
+    """Write the given shards from block tensors."""
+    from volpipe.reassemble import reassemble as reassemble_shard
+
+    def one(shard: int) -> None:
+        reassemble_shard(job.plan, job.normalise, job.tensors, shard)
+
+    return _work("reassemble", units, _each(one, units))
+
+
+def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
+    """Write the given shards of pyramid `level`."""
+    from volpipe.pyramid import coarsen as coarsen_shard
+
+    return _work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units))
+
+
+def discard(job: Job, units: Sequence[int], what: str) -> Record:
+    """Delete the given blocks' tensors, "windows" or "sum"."""
+    return _work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units))
+
+
+def window_source(job: Job) -> WindowSource:
+    """Return where the net's windows come from: stored tensors, or the volume."""
+    plan = job.plan
+    if plan.mode == "stored":
+        return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
+    return StreamedWindows(_volume(job), plan.lattice, job.normalise)
+
+
+@lru_cache(maxsize=4)
+def _stored_windows(identity: str, folder: str) -> Volume:
+    tensors = Tensors(load_plan(str(Path(folder) / PLAN_FILE), identity), Path(folder))
+    return tensors.source_volume()
+
+
+def _volume(job: Job) -> Volume:
+    source = job.plan.source
+    return _open_volume(job.identity, source.path, source.key)
+
+
+@lru_cache(maxsize=4)
+def _open_volume(identity: str, path: str, key: str) -> Volume:
+    return open_volume(path, key)
+
+
+def _each(one: Callable[[int], None], units: Sequence[int]) -> Outcomes:
+    for unit in units:
+        try:
+            one(unit)
+        except Exception as error:
+            yield unit, error
+        else:
+            yield unit, None
+
+
+def _work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
+    """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
+    before = _Usage.now(stage)
+    done: list[int] = []
+    failed: dict[int, str] = {}
+    try:
+        for unit, error in outcomes:
+            if error is None:
+                done.append(unit)
+            else:
+                failed[unit] = _reason(error)
+    except Exception as error:  # a net that does not load, say: every unit that is left fails alike
+        failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
+    return before.record(stage, sorted(done), sorted(failed.items()))
+
+
+def _reason(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)).strip()
+
+
+@dataclass(frozen=True)
+class _Usage:
+    """What this process has used so far."""
+
+    started: float
+    clock: float
+    cpu: float
+    read: int
+    written: int
+    device: str
+    device_seconds: float
+
+    @classmethod
+    def now(cls, stage: str) -> _Usage:
+        read, written = _io_bytes()
+        device, device_seconds = _device() if stage == "infer" else ("", 0.0)
+        return cls(time.time(), time.perf_counter(), _cpu_seconds(), read, written, device, device_seconds)
+
+    def record(self, stage: str, done: Sequence[int], failed: Sequence[tuple[int, str]]) -> Record:
+        """Return what was done since, and what that took."""
+        now = self.now(stage)
+        return Record(
+            stage=stage,
+            done=tuple(done),
+            failed=tuple(failed),
+            started=self.started,
+            seconds=now.clock - self.clock,
+            cpu_seconds=now.cpu - self.cpu,
+            peak_bytes=peak_bytes(),
+            read_bytes=now.read - self.read,
+            written_bytes=now.written - self.written,
+            device=now.device,
+            device_seconds=max(0.0, now.device_seconds - self.device_seconds),
+            device_peak_bytes=_device_peak_bytes() if stage == "infer" else 0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+
+def peak_bytes() -> int:
+    """Return the highest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _cpu_seconds() -> float:
+    # Of one thread where tasks share a process, of the process (readers and writers included) where they do not.
+    alone = threading.current_thread() is threading.main_thread()
+    return time.process_time() if alone else time.thread_time()
+
+
+def _io_bytes() -> tuple[int, int]:
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError:  # not every system has it
+        return 0, 0
+    counts = dict(line.split(": ") for line in lines)
+    return int(counts["rchar"]), int(counts["wchar"])
+
+
+def _device() -> tuple[str, float]:
+    from volpipe.infer import loaded_runner
+
+    runner = loaded_runner()
+    return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
+
+
+def _device_peak_bytes() -> int:
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.max_memory_allocated())
