@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,23 +20,34 @@ from parsl.executors.base import ParslExecutor
 
 import volpipe
 from volpipe.apps.stages import Apps
+from volpipe.run import Executors, Submit
+from volpipe.sites import load_site
 from volpipe.worker import Job
 
 LABELS = ("cpu", "gpu")
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started:
     """A running Parsl: executors for "cpu" and "gpu" stages, and their workers."""
 
     labels: dict[str, list[str]]
-    slots: dict[str, int]
+    slots: Mapping[str, int]
     prioritised: set[str]
 
-    def apps(self, job: Job) -> Apps:
-        """Return the apps that send `job` to these executors."""
-        return Apps(job, self.labels, self.prioritised)
+    def submitter(self, job: Job) -> Submit:
+        """Return what sends units of a stage, together with `job`, to these executors."""
+        return Apps(job, self.labels, self.prioritised).submit
+
+
+def on_site(name: str) -> Callable[[Path], AbstractContextManager[Executors]]:
+    """Return what starts the site `name`, to be given to a run.
+
+    Raises:
+        SiteError: when it is started: no such site, or one that cannot be used here.
+    """
+    return lambda folder: started(load_site(name, folder))
 
 
 @contextmanager

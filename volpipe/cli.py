@@ -64,6 +64,7 @@ def run(
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
     """Run a net over VOLUME; the same command again goes on where an interrupted run stopped."""
+    from volpipe.apps.start import on_site
     from volpipe.driver import Listener, execute, prepare
     from volpipe.recipe import load_recipe
 
@@ -72,7 +73,7 @@ def run(
     plan = prepare(volume, chosen, target.absolute(), Path.cwd())
     with _interruptible(), _shown(plan) as on_progress:
         listener = Listener(on_plan=lambda plan, folder: out.print(plan_table(plan, config)), on_progress=on_progress)
-        report = execute(plan, config, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+        report = execute(plan, on_site(config), fresh=fresh, keep_tensors=keep_tensors, listener=listener)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return

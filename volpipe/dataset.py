@@ -4,27 +4,34 @@ Not here: where windows lie (grid) or how they are read (windows). This is the o
 as it is imported; nothing that runs on a CPU worker imports it.
 
 Example:
-    Train on a volume, with augmentation of your own::
+    Train on a volume, `cells.n5`, by windows cut from it as they are needed::
 
         from torch.utils.data import DataLoader
         from volpipe.dataset import ChunkSampler, WindowDataset
 
-        dataset = WindowDataset.from_volume("cells.n5/raw", window=(64, 64, 64), overlap=(32, 32, 32), low=0, high=255)
-        sampler = ChunkSampler(dataset, seed=1)
-        loader = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=2,
-                            multiprocessing_context="spawn", pin_memory=True)
-        for epoch in range(10):
-            sampler.set_epoch(epoch)
-            for windows in loader:                                  # (4, c, 64, 64, 64), float32, -1..1
-                ...
 
-    A run with ``--keep-tensors`` and ``tensors.mode = "stored"`` leaves window tensors to train on again and again::
+        def main() -> None:
+            dataset = WindowDataset.from_volume("cells.n5", window=(64, 64, 64), overlap=(32, 32, 32), low=0, high=255)
+            sampler = ChunkSampler(dataset, seed=1)
+            loader = DataLoader(dataset, batch_size=4, sampler=sampler, pin_memory=True, num_workers=2,
+                                multiprocessing_context="spawn", persistent_workers=True)
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                for windows in loader:
+                    print(epoch, windows.shape)  # n,c,z,y,x, float32, -1 to 1
+
+
+        if __name__ == "__main__":  # spawned workers import this file
+            main()
+
+    Or on the window tensors that ``volpipe run --keep-tensors --set tensors.mode=stored cells.n5`` leaves::
 
         dataset = WindowDataset.from_tensors("cells_unet3d.zarr.run/tensors.n5")
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,10 +40,12 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from volpipe.errors import VolumeError
+from volpipe.folder import RunFolder
 from volpipe.grid import Box, Lattice
+from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.tensors import SOURCE_KEY
-from volpipe.volume import open_volume
+from volpipe.volume import Volume, open_volume
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 Triple = tuple[int, int, int]
@@ -45,8 +54,10 @@ Triple = tuple[int, int, int]
 class WindowDataset(Dataset[torch.Tensor]):
     """The windows of a lattice as tensors (c, z, y, x), float32, normalised; all that exist, 0..len-1.
 
-    Neighbouring indices are neighbouring windows, block by block: in that order a volume's chunks are read once per
-    block. It pickles as names alone, so that DataLoader workers started by spawn open their own volume.
+    Neighbouring indices are neighbouring windows, block by block: over a volume, that order or a `ChunkSampler`'s reads
+    a block once, any other reads it for nearly every window. Each worker of a DataLoader reads what its own batches
+    need. Stored windows are one chunk each, in any order. It pickles as names alone, so that workers started by spawn
+    open their own volume; forked ones cannot read once the volume was read in the process that they come from.
     """
 
     def __init__(self, source: WindowSource) -> None:
@@ -57,13 +68,11 @@ class WindowDataset(Dataset[torch.Tensor]):
         """Return the windows that a run stored at `path`; each is read as one chunk.
 
         Raises:
-            VolumeError: there are no window tensors.
+            VolumeError: there are no window tensors, or their run has not made all of them.
         """
         tensors = open_volume(path, key)
-        described = tensors.attributes.get("volpipe", {})
-        if not isinstance(described, dict) or "lattice" not in described:
-            raise VolumeError(f"{path} {key} holds no window tensors: its attributes lack volpipe.lattice")
-        lattice = Lattice(**{name: tuple(sizes) for name, sizes in described["lattice"].items()})
+        lattice = _lattice(tensors)
+        _check_whole(tensors, lattice)
         return cls(StoredWindows(tensors, lattice))
 
     @classmethod
@@ -85,9 +94,14 @@ class WindowDataset(Dataset[torch.Tensor]):
             window: voxels (z, y, x) of a window.
             overlap: voxels (z, y, x) that neighbouring windows share.
             block: windows (z, y, x) whose voxels are read at once and kept; larger reads fewer chunks twice.
-            low, high: values of the volume that become -1 and 1.
+            low, high: values of the volume that become -1 and 1; by default values stay as they are.
             key: the array, where the volume holds several.
+
+        Raises:
+            VolumeError: there is no such volume.
         """
+        if not low < high:
+            raise ValueError(f"low {low} must be below high {high}")
         volume = open_volume(location, key)
         normalise = Affine((low + high) / 2, (high - low) / 2)
         return cls(StreamedWindows(volume, Lattice(volume.spatial_shape, window, overlap, block), normalise))
@@ -103,19 +117,25 @@ class WindowDataset(Dataset[torch.Tensor]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        numbers = [self.lattice.dense(int(index) + (len(self) if index < 0 else 0)) for index in indices]
-        return list(torch.from_numpy(self.source.read(numbers)))
+        return list(torch.from_numpy(self.source.read([self._number(index) for index in indices])))
 
     def box(self, index: int) -> Box:
         """Return where window `index` lies in the volume, in voxels (z, y, x); it may reach outside."""
-        return self.lattice.window_box(self.lattice.dense(index))
+        return self.lattice.window_box(self._number(index))
+
+    def _number(self, index: int) -> int:
+        """Return the lattice's number of window `index`, which counts from the end if it is negative."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"window {index} is outside the dataset of {len(self)} windows")
+        return self.lattice.dense(int(index) % len(self))
 
 
 class ChunkSampler(Sampler[int]):
     """Window indices in a seeded random order that keeps blocks together, so that chunks are read once per epoch.
 
     Blocks come in random order, and the windows within each in random order. With `ranks`, each of that many processes
-    gets its own share, of equal length: the last few windows are given twice where they do not divide.
+    gets its own share, of equal length: the first few windows are given twice where they do not divide. It takes the
+    place of torch's DistributedSampler, which would tear blocks apart.
     """
 
     def __init__(self, dataset: WindowDataset, *, seed: int = 0, rank: int = 0, ranks: int = 1) -> None:
@@ -135,19 +155,54 @@ class ChunkSampler(Sampler[int]):
         return -(-len(self.dataset) // self.ranks)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this rank's indices: a contiguous part of the common order, so that ranks hardly share blocks."""
-        start = self.rank * len(self)
-        order = self._order()
-        for position in range(start, start + len(self)):
-            yield int(order[position % len(order)])
+        """Return this rank's indices: a contiguous part of the common order, so that ranks hardly share blocks."""
+        epoch, start = self.epoch, self.rank * len(self)
+        endless = itertools.chain.from_iterable(self._order(epoch) for _ in itertools.count())
+        return itertools.islice(endless, start, start + len(self))
 
-    def _order(self) -> np.ndarray:
+    def _order(self, epoch: int) -> Iterator[int]:
+        """Yield every index once; only the order of blocks is held in memory."""
         lattice = self.dataset.lattice
-        rng = np.random.default_rng((self.seed, self.epoch))
-        firsts = np.cumsum([0, *(len(lattice.windows_of(block)) for block in range(len(lattice.blocks)))])
-        return np.concatenate(
-            [
-                firsts[block] + rng.permutation(firsts[block + 1] - firsts[block])
-                for block in rng.permutation(len(lattice.blocks))
-            ]
+        rng = np.random.default_rng((self.seed, epoch))
+        for block in rng.permutation(len(lattice.blocks)):
+            indices = _indices(lattice, int(block))
+            yield from (indices.start + rng.permutation(len(indices))).tolist()
+
+
+def _indices(lattice: Lattice, block: int) -> range:
+    """Return the indices of the windows of `block`, counting only windows that exist; the inverse of Lattice.dense."""
+    nz, ny, nx = lattice.counts
+    bz, by, bx = lattice.block
+    iz, iy, ix = lattice.blocks.index(block)
+    cz, cy, cx = min(bz, nz - iz * bz), min(by, ny - iy * by), min(bx, nx - ix * bx)
+    first = iz * bz * ny * nx + cz * (iy * by * nx + cy * ix * bx)
+    return range(first, first + cz * cy * cx)
+
+
+def _lattice(tensors: Volume) -> Lattice:
+    """Return the lattice of the windows in `tensors`, from its attributes."""
+    described = tensors.attributes.get("volpipe")
+    sizes = described.get("lattice") if isinstance(described, dict) else None
+    if not isinstance(sizes, dict):
+        raise VolumeError(f"{tensors} holds no window tensors: its attributes lack volpipe.lattice")
+    try:
+        lattice = Lattice(**{name: tuple(int(n) for n in values) for name, values in sizes.items()})
+    except (TypeError, ValueError) as error:
+        raise VolumeError(f"{tensors}: volpipe.lattice in its attributes is damaged: {error}") from error
+    wanted = (lattice.max_number, *lattice.window)
+    if (tensors.shape[0], *tensors.shape[2:]) != wanted:
+        raise VolumeError(f"{tensors} has shape {tensors.shape}, its lattice needs windows (n, z, y, x) {wanted}")
+    return lattice
+
+
+def _check_whole(tensors: Volume, lattice: Lattice) -> None:
+    """Raise if the journal beside `tensors` lacks blocks; windows that were never written would be read as zeros."""
+    journal = RunFolder(Path(tensors.path).parent).journal
+    if not journal.is_file():  # moved away from their run
+        return
+    blocks = {block for record in read_records(journal) if record.stage == "factor" for block in record.done}
+    if len(blocks) < len(lattice.blocks):
+        raise VolumeError(
+            f"{tensors} holds the windows of {len(blocks)} of {len(lattice.blocks)} blocks; finish its run first, "
+            "with --keep-tensors"
         )

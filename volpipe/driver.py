@@ -10,11 +10,10 @@ import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,15 +28,11 @@ from volpipe.ops import Affine
 from volpipe.output import create_output
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
-from volpipe.run import Loop, Progress, Totals
+from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
-from volpipe.sites import load_site
 from volpipe.tensors import Tensors
 from volpipe.volume import open_volume
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
-
-if TYPE_CHECKING:
-    from volpipe.apps.start import Started
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +71,9 @@ class Listener:
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
+SILENT = Listener()
+
+
 def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
@@ -87,17 +85,27 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
     return plan
 
 
+Start = Callable[[Path], AbstractContextManager[Executors]]
+
+
 def execute(
     plan: Plan,
-    site: str,
+    start: Start,
     *,
     fresh: bool = False,
     keep_tensors: bool = False,
-    listener: Listener = Listener(),
+    listener: Listener = SILENT,
 ) -> Report:
-    """Run `plan` on `site` until its output is whole or what is left cannot be done, and return how it ended.
+    """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
 
     An interrupted run of the same plan is resumed from its journal.
+
+    Args:
+        plan: as `prepare` made it.
+        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        fresh: delete the output and the run that made it, and start over.
+        keep_tensors: keep window tensors and block tensors.
+        listener: whom to tell.
 
     Raises:
         RunError: another run's folder or output is in the way, or every task fails alike.
@@ -110,27 +118,33 @@ def execute(
             schedule = Schedule(plan, keep_tensors=keep_tensors)
             schedule.resume(_done(journal))
             if schedule.is_complete:
+                _clean(plan, folder, keep_tensors)
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
-            report = _work(plan, site, folder, journal, schedule, listener)
-            if schedule.is_complete and not keep_tensors:
-                Tensors(plan, folder.path).remove()
+            with start(folder.parsl) as executors:
+                folder.store_plan(plan)
+                report = _work(plan, executors, folder, journal, schedule, listener)
+            if schedule.is_complete:
+                _clean(plan, folder, keep_tensors)
             return report
 
 
-def _work(plan: Plan, site: str, folder: RunFolder, journal: Journal, schedule: Schedule, listener: Listener) -> Report:
-    from volpipe.apps.start import started
+def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
+    """Delete the scratch of a complete run, what an interrupted session left of it included."""
+    if not keep_tensors:
+        Tensors(plan, folder.path).remove()
 
-    config = load_site(site, folder.parsl)
-    folder.store_plan(plan)
-    with started(config) as executors:
-        job = Job(str(folder.path), plan.identity)
-        normalise = _normalisation(plan, executors, job, journal, listener)
-        job = Job(str(folder.path), plan.identity, normalise.shift, normalise.scale)
-        create_output(plan, provenance(plan, normalise))
-        Tensors(plan, folder.path).create()
-        loop = Loop(schedule, executors.apps(job).submit, executors.slots, journal, listener.on_progress)
-        loop.run()
+
+def _work(
+    plan: Plan, executors: Executors, folder: RunFolder, journal: Journal, schedule: Schedule, listener: Listener
+) -> Report:
+    job = Job(str(folder.path), plan.identity)
+    normalise = _normalisation(plan, executors, job, journal, listener)
+    job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
+    create_output(plan, provenance(plan, normalise))
+    Tensors(plan, folder.path).create()
+    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
+    loop.run()
     missing = [Missing(stage, unit, box, loop.reasons[stage, unit]) for stage, unit, box in schedule.missing()]
     return Report(
         plan,
@@ -209,7 +223,7 @@ def _done(journal: Journal) -> Iterator[tuple[str, int]]:
     return ((record.stage, unit) for record in journal.records() for unit in record.done)
 
 
-def _normalisation(plan: Plan, executors: Started, job: Job, journal: Journal, listener: Listener) -> Affine:
+def _normalisation(plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener) -> Affine:
     """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type."""
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
     if not needs_measuring(choice, dtype):
@@ -221,11 +235,13 @@ def _normalisation(plan: Plan, executors: Started, job: Job, journal: Journal, l
     return affine(choice, dtype, found)
 
 
-def _measured(name: str, plan: Plan, executors: Started, job: Job, journal: Journal, listener: Listener) -> Statistics:
+def _measured(
+    name: str, plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener
+) -> Statistics:
     stage = Stage(name, len(plan.blocks))
     schedule = SingleStage(stage)
     schedule.resume(_done(journal))
-    loop = Loop(schedule, executors.apps(job).submit, executors.slots, journal, listener.on_progress)
+    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
     loop.run()
     if stage.failed:
         unit = min(stage.failed)

@@ -94,12 +94,17 @@ class Tensors(Section):
 
 
 class Infer(Section):
-    """How the net is run."""
+    """How the net is run.
+
+    On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
+    the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
+    """
 
     batch: int | Auto = Field("auto")
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     compile: bool = False
+    exact: bool = False
 
     @model_validator(mode="after")
     def _positive(self) -> Infer:

@@ -14,14 +14,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from volpipe.errors import RunStopped
 from volpipe.journal import Journal, Record
 from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.worker import Job
 
 log = logging.getLogger(__name__)
 
 Submit = Callable[[str, Sequence[int]], "Future[Record]"]
+
+
+class Executors(Protocol):
+    """Workers that were started, in whatever way.
+
+    Attributes:
+        slots: how many tasks of "cpu" and of "gpu" stages run at a time.
+    """
+
+    slots: Mapping[str, int]
+
+    def submitter(self, job: Job) -> Submit:
+        """Return what sends units of a stage, together with `job`, to a worker."""
+        ...
+
 
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64

@@ -239,7 +239,11 @@ def create_multiscale(
     folder = container / key.strip("/")
     _check_levels(folder, multiscale, formats[format])
     create_groups(container, f"{key}/{multiscale.levels[0].key}".strip("/"), formats[format])
-    own = {"volpipe": dict(attributes)} if attributes else {}
+    _write_group(folder, multiscale, format, {"volpipe": dict(attributes)} if attributes else {})
+
+
+def _write_group(folder: Path, multiscale: Multiscale, format: str, own: Tree) -> None:
+    """Write what a group, and in some formats its arrays, say of its levels; `own` goes beside it."""
     if format == "ome-zarr-0.5":
         old = (read_json(folder / "zarr.json") or {}).get("attributes") or {}
         merge_json(folder / "zarr.json", {"attributes": old | ome.group_attributes(multiscale, "0.5", own)})

@@ -202,7 +202,7 @@ def read_json(file: Path) -> Tree | None:
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_JSON_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
         return None
     except OSError as error:
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error

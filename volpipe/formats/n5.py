@@ -38,7 +38,7 @@ from volpipe.formats.metadata import (
 )
 
 FILE = "attributes.json"
-VERSION = "2.0.0"  # what z5py writes; readers of N5 2, 3 and 4 accept it
+VERSION = "2.0.0"  # what z5py writes
 CORE = ("dimensions", "blockSize", "dataType", "compression", "compressionType", "n5")
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64")
 CODECS: Mapping[str, tuple[str, ...]] = {
@@ -108,9 +108,10 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     """Return where an array lies, from its attributes and those of the groups around it, outermost first.
 
     `transform` (COSEM) is taken as it stands. Otherwise `resolution` or `pixelResolution`, nearest first, is the voxel
-    size of the finest level, times the level's `downsamplingFactors` or the group's `scales`; these lists are in
-    the order x, y, z. Where no unit is said they are nanometres, as in neuroglancer. Downsampling by f moves the centre of the first
-    voxel by (f - 1) / 2 voxels of the finest level, unless the level states an `offset` of its own.
+    size of the finest level, times the level's `downsamplingFactors` or the group's `scales`; these lists are in the
+    order x, y, z, and in nanometres where no unit is said, the habit of electron microscopy. Downsampling by
+    f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level, unless the level states
+    an `offset` of its own.
     """
     found = cosem.read_place(header.attributes.get("transform"))
     if found is not None:

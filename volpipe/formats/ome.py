@@ -7,7 +7,7 @@ Specification: ngff.openmicroscopy.org/0.4 and /0.5.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -114,7 +114,7 @@ def _transformations(
     return scale, shift
 
 
-def plate_images(attributes: Tree, folder: Path, read: Any) -> list[str] | None:  # Any: attributes of a folder
+def plate_images(attributes: Tree, folder: Path, read: Callable[[Path], Tree]) -> list[str] | None:
     """Return the keys of the images of the plate at `folder`, the first few; None where it is no plate.
 
     Args:

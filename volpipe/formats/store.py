@@ -34,10 +34,11 @@ class StoredArray(Protocol):
 
 
 class TensorStoreArray:
-    """An array that tensorstore reads and writes; a chunk is written whole or not at all."""
+    """An array that tensorstore reads and writes; a chunk, or a shard, is written whole or not at all."""
 
-    def __init__(self, array: ts.TensorStore) -> None:
+    def __init__(self, array: ts.TensorStore, *, sharded: bool = False) -> None:
         self._array = array
+        self._sharded = sharded
 
     def read(self, index: Index) -> np.ndarray:
         _check_process()
@@ -45,8 +46,14 @@ class TensorStoreArray:
         return data
 
     def write(self, index: Index, data: np.ndarray) -> None:
+        import tensorstore as ts
+
         _check_process()
-        self._array[index].write(data).result()
+        if not self._sharded:
+            self._array[index].write(data).result()
+            return
+        with ts.Transaction() as transaction:  # so that all chunks of a shard go into one write of its file
+            self._array.with_transaction(transaction)[index].write(data).result()
 
 
 def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
@@ -69,9 +76,13 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
     }
     if cache_bytes:
         spec["recheck_cached_data"] = "open"  # no look at the file for a chunk that is in memory
-    opened = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=context(cache_bytes))
-    array = opened.result()
-    return TensorStoreArray(array.T if header.format == "n5" else array)  # N5's axes are x, y, z
+    own = context(cache_bytes)
+    try:
+        array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()
+    except OverflowError as error:
+        raise ValueError(f"a number is out of range: {error}") from error
+    turned = array.T if header.format == "n5" else array  # N5's axes are x, y, z
+    return TensorStoreArray(turned, sharded=header.shards is not None)
 
 
 def context(cache_bytes: int = 0) -> ts.Context:

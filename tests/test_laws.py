@@ -1,0 +1,259 @@
+"""The laws of a run, end to end over real files: exact joins, faces and corners included, whatever the division."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inline import Inline, Stopped
+
+from volpipe.blend import FAMILIES, profile
+from volpipe.driver import Report, execute, prepare
+from volpipe.errors import PlanError
+from volpipe.grid import Box
+from volpipe.nets import build_net
+from volpipe.plan import Plan
+from volpipe.recipe import load_recipe
+from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+
+
+def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
+    """Write `data` (z, y, x) as an N5 volume."""
+    spec = ArraySpec(data.shape, data.dtype, tuple(min(chunk, n) for n in data.shape), codec="gzip")
+    create_array(path, "raw", spec, "n5")
+    open_writer(path, "raw").write(Box.of(data.shape), data)
+    return path
+
+
+def planned(folder: Path, volume: Path, *settings_: str) -> Plan:
+    return prepare(str(volume), load_recipe(None, settings_), folder / "out.zarr", folder)
+
+
+def ran(plan: Plan, *, seed: int = 0, slots: int = 1, keep_tensors: bool = False) -> Report:
+    report = execute(plan, Inline(seed, slots).start, keep_tensors=keep_tensors)
+    assert report.missing == []
+    return report
+
+
+def result(plan: Plan, level: int = 0) -> np.ndarray:
+    return open_volume(plan.out, level=level).open()[...]
+
+
+def fingerprint(path: Path | str) -> str:
+    """Return one hash of every name and byte below `path`."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).rglob("*")):
+        if file.is_file():
+            digest.update(str(file.relative_to(path)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def noise(shape: tuple[int, ...], dtype: str = "uint8", seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return rng.normal(0, 100, shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def windowed(window: tuple[int, ...], overlap: tuple[int, ...], block: tuple[int, ...], blend: str) -> list[str]:
+    return [
+        f"windows.shape={list(window)}",
+        f"windows.overlap={list(overlap)}",
+        f"windows.block={list(block)}",
+        f"windows.blend={blend}",
+    ]
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
+    """A volume's shape, and windows, overlap, block and blend that divide it somehow."""
+    shape = tuple(draw(st.integers(1, 23)) for _ in range(3))
+    window = tuple(draw(st.integers(3, 12)) for _ in range(3))
+    overlap = tuple(draw(st.integers(0, w * 2 // 3)) for w in window)
+    block = tuple(draw(st.integers(1, 3)) for _ in range(3))
+    return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
+
+
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SLOW
+@given(divisions(), st.sampled_from(["uint8", "int16", "uint16", "float32"]), st.sampled_from(["stored", "streamed"]))
+def test_identity_in_identity_out(drawn: tuple[tuple[int, ...], list[str]], dtype: str, mode: str) -> None:
+    shape, division = drawn
+    data = noise(shape, dtype)
+    with tempfile.TemporaryDirectory() as name:
+        volume = write_volume(Path(name) / "in.n5", data)
+        given_range = ["normalise.low=-500", "normalise.high=500"] if dtype == "float32" else []
+        plan = planned(Path(name), volume, "net.name=identity", f"tensors.mode={mode}", *division, *given_range)
+        ran(plan)
+        if dtype == "float32":
+            np.testing.assert_allclose(result(plan), data, rtol=0, atol=1e-4)  # of values to 400: float32 rounding
+        else:
+            assert np.array_equal(result(plan), data)
+
+
+@SLOW
+@given(divisions(), st.tuples(*[st.integers(1, 3)] * 3))
+def test_a_scaled_output_has_every_voxel_in_its_place(
+    drawn: tuple[tuple[int, ...], list[str]], scale: tuple[int, ...]
+) -> None:
+    shape, division = drawn
+    data = noise(shape)
+    with tempfile.TemporaryDirectory() as name:
+        volume = write_volume(Path(name) / "in.n5", data)
+        plan = planned(Path(name), volume, "net.name=upsample", f"net.options.scale={list(scale)}", *division)
+        ran(plan)
+        assert np.array_equal(result(plan), np.kron(data, np.ones(scale, np.uint8)))
+
+
+@pytest.mark.parametrize("offset", [(1, -2, 3), (0, 0, -4)])
+def test_a_shift_brings_in_the_mirrored_volume(tmp_path: Path, offset: tuple[int, int, int]) -> None:
+    data = noise((19, 23, 29))
+    plan = planned(
+        tmp_path, write_volume(tmp_path / "in.n5", data), "net.name=shift", f"net.options.offset={list(offset)}",
+        "windows.shape=[16,16,16]", "windows.block=[2,1,2]",
+    )  # fmt: skip
+    ran(plan)
+    padded = np.pad(data, 5, mode="reflect")
+    expected = padded[tuple(slice(5 - o, 5 - o + n) for o, n in zip(offset, data.shape, strict=True))]
+    assert np.array_equal(result(plan), expected)
+
+
+@pytest.mark.parametrize("blend", ["hann", "gaussian", "bump", "constant"])
+def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: Path, blend: str) -> None:
+    """A net that is not tile-invariant: each voxel is the mean of its windows' outputs, weighted by the profile."""
+    data = noise((17, 26, 21))
+    (tmp_path / "ramp.py").write_text(
+        "import torch\n"
+        "class Ramp(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + torch.arange(x.shape[-1]) * torch.arange(x.shape[-2])[:, None]\n"
+        "def ramp():\n"
+        "    return Ramp()\n"
+    )
+    window, overlap = (8, 10, 12), (4, 4, 6)
+    plan = planned(
+        tmp_path, write_volume(tmp_path / "in.n5", data), "net.name=ramp.py:ramp", "net.intensity=same",
+        "normalise.method=none", "output.dtype=float32", *windowed(window, overlap, (2, 1, 2), blend),
+    )  # fmt: skip
+    assert plan.num_sums > 0
+    ran(plan)
+    total, weight = np.zeros(data.shape), np.zeros(data.shape)
+    profiles = [profile(blend, w) for w in window]  # type: ignore[arg-type]  # one of the families
+    for corner in np.ndindex(*(-(-n // (w - o)) for n, w, o in zip(data.shape, window, overlap, strict=True))):
+        start = [i * (w - o) - o // 2 for i, w, o in zip(corner, window, overlap, strict=True)]
+        for z, y, x in np.ndindex(*window):
+            at = (start[0] + z, start[1] + y, start[2] + x)
+            if all(0 <= p < n for p, n in zip(at, data.shape, strict=True)):
+                share = profiles[0][z] * profiles[1][y] * profiles[2][x]
+                total[at] += share * (int(data[at]) + y * x)
+                weight[at] += share
+    np.testing.assert_allclose(result(plan), total / weight, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("block", "tile", "mode", "slots", "seed"),
+    [((1, 1, 1), 16, "streamed", 1, 0), ((2, 3, 1), 16, "streamed", 2, 1), ((1, 2, 2), 24, "stored", 2, 2)],
+)
+def test_a_conv_net_tiled_is_bit_identical_to_the_whole(
+    tmp_path: Path, block: tuple[int, int, int], tile: int, mode: str, slots: int, seed: int
+) -> None:
+    data = noise((35, 42, 37))
+    options = "{features=[4,6],seed=1}"
+    plan = planned(
+        tmp_path, write_volume(tmp_path / "in.n5", data), "net.name=unet3d", f"net.options={options}",
+        "output.dtype=float32", "output.intensity=raw", f"tensors.mode={mode}", "infer.exact=true",
+        f"windows.shape={[tile + 20] * 3}", "windows.overlap=20", f"windows.block={list(block)}",
+    )  # fmt: skip
+    assert plan.net.halo <= (10, 10, 10)
+    ran(plan, slots=slots, seed=seed)
+    size = [-(-n // 2) * 2 for n in data.shape]
+    padded = np.pad(data, [(10, 10 + s - n) for s, n in zip(size, data.shape, strict=True)], mode="reflect")
+    net = build_net(plan.recipe.net)
+    assert not torch.backends.mkldnn.enabled
+    with torch.inference_mode():
+        whole = net(torch.from_numpy((padded.astype(np.float32) - 127.5) / 127.5)[None, None])[0, 0]
+    expected = whole[10:, 10:, 10:][tuple(slice(0, n) for n in data.shape)].numpy()
+    assert np.array_equal(result(plan), expected)
+
+
+def test_without_its_halo_a_conv_net_is_refused_with_crop_and_wrong_without(tmp_path: Path) -> None:
+    """The control of the test above: a halo that is too small is not silently accepted, and it would matter."""
+    data = noise((32, 32, 32))
+    volume = write_volume(tmp_path / "in.n5", data)
+    settings_ = ("net.options={features=[4,6],seed=1}", "output.dtype=float32", "output.intensity=raw")
+    with pytest.raises(PlanError, match="axis z: blend crop needs an overlap of"):
+        planned(tmp_path, volume, "net.name=unet3d", *settings_, "windows.shape=[24,24,24]", "windows.overlap=4")
+    outs = []
+    for overlap in (0, 20):
+        folder = tmp_path / str(overlap)
+        folder.mkdir()
+        plan = planned(
+            folder, volume, "net.name=unet3d", *settings_, f"windows.shape={[16 + overlap] * 3}",
+            f"windows.overlap={overlap}", "windows.blend=constant" if overlap == 0 else "windows.blend=crop",
+        )  # fmt: skip
+        ran(plan)
+        outs.append(result(plan))
+    assert np.abs(outs[0] - outs[1]).max() > 0.01
+
+
+BLENDED = [
+    "net.name=unet3d",
+    "net.options={features=[4,6],seed=2}",
+    *windowed((16, 16, 16), (8, 8, 8), (2, 2, 2), "hann"),
+]
+
+
+def blended(folder: Path, *more: str) -> Plan:
+    folder.mkdir(exist_ok=True)
+    volume = folder.parent / "in.n5"
+    if not volume.exists():
+        write_volume(volume, noise((24, 28, 20)))
+    return planned(
+        folder, volume, *BLENDED, "normalise.method=zscore", "output.shard=[4,8,4]", "output.chunk=[4,4,4]", *more
+    )
+
+
+def test_one_hash_whatever_the_order_the_workers_and_the_way_to_the_net(tmp_path: Path) -> None:
+    hashes = set()
+    for i, (mode, slots) in enumerate([("streamed", 1), ("streamed", 2), ("stored", 1), ("stored", 3)]):
+        plan = blended(tmp_path / str(i), f"tensors.mode={mode}")
+        assert 0 < plan.num_sums < len(plan.shards())
+        ran(plan, slots=slots, seed=i)
+        hashes.add(
+            hashlib.sha256(b"".join(result(plan, level).tobytes() for level in range(len(plan.factors)))).hexdigest()
+        )
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("mode", ["stored", "streamed"])
+def test_interrupted_anywhere_and_resumed_the_bytes_are_those_of_one_go(tmp_path: Path, mode: str) -> None:
+    plan = blended(tmp_path / "run", f"tensors.mode={mode}")
+    ran(plan)
+    undisturbed = fingerprint(plan.out)
+    rng = np.random.default_rng(5)
+    for seed, most_tasks in enumerate(rng.integers(0, 12, 10)):
+        interruptions = 0
+        executors = Inline(seed, 2, int(most_tasks))
+        fresh = True
+        while True:
+            try:
+                report = execute(plan, executors.start, fresh=fresh)
+            except Stopped:
+                interruptions += 1
+                executors = Inline(seed + interruptions, 2, int(rng.integers(3, 40)))
+                fresh = False
+                continue
+            break
+        assert interruptions > 0
+        assert report.missing == []
+        assert fingerprint(plan.out) == undisturbed
+        assert not list(report.folder.glob("tensors.*"))
