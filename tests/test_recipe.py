@@ -46,6 +46,14 @@ def test_a_mistake_is_named(setting: str, words: str) -> None:
         load_recipe(None, [setting])
 
 
+def test_another_net_leaves_the_options_of_the_files_behind(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[net]\nname = "unet3d"\nweights = "w.safetensors"\noptions = { features = [4, 8] }\n')
+    assert load_recipe(path, ["net.name=unet3d"]).net.weights == "w.safetensors"
+    other = load_recipe(path, ["net.name=upsample", "net.options.scale=[2,2,2]"]).net
+    assert (other.weights, other.options) == (None, {"scale": [2, 2, 2]})
+
+
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no recipe at .*none\.toml"):
         load_recipe(tmp_path / "none.toml")

@@ -229,6 +229,27 @@ def test_distance_to_a_rod_is_that_to_its_nearest_point() -> None:
     np.testing.assert_allclose(found, brute, atol=1e-4)
 
 
+def test_noise_is_added_to_the_picture_and_to_nothing_else() -> None:
+    box = Box.of((24, 64, 64))
+    clean, usual, double = (Sample(box.shape, 1, noise=noise) for noise in (0.0, 1.0, 2.0))
+    greys = clean.raw(box).astype(np.float64)
+    inside = (greys > 50) & (greys < 205)  # where no noise is clipped away
+    for sample, deviation in ((usual, 6.0), (double, 12.0)):
+        added = (sample.raw(box) - greys)[inside]
+        assert abs(added.mean()) < 0.2
+        assert added.std() == pytest.approx(deviation, rel=0.02)
+        assert np.array_equal(sample.labels(box), clean.labels(box))
+
+
+def test_picture_without_noise_is_the_blurred_paint_rounded() -> None:
+    box = Box((3, 5, 7), (9, 15, 17))
+    wide = Box((1, 4, 6), (11, 16, 18))
+    sample = Sample((20, 20, 20), 4, noise=0.0)
+    light = sample_module._sections(4, box)
+    expected = np.rint(sample_module._blur(sample_module._paint(sample_module._grow(sample, wide))) + light)
+    assert np.array_equal(sample.raw(box), expected)
+
+
 def test_box_outside_the_sample_is_refused_with_its_axis() -> None:
     with pytest.raises(ValueError, match="box 0:9 leaves the sample 0:8 on axis y"):
         Sample((8, 8, 8)).raw(Box((0, 0, 0), (8, 9, 8)))
@@ -243,6 +264,8 @@ def test_impossible_samples_are_refused_when_made() -> None:
         Sample((8, 0, 8))
     with pytest.raises(RecipeError, match=r"sample voxel size is -8\.0 nm on axis x"):
         Sample((8, 8, 8), voxel_size_nm=(8.0, 8.0, -8.0))
+    with pytest.raises(RecipeError, match=r"sample noise is -0\.5"):
+        Sample((8, 8, 8), noise=-0.5)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -299,7 +322,7 @@ def test_another_sample_in_the_same_place_is_refused(tmp_path: Path) -> None:
     write_sample(tmp_path / "a.n5", Sample((8, 8, 8), seed=1))
     write_sample(tmp_path / "a.n5", Sample((8, 8, 8), seed=1))
     before = contents(tmp_path / "a.n5")
-    for other in (Sample((8, 8, 8), seed=2), Sample((8, 8, 9), seed=1)):
+    for other in (Sample((8, 8, 8), seed=2), Sample((8, 8, 9), seed=1), Sample((8, 8, 8), seed=1, noise=0.0)):
         with pytest.raises(VolumeError, match="exists already"):
             write_sample(tmp_path / "a.n5", other)
     assert contents(tmp_path / "a.n5") == before

@@ -212,9 +212,11 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     yield on_pipe
 
 
-def _find_recipe(recipe: Path | None) -> Path | None:
-    """Return the file of a recipe given as a path or as a shipped name."""
-    if recipe is None or recipe.is_file():
+def _find_recipe(recipe: Path | None) -> Path:
+    """Return the file of a recipe given as a path or as a shipped name; without one, of the shipped default."""
+    if recipe is None:
+        return Path(volpipe.configs.__path__[0]) / "default.toml"
+    if recipe.is_file():
         return recipe
     folder = Path(volpipe.configs.__path__[0])
     shipped = folder / recipe.with_suffix(".toml").name

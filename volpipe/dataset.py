@@ -57,7 +57,7 @@ class WindowDataset(Dataset[torch.Tensor]):
     Neighbouring indices are neighbouring windows, block by block: over a volume, that order or a `ChunkSampler`'s reads
     a block once, any other reads it for nearly every window. Each worker of a DataLoader reads what its own batches
     need. Stored windows are one chunk each, in any order. It pickles as names alone, so that workers started by spawn
-    open their own volume; forked ones cannot read once the volume was read in the process that they come from.
+    open their own volume; forked ones cannot, once the process that they come from has read or written any.
     """
 
     def __init__(self, source: WindowSource) -> None:

@@ -114,6 +114,7 @@ def execute(
     folder = RunFolder.of_output(Path(plan.out))
     with folder.locked():
         _claim(folder, plan, fresh)
+        _agree_on_tensors(folder, keep_tensors)
         with _logging_to(folder.log), Journal(folder.journal) as journal:
             schedule = Schedule(plan, keep_tensors=keep_tensors)
             schedule.resume(_done(journal))
@@ -217,6 +218,17 @@ def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
         raise RunError(f"{out} exists and no run in {folder.path} made it; choose another --out")
     if started and not out.exists() and any(r.stage != "measure" for r in read_records(folder.journal)):
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
+
+
+def _agree_on_tensors(folder: RunFolder, keep_tensors: bool) -> None:
+    """Refuse to keep tensors of a run that has begun to discard them: those that are gone would read as zeros."""
+    if not keep_tensors:
+        folder.discards.touch()
+    elif folder.discards.exists():
+        raise RunError(
+            f"the run in {folder.path} was started without --keep-tensors and some tensors are gone; "
+            "go on without, or use --fresh to start over"
+        )
 
 
 def _done(journal: Journal) -> Iterator[tuple[str, int]]:

@@ -45,6 +45,11 @@ class RunFolder:
         return self.path / "parsl"
 
     @property
+    def discards(self) -> Path:
+        """Exists once tensors may have been discarded."""
+        return self.path / "discards"
+
+    @property
     def plan_file(self) -> Path:
         return self.path / PLAN_FILE
 

@@ -65,7 +65,8 @@ class Runner:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
         choice = plan.recipe.infer
-        torch.backends.mkldnn.enabled = not choice.exact  # oneDNN's order of sums depends on the window's shape
+        # oneDNN's order of sums depends on the window's shape.
+        torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
         net = build_net(plan.recipe.net, plan.search_path).to(device)
         if choice.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Triple = tuple[int, int, int]
+SHIPPED_WEIGHTS = "volpipe:"
 
 
 class NetFacts(BaseModel):
@@ -72,7 +73,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     if choice.weights is not None:
-        load_weights(net, Path(search_path) / choice.weights)
+        load_weights(net, _weights_path(choice.weights, search_path))
     return net.eval().requires_grad_(False)
 
 
@@ -174,6 +175,15 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
             f"channels mean {due[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
         )
+
+
+def _weights_path(weights: str, search_path: str) -> Path:
+    """Return the file of weights: "volpipe:NAME" is a shipped one, anything else a path of the user's."""
+    if weights.startswith(SHIPPED_WEIGHTS):
+        import volpipe.models
+
+        return Path(volpipe.models.__path__[0]) / weights.removeprefix(SHIPPED_WEIGHTS)
+    return Path(search_path) / weights
 
 
 def _bytes_type() -> Any:  # Any: torch.dtype, named only where torch is imported

@@ -140,7 +140,9 @@ class Recipe(Section):
 
 
 def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
-    """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, the default.
+    """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, an empty one.
+
+    Setting ``net.name`` to another net drops the options and weights that the file has for its own.
 
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
@@ -181,6 +183,8 @@ def _set(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
+    if key.strip() == "net.name" and tree.get("name") != value:
+        tree.clear()
     tree[last] = value
 
 

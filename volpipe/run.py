@@ -27,13 +27,12 @@ Submit = Callable[[str, Sequence[int]], "Future[Record]"]
 
 
 class Executors(Protocol):
-    """Workers that were started, in whatever way.
+    """Workers that were started, in whatever way."""
 
-    Attributes:
-        slots: how many tasks of "cpu" and of "gpu" stages run at a time.
-    """
-
-    slots: Mapping[str, int]
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """How many tasks of "cpu" and of "gpu" stages run at a time."""
+        ...
 
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to a worker."""
