@@ -131,16 +131,17 @@ def test_every_place_of_the_nets_grid_is_denoised_alike() -> None:
 
 
 def test_a_voxel_sees_its_halo_and_nothing_beyond() -> None:
-    near, far = 10, 18  # the pair of voxels 18 and 19 on each axis sees 9 more before and after: 10 to 27
+    first, last = 10, 27  # what voxels 18 and 19 of an axis see together: 18 reaches 8 before and 9 after, 19 the reverse
     window = np.random.default_rng(0).uniform(0, 255, (38, 38, 38))
-    pair = (slice(far, far + 2),) * 3
+    pair = (slice(18, 20),) * 3
     kept = np.zeros(window.shape, bool)
-    kept[(slice(near - 1, 29),) * 3] = True
+    kept[(slice(first, last + 1),) * 3] = True
     assert np.array_equal(denoised(np.where(kept, window, 0))[pair], denoised(window)[pair])
     for axis in range(3):
-        changed = window.copy()
-        np.moveaxis(changed, axis, 0)[: near + 1] = 0
-        assert not np.array_equal(denoised(changed)[pair], denoised(window)[pair]), f"axis {'zyx'[axis]}"
+        for seen in (first, last):
+            changed = window.copy()
+            np.moveaxis(changed, axis, 0)[seen] = 0
+            assert not np.array_equal(denoised(changed)[pair], denoised(window)[pair]), f"axis {'zyx'[axis]}"
 
 
 def test_run_by_the_default_recipe_equals_the_net_over_the_whole(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_every_window_belongs_to_exactly_one_block(lattice: Lattice) -> None:
 
 
 @given(lattices())
+def test_positions_of_a_block_are_those_of_its_windows(lattice: Lattice) -> None:
+    for block in range(len(lattice.blocks)):
+        assert [lattice.dense(p) for p in lattice.positions_of(block)] == lattice.windows_of(block)
+
+
+@given(lattices())
 def test_a_block_reads_the_union_of_its_windows(lattice: Lattice) -> None:
     for block in range(len(lattice.blocks)):
         boxes = [lattice.window_box(n) for n in lattice.windows_of(block)]

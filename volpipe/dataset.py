@@ -165,18 +165,8 @@ class ChunkSampler(Sampler[int]):
         lattice = self.dataset.lattice
         rng = np.random.default_rng((self.seed, epoch))
         for block in rng.permutation(len(lattice.blocks)):
-            indices = _indices(lattice, int(block))
+            indices = lattice.positions_of(int(block))
             yield from (indices.start + rng.permutation(len(indices))).tolist()
-
-
-def _indices(lattice: Lattice, block: int) -> range:
-    """Return the indices of the windows of `block`, counting only windows that exist; the inverse of Lattice.dense."""
-    nz, ny, nx = lattice.counts
-    bz, by, bx = lattice.block
-    iz, iy, ix = lattice.blocks.index(block)
-    cz, cy, cx = min(bz, nz - iz * bz), min(by, ny - iy * by), min(bx, nx - ix * bx)
-    first = iz * bz * ny * nx + cz * (iy * by * nx + cy * ix * bx)
-    return range(first, first + cz * cy * cx)
 
 
 def _lattice(tensors: Volume) -> Lattice:

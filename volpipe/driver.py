@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 
 import volpipe
-from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import Affine
-from volpipe.output import create_output
+from volpipe.output import create_output, sweep
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
 from volpipe.run import Executors, Loop, Progress, Totals
@@ -131,7 +131,9 @@ def execute(
 
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
-    """Delete the scratch of a complete run, what an interrupted session left of it included."""
+    """Delete the scratch of a complete run, and what killed writers left in its output."""
+    for path in sweep(Path(plan.out)):
+        log.info("deleted %s, which a killed writer left", path)
     if not keep_tensors:
         Tensors(plan, folder.path).remove()
 
@@ -272,7 +274,7 @@ def _logging_to(path: Path) -> Iterator[None]:
     logger.setLevel(logging.INFO)
     try:
         yield
-    except VolpipeError:
+    except Exception:
         log.exception("the run stopped")
         raise
     finally:

@@ -240,6 +240,15 @@ class Lattice:
         local = unravel(rest, (cz, cy, cx))
         return self.blocks.number((iz, iy, ix)) * self.windows_per_block + ravel(local, self.block)
 
+    def positions_of(self, block: int) -> range:
+        """Return the positions, as `dense` takes them, of the windows of `block`."""
+        _, ny, nx = self.counts
+        bz, by, bx = self.block
+        iz, iy, ix = self.blocks.index(block)
+        cz, cy, cx = self._windows_in(block)
+        first = iz * bz * ny * nx + cz * (iy * by * nx + cy * ix * bx)
+        return range(first, first + cz * cy * cx)
+
     def _windows_in(self, block: int) -> Shape:
         index = self.blocks.index(block)
         return tuple(min(b, n - i * b) for i, b, n in zip(index, self.block, self.counts, strict=True))

@@ -10,10 +10,11 @@ recipe may give those that a net from outside lacks: `in_channels`, `out_channel
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.recipe import NetChoice
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Triple = tuple[int, int, int]
+Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 SHIPPED_WEIGHTS = "volpipe:"
+
+log = logging.getLogger(__name__)
 
 
 class NetFacts(BaseModel):
@@ -32,12 +36,12 @@ class NetFacts(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     label: str
-    in_channels: int
-    out_channels: int
-    scale: Triple
-    stride: Triple
-    halo: Triple
-    window: Triple
+    in_channels: PositiveInt
+    out_channels: PositiveInt
+    scale: Sizes
+    stride: Sizes
+    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    window: Sizes
     intensity: Literal["same", "unit", "raw"]
     tile_invariant: bool
     num_parameters: int
@@ -109,7 +113,11 @@ def load_weights(net: nn.Module, path: Path) -> None:
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`, built once for the purpose."""
+    """Return the facts of the net of `choice`, built once for the purpose.
+
+    Raises:
+        VolpipeError: as `build_net`, or where a fact cannot be one.
+    """
     net = build_net(choice, search_path)
     given = {
         key: value
@@ -130,7 +138,14 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     label = choice.name.rpartition(":")[2] if ":" in choice.name else choice.name
     counts = sum(p.numel() for p in net.parameters())
-    return NetFacts(label=label, num_parameters=counts, weights_sha256=weights_hash(net), **facts)
+    try:
+        return NetFacts(label=label, num_parameters=counts, weights_sha256=weights_hash(net), **facts)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        fact = str(problem["loc"][0])
+        raise VolpipeError(
+            f"net {label} declares {fact} {facts[fact]!r}: {problem['msg']}; correct it there"
+        ) from error
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
@@ -159,22 +174,37 @@ def weights_hash(net: nn.Module) -> str:
 
 
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
-    """Refuse a net whose output for one window has not the shape it declares; tried without computing anything.
+    """Refuse a net whose output for one window has not the shape it declares; tried without values where that works.
 
     Raises:
-        PlanError: the shapes differ; the message has both.
+        PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
-    import torch
-
-    net = build_net(choice.model_copy(update={"weights": None}), search_path).to("meta")
-    with torch.device("meta"), torch.inference_mode():
-        out = tuple(net(torch.empty((1, facts.in_channels, *window))).shape)
+    net = build_net(choice.model_copy(update={"weights": None}), search_path)
+    try:
+        out = _output_shape(net, (1, facts.in_channels, *window), "meta")
+    except Exception:  # nets may look at their values, which only a real window has
+        log.info("net %s cannot be tried without values, so one window is computed", facts.label)
+        try:
+            net = build_net(choice.model_copy(update={"weights": None}), search_path)
+            out = _output_shape(net, (1, facts.in_channels, *window), "cpu")
+        except Exception as error:  # whatever the net's own code makes of it
+            reason = str(error) or type(error).__name__
+            raise PlanError(
+                f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
+            ) from error
     due = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
     if out != due:
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
             f"channels mean {due[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
         )
+
+
+def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[int, ...]:
+    import torch
+
+    with torch.device(device), torch.inference_mode():
+        return tuple(net.to(device)(torch.zeros(shape)).shape)
 
 
 def _weights_path(weights: str, search_path: str) -> Path:

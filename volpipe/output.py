@@ -5,6 +5,7 @@ Not here: what is added up (infer, reassemble), or how a format lays out its byt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,18 @@ from volpipe.plan import Plan
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
+
+
+# What a writer killed in the middle leaves beside the file that it was making: tensorstore's, and that of our JSON.
+LEFT_BEHIND = re.compile(r".+\.__lock|\..+\.[0-9a-f]{32}")
+
+
+def sweep(out: Path) -> list[Path]:
+    """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work."""
+    left = [path for path in out.rglob("*") if LEFT_BEHIND.fullmatch(path.name)]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return left
 
 
 def level_key(level: int) -> str:

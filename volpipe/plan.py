@@ -7,6 +7,7 @@ where its block lies, what it reads and what it writes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -75,8 +76,7 @@ class Plan(BaseModel):
 
     @cached_property
     def out_shape(self) -> Triple:
-        z, y, x = (n * s for n, s in zip(self.source.shape, self.net.scale, strict=True))
-        return z, y, x
+        return _triple(n * s for n, s in zip(self.source.shape, self.net.scale, strict=True))
 
     @cached_property
     def identity(self) -> str:
@@ -89,8 +89,7 @@ class Plan(BaseModel):
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of pyramid `level` (z, y, x); level 0 is the output itself."""
-        z, y, x = (-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
-        return z, y, x
+        return _triple(-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of pyramid `level`: what one task writes at once."""
@@ -98,8 +97,7 @@ class Plan(BaseModel):
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
-        z, y, x = (b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
-        return z, y, x
+        return _triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches."""
@@ -142,8 +140,7 @@ class Plan(BaseModel):
     def sum_chunk(self) -> Triple:
         """Inner chunk of a block tensor: what reassembly can read of it without the rest."""
         core = self.blocks.cell
-        z, y, x = (_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
-        return z, y, x
+        return _triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
 
     @cached_property
     def sum_margin(self) -> Triple:
@@ -155,8 +152,7 @@ class Plan(BaseModel):
         """Shape of a block tensor (z, y, x) in output voxels, the same for every block."""
         after = self._padded(support(self.lattice, self.recipe.windows.blend)[1])
         core = (c * s for c, s in zip(self.blocks.cell, self.net.scale, strict=True))
-        z, y, x = (b + c + a for b, c, a in zip(self.sum_margin, core, after, strict=True))
-        return z, y, x
+        return _triple(b + c + a for b, c, a in zip(self.sum_margin, core, after, strict=True))
 
     def sum_origin(self, block: int) -> Index:
         """Return the output voxel at which the tensor of `block` begins; it may lie outside the volume."""
@@ -164,8 +160,7 @@ class Plan(BaseModel):
         return tuple(a - m for a, m in zip(core.start, self.sum_margin, strict=True))
 
     def _padded(self, reach: tuple[int, ...]) -> Triple:
-        z, y, x = (align_up(r * s, c) for r, s, c in zip(reach, self.net.scale, self.sum_chunk, strict=True))
-        return z, y, x
+        return _triple(align_up(r * s, c) for r, s, c in zip(reach, self.net.scale, self.sum_chunk, strict=True))
 
 
 @lru_cache(maxsize=8)
@@ -232,7 +227,10 @@ def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, searc
 
 def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     if net.in_channels != volume.num_channels:
-        raise PlanError(f"net {net.label} takes {net.in_channels} channels, the volume has {volume.num_channels}")
+        raise PlanError(
+            f"net {net.label} takes {net.in_channels} channels, the volume {volume} has {volume.num_channels}; "
+            f"choose a net of {volume.num_channels} in_channels, or an array of {net.in_channels} channels"
+        )
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
             f"net {net.label} normalises by window (instance, group or training-mode batch norm), so windows disagree "
@@ -242,33 +240,60 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 
 def _windows(choice: Windows, net: NetFacts) -> tuple[Triple, Triple]:
     """Return window and overlap in voxels, aligned to the net's stride."""
-    halo = tuple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
-    window = net.window if choice.shape == "auto" else choice.shape
+    halo = _triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
+    window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
     if choice.overlap != "auto":
         overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
     elif choice.blend == "crop":
         overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
     else:
-        z, y, x = (w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
-        overlap = (z, y, x)
+        overlap = _triple(w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
     for i, axis in enumerate(AXES):
-        _check_axis(axis, window[i], overlap[i], net.stride[i])
-        if choice.blend == "crop" and overlap[i] // 2 < halo[i]:
-            raise PlanError(
-                f"axis {axis}: blend crop needs an overlap of {2 * halo[i]} (twice the halo {halo[i]} of net "
-                f"{net.label}), not {overlap[i]}; set windows.overlap to auto, or blend with hann"
-            )
+        least = 2 * halo[i] if choice.blend == "crop" else 0
+        _check_window(axis, window[i], max(overlap[i], least), net.stride[i])
+        if choice.blend == "crop":
+            _check_halo(axis, window[i], overlap[i], halo[i], net)
+        _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
     return window, overlap
 
 
-def _check_axis(axis: str, window: int, overlap: int, stride: int) -> None:
-    """Refuse sizes that are not multiples of the net's stride: the error would be as large as the signal."""
+def _auto_window(net: NetFacts, halo: Triple) -> Triple:
+    """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
+    sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
+    return _triple(align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
+
+
+def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:
+    """Refuse a window that is not a multiple of the net's stride: the error would be as large as the signal."""
+    if window < 1:
+        raise PlanError(f"axis {axis}: window {window} is below 1; use a multiple of the net's stride {stride}")
     if window % stride:
         low = window // stride * stride
-        fits = f"{low} or {low + stride}" if low else f"{stride}"
+        fits = f"{low} or {low + stride}" if low > overlap else f"{align_up(max(window, overlap + 1), stride)}"
         raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
+
+
+def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) -> None:
+    """Refuse to crop less than the halo, whose voxels the net computes from what is outside the window."""
+    if window <= 2 * halo:
+        raise PlanError(
+            f"axis {axis}: window {window} has no core within the halo {halo} of net {net.label} on both sides; "
+            f"use {align_up(2 * halo + 1, net.stride[AXES.index(axis)])} or more, or blend with hann"
+        )
+    if 0 <= overlap // 2 < halo:
+        raise PlanError(
+            f"axis {axis}: blend crop needs an overlap of {2 * halo} (twice the halo {halo} of net {net.label}), "
+            f"not {overlap}; set windows.overlap to auto, or blend with hann"
+        )
+
+
+def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int) -> None:
+    """Refuse an overlap that leaves no stride, or that puts windows where the net's own grid does not lie."""
     if not 0 <= overlap < window:
-        raise PlanError(f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}")
+        most = (window - 1) // (2 * stride) * 2 * stride
+        raise PlanError(
+            f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}; use {least} to {most}"
+        )
     if overlap // 2 % stride or (window - overlap) % stride:
         low = overlap // (2 * stride) * 2 * stride
         fits = " or ".join(str(o) for o in (low, low + 2 * stride) if o < window)
@@ -284,8 +309,7 @@ def _block(recipe: Recipe, shape: Triple, stride: tuple[int, ...], scale: Triple
         if min(recipe.windows.block) < 1:
             raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")
         return recipe.windows.block
-    z, y, x = (_axis_block(n, s, f) for n, s, f in zip(shape, stride, scale, strict=True))
-    return z, y, x
+    return _triple(_axis_block(n, s, f) for n, s, f in zip(shape, stride, scale, strict=True))
 
 
 def _axis_block(size: int, stride: int, scale: int) -> int:
@@ -316,6 +340,11 @@ def _chunk(choice: Output, shard: Triple) -> Triple:
         if c < 1 or s % c:
             raise PlanError(f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {_divisor(s, c)}")
     return choice.chunk
+
+
+def _triple(values: Iterable[int]) -> Triple:
+    z, y, x = values
+    return z, y, x
 
 
 def _divisor(value: int, target: int) -> int:

@@ -124,7 +124,7 @@ class Schedule:
     Args:
         plan: the plan.
         keep_tensors: whether window tensors and block tensors stay.
-        most_waiting: blocks of windows that may wait for the net at a time.
+        most_waiting: blocks of windows that may wait for the net at a time, beside those that it failed on.
     """
 
     def __init__(self, plan: Plan, *, keep_tensors: bool = False, most_waiting: int = 64) -> None:
@@ -164,9 +164,13 @@ class Schedule:
     def take(self, stage: Stage, most: int) -> list[int]:
         """Return up to `most` units of `stage` that may start now."""
         if stage is self.factor:
-            waiting = int(np.count_nonzero(stage.taken & ~self.infer.done[: stage.size]))
-            most = min(most, self.most_waiting - waiting)
+            most = min(most, self.most_waiting - self._num_waiting())
         return stage.take(most) if most > 0 else []
+
+    def _num_waiting(self) -> int:
+        """Return how many blocks have windows, or are getting them, that the net has not seen and still may see."""
+        num_begun = int(np.count_nonzero(self.factor.taken)) - len(self.factor.ready)
+        return num_begun - self.infer.num_done - len(self.factor.failed) - len(self.infer.failed)
 
     def finish(self, stage: Stage, unit: int) -> None:
         """Mark `unit` done and offer what waited for it."""

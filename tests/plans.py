@@ -1,0 +1,119 @@
+"""Plans for tests, made without a disk or a net, and their geometry as a table of voxels says it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from volpipe.blend import FAMILIES
+from volpipe.grid import Shape
+from volpipe.nets import NetFacts
+from volpipe.plan import Plan, make_plan
+from volpipe.recipe import load_recipe
+from volpipe.volume import Volume
+
+Triple = tuple[int, int, int]
+
+
+def volume(
+    shape: Triple = (40, 40, 40),
+    dtype: str = "uint8",
+    voxel_size_nm: tuple[float, float, float] | None = None,
+    num_channels: int = 1,
+) -> Volume:
+    """Return a reference to an array that need not exist."""
+    stored = shape if num_channels == 1 else (num_channels, *shape)
+    axes = ("z", "y", "x") if num_channels == 1 else ("c", "z", "y", "x")
+    chunks = (16,) * len(stored)
+    origin = (0.0, 0.0, 0.0)
+    return Volume(
+        "/data/in.n5", "raw", "n5", stored, np.dtype(dtype), chunks, None, axes, voxel_size_nm, origin, "gzip", ()
+    )
+
+
+def facts(**given: object) -> NetFacts:
+    """Return the facts of a net that gives back its input, but for those that are given."""
+    plain: dict[str, object] = {
+        "label": "net", "in_channels": 1, "out_channels": 1, "scale": (1, 1, 1), "stride": (1, 1, 1),
+        "halo": (0, 0, 0), "window": (64, 64, 64), "intensity": "same", "tile_invariant": True,
+        "num_parameters": 0, "weights_sha256": "0",
+    }  # fmt: skip
+    return NetFacts.model_validate(plain | given)
+
+
+def planned(*settings: str, of: Volume | None = None, net: NetFacts | None = None) -> Plan:
+    return make_plan(load_recipe(None, settings), of or volume(), net or facts(), out=Path("/data/out.zarr"))
+
+
+@st.composite
+def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored", "streamed")) -> Plan:
+    """Small plans of every kind: any stride, overlap, blend, scale, block, shard and number of levels."""
+
+    def each(low: int, high: int) -> list[int]:
+        return [draw(st.integers(low, high)) for _ in range(3)]
+
+    stride, scale, block = each(1, 3), each(1, 3), each(1, 3)
+    overlap = [2 * s * draw(st.integers(0, 2)) + draw(st.integers(0, int(s == 1))) for s in stride]
+    window = [o + s * draw(st.integers(1, 4)) for o, s in zip(overlap, stride, strict=True)]
+    core = [b * (w - o) * f for b, w, o, f in zip(block, window, overlap, scale, strict=True)]
+    shard = [draw(st.sampled_from([d for d in range(1, c + 1) if c % d == 0 and 3 * d >= c])) for c in core]
+    chunk = [draw(st.sampled_from([d for d in range(1, s + 1) if s % d == 0])) for s in shard]
+    return planned(
+        f"windows.shape={window}", f"windows.overlap={overlap}", f"windows.block={block}",
+        f"windows.blend={draw(st.sampled_from(FAMILIES))}", f"output.shard={shard}", f"output.chunk={chunk}",
+        f"output.levels={draw(st.integers(0, 3))}", f"tensors.mode={draw(st.sampled_from(modes))}",
+        of=volume((each(1, longest)[0], *each(1, longest)[1:])),  # type: ignore[arg-type]  # three of them
+        net=facts(scale=scale, stride=stride, halo=[o // 2 // s * s for o, s in zip(overlap, stride, strict=True)]),
+    )  # fmt: skip
+
+
+def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
+    """Return the output voxels along `axis` that any window of each block adds to, found window by window."""
+    size, window, overlap = plan.source.shape[axis], plan.window[axis], plan.overlap[axis]
+    stride, per_block, scale = window - overlap, plan.block[axis], plan.net.scale[axis]
+    found: list[set[int]] = []
+    for index in range(-(-size // stride)):
+        if index % per_block == 0:
+            found.append(set())
+        first = index * stride - overlap // 2
+        seen = range(first, first + window)
+        if plan.recipe.windows.blend == "crop":
+            seen = range(index * stride, (index + 1) * stride)
+        found[-1] |= {voxel * scale + i for voxel in seen if 0 <= voxel < size for i in range(scale)}
+    return found
+
+
+def voxels_of_shards(size: int, shard: int) -> list[set[int]]:
+    """Return the voxels along one axis of `size` voxels that each shard holds."""
+    return [set(range(start, min(start + shard, size))) for start in range(0, size, shard)]
+
+
+def blocks_by_shard(plan: Plan) -> list[list[int]]:
+    """Return for each shard of level 0 the blocks that add to any voxel of it, found voxel by voxel."""
+    along = []
+    for axis in range(3):
+        blocks = voxels_of_blocks(plan, axis)
+        shards = voxels_of_shards(plan.source.shape[axis] * plan.net.scale[axis], plan.shard[axis])
+        along.append([[b for b, voxels in enumerate(blocks) if voxels & shard] for shard in shards])
+    counts = tuple(len(voxels_of_blocks(plan, axis)) for axis in range(3))
+    return [[ravelled(index, counts) for index in itertools.product(*choice)] for choice in itertools.product(*along)]
+
+
+def finer_by_shard(plan: Plan, level: int) -> list[list[int]]:
+    """Return for each shard of `level` the shards of the level before with a voxel under it, found voxel by voxel."""
+    along = []
+    for axis in range(3):
+        fine, coarse = plan.level_shape(level - 1)[axis], plan.level_shape(level)[axis]
+        step = plan.factors[level][axis] // plan.factors[level - 1][axis]
+        below = voxels_of_shards(fine, plan.shard[axis])
+        above = voxels_of_shards(coarse, plan.shard[axis])
+        along.append([[i for i, f in enumerate(below) if {voxel // step for voxel in f} & c] for c in above])
+    counts = tuple(len(voxels_of_shards(n, s)) for n, s in zip(plan.level_shape(level - 1), plan.shard, strict=True))
+    return [[ravelled(index, counts) for index in itertools.product(*choice)] for choice in itertools.product(*along)]
+
+
+def ravelled(index: Shape, counts: Shape) -> int:
+    return int(np.ravel_multi_index(index, counts))
