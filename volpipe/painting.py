@@ -1,0 +1,109 @@
+"""Pictures of invented tissue: grey levels as a microscope would show them, with its blur, sections and noise.
+
+Not here: what lies where (tissue), or a model of any microscope; greys were chosen by eye.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from volpipe.chance import Array, Stream, smooth, uniform, white_noise
+from volpipe.grid import Box
+from volpipe.tissue import Tissue, grow, vesicles
+
+_NOISE = 6.0  # grey levels, deviation
+_HALO = (2, 1, 1)  # voxels that the blur reads on each side
+
+
+def render(seed: int, box: Box, voxel_size_nm: tuple[float, float, float], noise: float) -> Array:
+    """Return the picture of `box` (z, y, x), uint8, with `noise` times the usual noise."""
+    start = tuple(a - h for a, h in zip(box.start, _HALO, strict=True))
+    stop = tuple(b + h for b, h in zip(box.stop, _HALO, strict=True))
+    grey = blur(paint(grow(seed, Box(start, stop), voxel_size_nm)))
+    grey += np.float32(_NOISE * noise) * white_noise(seed, box)
+    grey += sections(seed, box)
+    np.clip(grey, 0, 255, out=grey)
+    return np.rint(grey, out=grey).astype(np.uint8)
+
+
+def paint(tissue: Tissue) -> Array:
+    """Return the grey levels (z, y, x), float32, of `tissue` as a perfect microscope would see them."""
+    seed, at = tissue.seed, tissue.at
+    shade = 154.0 + 50.0 * uniform(seed, Stream.SHADE, tissue.roots)
+    grey = shade.astype(np.float32)[tissue.cell]
+    for stream, spacing, amplitude in ((Stream.GRAIN, 16.0, 75.0), (Stream.MOTTLE, 50.0, 60.0)):
+        grain = smooth(seed, stream, at, spacing)
+        grain *= np.float32(amplitude)
+        grey += grain
+    vesicle = vesicles(tissue)
+    _cover(grey, 200.0, _ramp(vesicle, 0.0, -6.0))
+    _cover(grey, 25.0, _ramp(np.abs(vesicle + np.float32(3.0)), 10.0, 3.0))
+    _cover(grey, 62.0, _ramp(tissue.mitochondrion, 4.0, -4.0), plus=_cristae(tissue))
+    _cover(grey, 40.0, _ramp(np.abs(tissue.mitochondrion), 10.0, 3.0))
+    place = smooth(seed, Stream.PLACE, at, 260.0)
+    _cover(grey, 90.0, _sheets(tissue, place))
+    _cover(grey, 25.0, _ramp(tissue.wall, 34.0, 12.0) * _ramp(place, -0.30, -0.42))
+    _cover(grey, 38.0, _ramp(tissue.wall, 15.0, 6.0))
+    shading = smooth(seed, Stream.SHADING, at, 2500.0)
+    shading *= np.float32(0.2)
+    shading += np.float32(1.0)
+    grey *= shading
+    return grey
+
+
+def _cristae(tissue: Tissue) -> Array:
+    """Return by how many grey levels (z, y, x), float32, mitochondria are lighter between their folds."""
+    light = _ramp(tissue.crista, 0.25, 0.75)
+    light *= _ramp(tissue.mitochondrion, -8.0, -20.0)
+    light *= np.float32(60)
+    return light
+
+
+def _sheets(tissue: Tissue, place: Array) -> Array:
+    """Return how much (z, y, x), float32 in 0 to 0.7, a voxel shows of sheets of endoplasmic reticulum."""
+    cover = _ramp(np.abs(smooth(tissue.seed, Stream.RETICULUM, tissue.at, 150.0)), 0.035, 0.012)
+    cover *= _ramp(place, 0.12, 0.25)
+    cover *= _ramp(tissue.wall, 18.0, 28.0)
+    cover *= _ramp(tissue.mitochondrion, 10.0, 20.0)
+    cover *= np.float32(0.7)
+    return cover
+
+
+def _cover(grey: Array, level: float, weight: Array, plus: Array | None = None) -> None:
+    """Move `grey` towards `level` (and `plus`) by `weight` 0 to 1, in place."""
+    change = np.float32(level) - grey
+    if plus is not None:
+        change += plus
+    change *= weight
+    grey += change
+
+
+def _ramp(values: Array, zero: float, one: float) -> Array:
+    """Return a smooth step (z, y, x), float32: 0 at and beyond `zero`, 1 at and beyond `one`."""
+    t = values - np.float32(zero)
+    t *= np.float32(1 / (one - zero))
+    np.clip(t, 0, 1, out=t)
+    bend = np.float32(3) - t - t
+    t *= t
+    t *= bend
+    return t
+
+
+def blur(grey: Array) -> Array:
+    """Return `grey` less its halo, blurred by section and beam: 1 4 6 4 1 along z, 1 2 1 along y and x."""
+    wide: Array = grey[:-4] + grey[4:]
+    wide += np.float32(4) * (grey[1:-3] + grey[3:-1])
+    wide += np.float32(6) * grey[2:-2]
+    tall = wide[:, :-2] + wide[:, 2:]
+    tall += np.float32(2) * wide[:, 1:-1]
+    out: Array = tall[:, :, :-2] + tall[:, :, 2:]
+    out += np.float32(2) * tall[:, :, 1:-1]
+    out *= np.float32(1 / 256)
+    return out
+
+
+def sections(seed: int, box: Box) -> Array:
+    """Return by how much each section is lighter (z, 1, 1), float32 grey levels."""
+    z = np.arange(box.start[0], box.stop[0])
+    light = uniform(seed, Stream.SECTION, np.stack([z, np.zeros_like(z), np.zeros_like(z)]))
+    return (light * 4.0 - 2.0).astype(np.float32)[:, None, None]
