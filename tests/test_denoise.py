@@ -42,7 +42,8 @@ def denoised(greys: np.ndarray) -> np.ndarray:
     """Return grey levels (z, y, x), not rounded, as one window of the net gives them."""
     x = torch.from_numpy(greys.astype(np.float32))[None, None] / 127.5 - 1
     with torch.inference_mode():
-        return ((net()(x)[0, 0] + 1) * 127.5).numpy().astype(np.float64)
+        out: np.ndarray = net()(x)[0, 0].numpy()
+    return (out.astype(np.float64) + 1) * 127.5
 
 
 def picture(noise: float) -> np.ndarray:
@@ -131,7 +132,7 @@ def test_every_place_of_the_nets_grid_is_denoised_alike() -> None:
 
 
 def test_a_voxel_sees_its_halo_and_nothing_beyond() -> None:
-    first, last = 10, 27  # what voxels 18 and 19 of an axis see together: 18 reaches 8 before and 9 after, 19 the reverse
+    first, last = 10, 27  # of what voxels 18 and 19 see: 18 reaches 8 before and 9 after, 19 the reverse
     window = np.random.default_rng(0).uniform(0, 255, (38, 38, 38))
     pair = (slice(18, 20),) * 3
     kept = np.zeros(window.shape, bool)
