@@ -21,7 +21,7 @@ Triple = tuple[int, int, int]
 NORMS = {"none": nn.Identity, "batch": nn.BatchNorm3d, "instance": nn.InstanceNorm3d}
 ACTIVATIONS = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "silu": nn.SiLU}
 OUTPUTS = ("none", "sigmoid")
-ROOM = 80  # voxels per axis that the default window keeps: with its halo of 24 the default net reads 128
+ROOM = (64, 128)  # voxels per axis that the default window keeps, for a halo up to a quarter of the first, and above
 
 
 def unet3d(
@@ -108,7 +108,7 @@ class UNet3D(nn.Module):
         self.halo = triple(exact_halo(self.longest_way(), axis, self.stride[axis]) for axis in range(3))
         self.intensity = "unit" if output == "sigmoid" else "same" if in_channels == out_channels else "raw"
         self.window = triple(
-            align_up(ROOM, s) + 2 * align_up(h, s) for h, s in zip(self.halo, self.stride, strict=True)
+            align_up(ROOM[4 * h > ROOM[0]], s) + 2 * align_up(h, s) for h, s in zip(self.halo, self.stride, strict=True)
         )
 
     @property

@@ -55,6 +55,8 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
     def each(low: int, high: int) -> list[int]:
         return [draw(st.integers(low, high)) for _ in range(3)]
 
+    z, y, x = each(1, longest)
+    voxel = draw(st.none() | st.tuples(*[st.sampled_from([4.0, 5.0, 8.0, 30.0])] * 3))
     stride, scale, block = each(1, 3), each(1, 3), each(1, 3)
     overlap = [2 * s * draw(st.integers(0, 2)) + draw(st.integers(0, int(s == 1))) for s in stride]
     window = [o + s * draw(st.integers(1, 4)) for o, s in zip(overlap, stride, strict=True)]
@@ -65,7 +67,7 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
         f"windows.shape={window}", f"windows.overlap={overlap}", f"windows.block={block}",
         f"windows.blend={draw(st.sampled_from(FAMILIES))}", f"output.shard={shard}", f"output.chunk={chunk}",
         f"output.levels={draw(st.integers(0, 3))}", f"tensors.mode={draw(st.sampled_from(modes))}",
-        of=volume((each(1, longest)[0], *each(1, longest)[1:])),  # type: ignore[arg-type]  # three of them
+        of=volume((z, y, x), voxel_size_nm=voxel),
         net=facts(scale=scale, stride=stride, halo=[o // 2 // s * s for o, s in zip(overlap, stride, strict=True)]),
     )  # fmt: skip
 

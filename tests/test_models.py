@@ -201,7 +201,7 @@ def test_linear_does_not_depend_on_where_the_window_lies(factor: int) -> None:
 
 
 def test_unet_declares_what_its_options_make_of_it() -> None:
-    assert (unet3d().stride, unet3d().halo, unet3d().window) == ((4, 4, 4), (23, 23, 23), (128, 128, 128))
+    assert (unet3d().stride, unet3d().halo, unet3d().window) == ((4, 4, 4), (23, 23, 23), (176, 176, 176))
     assert unet3d(anisotropic=True).stride == (2, 4, 4)
     assert unet3d(features=(2, 3, 4, 5), anisotropic=True).stride == (4, 8, 8)
     assert unet3d(features=(2,), anisotropic=True).halo == (0, 2, 2)

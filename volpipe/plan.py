@@ -7,6 +7,7 @@ where its block lies, what it reads and what it writes.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,6 +29,8 @@ AXES = "zyx"
 BLOCK_TARGET = 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
+ENOUGH_BLOCKS = 16  # for the workers of one machine; smaller volumes get smaller blocks
+FEW_WINDOWS = 8  # along an axis; more waste less than an eighth on the last
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
@@ -70,7 +73,7 @@ class Plan(BaseModel):
     def lattice(self) -> Lattice:
         return Lattice(self.source.shape, self.window, self.overlap, self.block)
 
-    @property
+    @cached_property
     def blocks(self) -> Grid:
         return self.lattice.blocks
 
@@ -186,8 +189,8 @@ def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, searc
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
     """
     _check_net(recipe, volume, net)
-    window, overlap = _windows(recipe.windows, net)
     shape = volume.spatial_shape
+    window, overlap = _windows(recipe.windows, net, shape)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
     block = _block(recipe, shape, stride, net.scale)
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
@@ -238,7 +241,7 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
 
 
-def _windows(choice: Windows, net: NetFacts) -> tuple[Triple, Triple]:
+def _windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Triple]:
     """Return window and overlap in voxels, aligned to the net's stride."""
     halo = _triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
     window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
@@ -254,7 +257,17 @@ def _windows(choice: Windows, net: NetFacts) -> tuple[Triple, Triple]:
         if choice.blend == "crop":
             _check_halo(axis, window[i], overlap[i], halo[i], net)
         _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
-    return window, overlap
+    return (_fitted(window, overlap, net.stride, shape) if choice.shape == "auto" else window), overlap
+
+
+def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
+    """Return a window as small as as many windows allow, where few of them would reach far past a small volume."""
+
+    def fit(window: int, overlap: int, stride: int, size: int) -> int:
+        num_windows = -(-size // (window - overlap))
+        return window if num_windows > FEW_WINDOWS else overlap + align_up(-(-size // num_windows), stride)
+
+    return _triple(fit(*values) for values in zip(window, overlap, stride, shape, strict=True))
 
 
 def _auto_window(net: NetFacts, halo: Triple) -> Triple:
@@ -309,15 +322,21 @@ def _block(recipe: Recipe, shape: Triple, stride: tuple[int, ...], scale: Triple
         if min(recipe.windows.block) < 1:
             raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")
         return recipe.windows.block
-    return _triple(_axis_block(n, s, f) for n, s, f in zip(shape, stride, scale, strict=True))
+    target = BLOCK_TARGET
+    while True:
+        block = _triple(_axis_block(n, s, f, target) for n, s, f in zip(shape, stride, scale, strict=True))
+        num_blocks = math.prod(-(-n // (b * s)) for n, b, s in zip(shape, block, stride, strict=True))
+        if num_blocks >= ENOUGH_BLOCKS or target <= CHUNK_TARGET:
+            return block
+        target //= 2
 
 
-def _axis_block(size: int, stride: int, scale: int) -> int:
-    most = max(1, min(-(-size // stride), 3 * BLOCK_TARGET // (2 * stride * scale)))
+def _axis_block(size: int, stride: int, scale: int, target: int) -> int:
+    most = max(1, min(-(-size // stride), 3 * target // (2 * stride * scale)))
 
     def cost(block: int) -> tuple[bool, int]:
         core = block * stride * scale
-        return core % CHUNK_TARGET != 0, abs(core - BLOCK_TARGET)
+        return core % CHUNK_TARGET != 0, abs(core - target)
 
     return min(range(1, most + 1), key=cost)
 
