@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.recipe import NetChoice
-from volpipe.resolve import load_function, nearest, shipped
+from volpipe.resolve import load_function, nearest, shipped, told
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,6 +74,8 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         net = function(**choice.options)
     except (TypeError, ValueError) as error:
         raise VolpipeError(f"net {name}: {error}") from error
+    except Exception as error:  # the function may be the user's code
+        raise VolpipeError(f"net {name} cannot be built: {told(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     if choice.weights is not None:
@@ -87,8 +89,6 @@ def load_weights(net: nn.Module, path: Path) -> None:
     Raises:
         VolpipeError: no such file, a file that is more than tensors, or tensors that do not fit the net.
     """
-    import pickle
-
     import torch
 
     if not path.is_file():
@@ -100,15 +100,11 @@ def load_weights(net: nn.Module, path: Path) -> None:
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        raise VolpipeError(f"{path} holds no plain tensors: {error}") from error
-    except Exception as error:
-        if type(error).__name__ == "SafetensorError":
-            raise VolpipeError(f"{path} is no safetensors file: {error}") from error
-        raise
+    except Exception as error:  # whatever the readers make of a file that is something else
+        raise VolpipeError(f"{path} holds no plain tensors: {type(error).__name__}: {error}") from error
     try:
         net.load_state_dict(state)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise VolpipeError(f"the weights in {path} do not fit the net: {error}") from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -100,17 +100,11 @@ class Infer(Section):
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
     """
 
-    batch: int | Auto = Field("auto")
+    batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     compile: bool = False
     exact: bool = False
-
-    @model_validator(mode="after")
-    def _positive(self) -> Infer:
-        if self.batch != "auto" and self.batch < 1:
-            raise ValueError(f"batch {self.batch} must be at least 1")
-        return self
 
 
 class Output(Section):
@@ -124,7 +118,7 @@ class Output(Section):
     shard: Triple | Auto = "auto"
     codec: Literal["auto", "zstd", "gzip", "raw"] = "auto"
     codec_level: int = Field(1, ge=0, le=22)
-    levels: int | Auto = Field("auto")
+    levels: Annotated[int, Field(ge=0)] | Auto = "auto"
 
 
 class Recipe(Section):
@@ -153,6 +147,8 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise RecipeError(f"no recipe at {path}") from error
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path} is not valid TOML: {error}") from error
     for setting in settings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,10 @@ from volpipe.errors import VolpipeError
 
 def load_module(path: Path) -> ModuleType:
     """Return the module in the Python file at `path`, executed afresh."""
+    if not path.is_file():
+        raise VolpipeError(f"no Python file at {path}")
+    if not path.is_file():
+        raise VolpipeError(f"no file at {path}")
     spec = importlib.util.spec_from_file_location(f"volpipe_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise VolpipeError(f"{path} is no Python file")
@@ -39,12 +44,27 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     place, _, name = reference.rpartition(":")
     if not place:
         raise VolpipeError(f"{reference!r} names no function; write module:function or file.py:function")
-    module = load_module(Path(search_path) / place) if place.endswith(".py") else _import(place, search_path)
+    try:
+        module = load_module(Path(search_path) / place) if place.endswith(".py") else _import(place, search_path)
+    except VolpipeError:
+        raise
+    except Exception as error:  # the file is the user's code
+        raise VolpipeError(f"{place} cannot be loaded: {told(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(key for key in vars(module) if not key.startswith("_"))
         raise VolpipeError(f"{place} has no function {name!r}; it has {', '.join(known)}")
     return function  # type: ignore[no-any-return]  # callable() narrows no further
+
+
+def told(error: Exception) -> str:
+    """Return what `error` of a user's own code says, on one line, with the line of the file where it arose."""
+    said = " ".join(str(error).split())
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError):  # says so itself
+        place = ""
+    return f"{type(error).__name__}: {said}{place}" if said else f"{type(error).__name__}{place}"
 
 
 def shipped(package: str) -> list[str]:

@@ -117,6 +117,7 @@ class Loop:
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
+        self._units_in_flight: Counter[str] = Counter()
 
     def run(self) -> None:
         """Work until nothing can start any more; what failed for good is in the schedule.
@@ -133,6 +134,7 @@ class Loop:
                 continue
             self._in_flight -= 1
             self._per_label[stage.label] -= 1
+            self._units_in_flight[stage.name] -= len(units)
             self.progress.running[stage.name] -= 1
             self._receive(stage, units, future)
             del future  # a future holds its task's arguments and result
@@ -151,6 +153,7 @@ class Loop:
     def _send(self, stage: Stage, units: list[int]) -> None:
         self._in_flight += 1
         self._per_label[stage.label] += 1
+        self._units_in_flight[stage.name] += len(units)
         self.progress.running[stage.name] += 1
         self.submit(stage.name, units).add_done_callback(lambda future: self._arrived.put((stage, units, future)))
 
@@ -161,7 +164,8 @@ class Loop:
         if not totals.units or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
         wanted = BUNDLE_SECONDS * totals.units / max(totals.seconds, 1e-6)
-        share = stage.num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
+        num_left = stage.num_left - self._units_in_flight[stage.name]
+        share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(int(wanted), math.ceil(share), LARGEST_BUNDLE))
 
     def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -59,17 +59,15 @@ class StreamedWindows:
     volume: Volume
     lattice: Lattice
     normalise: Affine
-    _blocks: OrderedDict[int, np.ndarray] = field(default_factory=OrderedDict, repr=False)
-    _expected: ThreadPoolExecutor | None = field(default=None, repr=False)
+    _blocks: OrderedDict[int, Future[np.ndarray]] = field(default_factory=OrderedDict, repr=False)
+    _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         return np.stack([self.normalise.apply(self._cut(n)) for n in numbers])
 
     def expect(self, block: int) -> None:
-        if self._expected is None:
-            self._expected = ThreadPoolExecutor(1, "volpipe-read")
-        self._expected.submit(self._voxels, block)
+        self._reading(block)
 
     def _cut(self, number: int) -> np.ndarray:
         block = number // self.lattice.windows_per_block
@@ -78,14 +76,27 @@ class StreamedWindows:
 
     def _voxels(self, block: int) -> np.ndarray:
         """Return the voxels (c, z, y, x) of the block's input box, from memory if they were read lately."""
+        try:
+            return self._reading(block).result()
+        except Exception:
+            with self._lock:
+                self._blocks.pop(block, None)  # the next attempt reads again
+            raise
+
+    def _reading(self, block: int) -> Future[np.ndarray]:
         with self._lock:
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, "volpipe-read")
             if block in self._blocks:
                 self._blocks.move_to_end(block)
             else:
                 while len(self._blocks) >= BLOCKS_IN_MEMORY:
                     self._blocks.popitem(last=False)
-                self._blocks[block] = self.volume.open().read_mirrored(self.lattice.input_box(block))
+                self._blocks[block] = self._reader.submit(self._read_block, block)
             return self._blocks[block]
+
+    def _read_block(self, block: int) -> np.ndarray:
+        return self.volume.open().read_mirrored(self.lattice.input_box(block))
 
     def __getstate__(self) -> dict[str, object]:
         return {"volume": self.volume, "lattice": self.lattice, "normalise": self.normalise}

@@ -1,0 +1,266 @@
+"""The loop: over workers that exist in the test alone and finish a task whenever the loop would wait."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from plans import planned, volume
+
+from volpipe import run
+from volpipe.errors import RunStopped
+from volpipe.journal import Journal, Record, read_records
+from volpipe.run import LARGEST_BUNDLE, RETRIES, Loop, Progress
+from volpipe.schedule import Schedule, SingleStage, Stage
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(run, "TICK_SECONDS", 0.001)
+    yield
+
+
+def succeed(stage: str, units: Sequence[int]) -> Record:
+    return Record(stage, tuple(units), seconds=0.001 * len(units))
+
+
+@dataclass
+class Workers:
+    """Tasks that are in flight until `show` finishes one of them at random."""
+
+    work: Callable[[str, Sequence[int]], Record] = succeed
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
+    in_flight: list[tuple[Future[Record], str, list[int]]] = field(default_factory=list)
+    most_in_flight: Counter[str] = field(default_factory=Counter)
+    num_shows: int = 0
+
+    def submit(self, stage: str, units: Sequence[int]) -> Future[Record]:
+        future: Future[Record] = Future()
+        self.tasks.append((stage, list(units)))
+        self.in_flight.append((future, stage, list(units)))
+        self.most_in_flight[stage] = max(self.most_in_flight[stage], sum(s == stage for _, s, _ in self.in_flight))
+        return future
+
+    def show(self, progress: Progress) -> None:
+        self.num_shows += 1
+        assert +progress.running == Counter(stage for _, stage, _ in self.in_flight)
+        if self.in_flight:
+            future, stage, units = self.in_flight.pop(self.random.randrange(len(self.in_flight)))
+            try:
+                future.set_result(self.work(stage, units))
+            except RuntimeError as error:
+                future.set_exception(error)
+
+
+def loop_over(
+    stage: Stage, workers: Workers, *, slots: int = 2, journal: Journal | None = None
+) -> tuple[Loop, SingleStage]:
+    schedule = SingleStage(stage)
+    return Loop(schedule, workers.submit, {"cpu": slots, "gpu": slots}, journal, workers.show), schedule
+
+
+@dataclass
+class Flaky:
+    """Work that fails for some units, some number of times each."""
+
+    failures: dict[int, int]
+    attempts: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+        self.attempts.update(units)
+        failed = [unit for unit in units if self.attempts[unit] <= self.failures.get(unit, 0)]
+        reasons = tuple((unit, f"Traceback\nValueError: unit {unit} is bad") for unit in failed)
+        return Record(stage, tuple(u for u in units if u not in failed), reasons, seconds=0.001 * len(units))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_twice_as_many_tasks_as_workers_are_in_flight_and_never_more(slots: int) -> None:
+    workers = Workers()
+    loop_over(Stage("work", 5000), workers, slots=slots)[0].run()
+    assert workers.most_in_flight["work"] == 2 * slots
+    assert Counter(unit for _, units in workers.tasks for unit in units) == Counter(range(5000))
+
+
+def test_each_label_has_its_own_workers() -> None:
+    plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", "output.levels=0", of=volume((256, 256, 1024)))
+    schedule, workers = Schedule(plan), Workers()
+    Loop(schedule, workers.submit, {"cpu": 3, "gpu": 1}, None, workers.show).run()
+    assert schedule.is_complete
+    assert workers.most_in_flight["infer"] == 2
+    assert 2 < workers.most_in_flight["factor"] <= 6
+
+
+def test_what_fails_twice_and_then_succeeds_is_done() -> None:
+    flaky = Flaky({3: 2, 60: 1, 99: 2})
+    loop, _ = loop_over(stage := Stage("work", 100), Workers(flaky))
+    loop.run()
+    assert stage.num_done == 100
+    assert stage.failed == set()
+    assert {unit: n for unit, n in flaky.attempts.items() if n > 1} == {3: 3, 60: 2, 99: 3}
+
+
+def test_what_fails_for_good_is_set_aside_with_its_reason_and_harms_no_other(tmp_path: Path) -> None:
+    flaky = Flaky({7: 99, 300: 99})
+    workers = Workers(flaky)
+    with Journal(tmp_path / "journal") as journal:
+        loop, _ = loop_over(stage := Stage("work", 500), workers, journal=journal)
+        loop.run()
+    assert stage.failed == {7, 300}
+    assert stage.num_done == 498
+    assert loop.reasons["work", 300].endswith("ValueError: unit 300 is bad")
+    assert flaky.attempts[7] == flaky.attempts[300] == 1 + RETRIES
+    assert max(flaky.attempts[unit] for unit in range(500) if unit not in (7, 300)) == 1
+    for bad in (7, 300):  # after its first failure a unit goes alone
+        assert [len(units) for _, units in workers.tasks if bad in units][1:] == [1] * RETRIES
+    marked = [unit for record in read_records(tmp_path / "journal") for unit in record.done]
+    assert sorted(marked) == [unit for unit in range(500) if unit not in (7, 300)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_run_stops_when_everything_fails_alike(size: int) -> None:
+    workers = Workers(Flaky(dict.fromkeys(range(size), 99)))
+    loop, _ = loop_over(Stage("work", size), workers)
+    with pytest.raises(RunStopped, match=r"every work task fails alike.*: ValueError: unit \d+ is bad$"):
+        loop.run()
+    assert len(workers.tasks) <= 3 * (1 + RETRIES) + 2 * 2 * (1 + RETRIES)
+
+
+def test_a_run_goes_on_when_something_succeeded() -> None:
+    loop, _ = loop_over(stage := Stage("work", 50), Workers(Flaky(dict.fromkeys(range(1, 50), 99))))
+    loop.run()
+    assert stage.failed == set(range(1, 50))
+
+
+def test_what_an_earlier_session_did_counts_as_success() -> None:
+    loop, schedule = loop_over(stage := Stage("work", 10), Workers(Flaky(dict.fromkeys(range(10), 99))))
+    schedule.resume([("work", 4)])
+    loop.run()
+    assert stage.failed == set(range(10)) - {4}
+
+
+def test_the_units_of_a_lost_worker_are_tried_again_one_by_one() -> None:
+    lost: list[list[int]] = []
+
+    def lose_one(stage: str, units: Sequence[int]) -> Record:
+        if len(units) > 5 and not lost:
+            lost.append(list(units))
+            raise RuntimeError("worker 3 was lost")
+        return succeed(stage, units)
+
+    workers = Workers(lose_one)
+    loop, _ = loop_over(stage := Stage("work", 200), workers)
+    loop.run()
+    assert stage.num_done == 200
+    assert loop.reasons["work", lost[0][0]] == "RuntimeError: worker 3 was lost"
+    again = [units for _, units in workers.tasks if set(units) & set(lost[0]) and units != lost[0]]
+    assert sorted(again) == [[unit] for unit in lost[0]]
+
+
+def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:
+    workers = Workers()
+    loop_over(Stage("work", 3000), workers, slots=2)[0].run()
+    sizes = [len(units) for _, units in workers.tasks]
+    assert sizes[:4] == [1, 1, 1, 1]  # nobody knows yet how long a unit takes
+    assert max(sizes) == LARGEST_BUNDLE
+    left = 3000
+    for size in sizes:
+        assert size <= -(-left // 4)  # what is left is shared by the four tasks in flight
+        left -= size
+    assert sizes[-4:] == [1, 1, 1, 1]
+    assert len(sizes) < 3000 / LARGEST_BUNDLE + 30
+
+
+def test_long_tasks_go_alone() -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=9.0 * len(units)))
+    loop_over(Stage("work", 40), workers)[0].run()
+    assert [len(units) for _, units in workers.tasks] == [1] * 40
+
+
+def test_units_that_take_a_second_go_ten_at_a_time() -> None:
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=1.0 * len(units)))
+    loop_over(Stage("work", 400), workers)[0].run()
+    assert max(len(units) for _, units in workers.tasks) == 10
+
+
+def test_ten_to_the_five_units_cost_few_calls_and_no_memory(tmp_path: Path) -> None:
+    num_units, num_looks = 100_000, 0
+
+    def waits(unit: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    stage = Stage("work", num_units, waits=waits)
+    stage.look_again()
+    workers = Workers()
+    with Journal(tmp_path / "journal") as journal:
+        loop, _ = loop_over(stage, workers, journal=journal)
+        tracemalloc.start()
+        loop.run()
+        workers.tasks, num_tasks = [], len(workers.tasks)
+        gc.collect()
+        left, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert stage.num_done == num_units
+    assert num_looks == num_units
+    assert num_tasks < num_units / LARGEST_BUNDLE + 100
+    assert workers.num_shows < 2 * num_tasks + 100
+    assert sum(1 for _ in read_records(tmp_path / "journal")) == num_tasks
+    assert left < 50_000
+
+
+def test_whoever_shows_progress_hears_of_every_task_and_of_silence() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def show(progress: Progress) -> None:
+        seen.append((progress.totals["work"].units, progress.running["work"]))
+        if len(seen) > 5:  # nothing came back so far
+            workers.show(progress)
+
+    workers = Workers()
+    stage = Stage("work", 30)
+    loop = Loop(SingleStage(stage), workers.submit, {"cpu": 1, "gpu": 1}, None, show)
+    loop.run()
+    assert seen[:5] == [(0, 2)] * 5
+    assert seen[-1] == (30, 0)
+    shown = [units for units, _ in seen]
+    assert shown == sorted(shown)
+    assert len(set(shown)) == 1 + len(workers.tasks)
+    totals = loop.progress.totals["work"]
+    assert (totals.units, totals.tasks) == (30, len(workers.tasks))
+    assert totals.seconds == pytest.approx(0.03)
+    assert loop.progress.stages == [stage]
+
+
+def test_totals_add_up_and_keep_the_highest_peak() -> None:
+    peaks = iter([5, 9, 2])
+
+    def work(stage: str, units: Sequence[int]) -> Record:
+        return Record(
+            stage, tuple(units), started=100.0, seconds=20.0, cpu_seconds=2.0, peak_bytes=next(peaks), read_bytes=10,
+            written_bytes=7,
+        )  # fmt: skip
+
+    loop, _ = loop_over(Stage("work", 3), Workers(work))
+    loop.run()
+    totals = loop.progress.totals["work"]
+    assert (totals.units, totals.tasks, totals.peak_bytes, totals.read_bytes) == (3, 3, 9, 30)
+    assert (totals.seconds, totals.cpu_seconds, totals.written_bytes) == (60.0, 6.0, 21)
+    assert loop.progress.first_task == 100.0
+
+
+def test_discards_are_done_and_leave_no_mark(tmp_path: Path) -> None:
+    plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", "output.levels=0", of=volume((64, 64, 640)))
+    schedule, workers = Schedule(plan), Workers()
+    with Journal(tmp_path / "journal") as journal:
+        Loop(schedule, workers.submit, {"cpu": 1, "gpu": 1}, journal, workers.show).run()
+    assert sorted(u for stage, units in workers.tasks if stage == "discard windows" for u in units) == list(range(10))
+    assert {record.stage for record in read_records(tmp_path / "journal")} == {"factor", "infer"}

@@ -1,0 +1,262 @@
+"""The schedule: against a table of what needs what, whatever the order in which work is taken and comes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import blocks_by_shard, finer_by_shard, planned, plans, volume
+
+from volpipe.plan import Plan
+from volpipe.schedule import Schedule, SingleStage, Stage, Unit
+
+MANY = settings(deadline=None, max_examples=60)
+
+
+@dataclass
+class Table:
+    """All units of a plan and what each needs, by brute force."""
+
+    plan: Plan
+    needs: dict[Unit, set[Unit]] = field(default_factory=dict)
+    readers: dict[Unit, set[Unit]] = field(default_factory=dict)  # of each discard: who must be done before
+
+    def __post_init__(self) -> None:
+        plan, by_shard = self.plan, blocks_by_shard(self.plan)
+        stored = plan.mode == "stored"
+        for block in range(len(plan.blocks)):
+            if stored:
+                self.needs["factor", block] = set()
+                self.readers["discard windows", block] = {("infer", block)}
+            self.needs["infer", block] = {("factor", block)} if stored else set()
+        writers: list[Unit] = []
+        for shard, blocks in enumerate(by_shard):
+            if len(blocks) == 1:
+                writers.append(("infer", blocks[0]))
+                continue
+            writers.append(("reassemble", shard))
+            self.needs["reassemble", shard] = {("infer", block) for block in blocks}
+            for block in blocks:
+                self.readers.setdefault(("discard sum", block), set()).add(("reassemble", shard))
+        for level in range(1, len(plan.factors)):
+            name = f"pyramid {level}"
+            for shard, finer in enumerate(finer_by_shard(plan, level)):
+                self.needs[name, shard] = {writers[i] for i in finer}
+            writers = [(name, shard) for shard in range(len(plan.shards(level)))]
+
+    def possible_without(self, broken: Iterable[Unit]) -> set[Unit]:
+        """Return what can be done where the `broken` units cannot."""
+        possible: set[Unit] = set()
+        for unit, needs in self.needs.items():  # stages follow one another in the table
+            if unit not in broken and needs <= possible:
+                possible.add(unit)
+        return possible
+
+
+@dataclass
+class Simulation:
+    """Workers that take units of any stage and finish them in any order; each step is checked against the table."""
+
+    table: Table
+    schedule: Schedule
+    random: random.Random
+    broken: frozenset[Unit] = frozenset()
+    done: set[Unit] = field(default_factory=set)
+    attempts: dict[Unit, int] = field(default_factory=dict)
+    running: list[Unit] = field(default_factory=list)
+
+    def run(self, most_steps: int = 10**9) -> None:
+        """Go on until nothing can start and nothing runs, or for some steps."""
+        for _ in range(most_steps):
+            if self.running and self.random.random() < 0.5:
+                self.come_back(self.running.pop(self.random.randrange(len(self.running))))
+            elif not self.take() and not self.running:
+                return
+
+    def take(self) -> bool:
+        """Let some stage start something; return whether any could."""
+        for stage in self.random.sample(self.schedule.stages, len(self.schedule.stages)):
+            units = self.schedule.take(stage, most := self.random.randint(1, 4))
+            assert len(units) <= most
+            for unit in units:
+                self.start((stage.name, unit))
+            if units:
+                return True
+        return False
+
+    def start(self, unit: Unit) -> None:
+        assert unit not in self.running
+        assert unit not in self.done
+        if unit[0].startswith("discard"):
+            assert self.table.readers[unit] <= self.done
+        else:
+            assert self.table.needs[unit] <= self.done
+        self.running.append(unit)
+        begun = {block for name, block in (*self.done, *self.running) if name == "factor"}
+        seen = {block for name, block in self.done if name == "infer"} | self.schedule.infer.failed
+        assert len(begun - seen) <= self.schedule.most_waiting
+
+    def worked(self) -> set[Unit]:
+        return {unit for unit in self.done if not unit[0].startswith("discard")}
+
+    def come_back(self, unit: Unit) -> None:
+        """Finish `unit`, or fail it: twice to be tried again, then for good."""
+        stage = self.schedule.by_name[unit[0]]
+        self.attempts[unit] = self.attempts.get(unit, 0) + 1
+        if unit in self.broken and self.attempts[unit] > 2:
+            stage.failed.add(unit[1])
+        elif unit in self.broken or (self.attempts[unit] == 1 and self.random.random() < 0.1):
+            stage.give_back(unit[1])
+        else:
+            self.done.add(unit)
+            self.schedule.finish(stage, unit[1])
+
+
+@st.composite
+def simulations(draw: st.DrawFn) -> Simulation:
+    plan = draw(plans(longest=14))
+    schedule = Schedule(plan, most_waiting=draw(st.integers(1, 5)))
+    return Simulation(Table(plan), schedule, random.Random(draw(st.integers(0, 2**32))))
+
+
+@MANY
+@given(simulations())
+def test_all_is_done_once_and_in_order_and_scratch_goes_when_nobody_needs_it(simulation: Simulation) -> None:
+    assert not simulation.schedule.is_complete
+    simulation.run()
+    assert simulation.done == {*simulation.table.needs, *simulation.table.readers}
+    assert simulation.schedule.is_complete
+    assert simulation.schedule.missing() == []
+    assert all(stage.num_left == 0 for stage in simulation.schedule.shown)
+
+
+@MANY
+@given(simulations(), st.integers(0, 200), st.integers(0, 60))
+def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulation, first: int, second: int) -> None:
+    table, journal = simulation.table, list[Unit]()
+    for steps in (first, second, 10**9):
+        schedule = Schedule(table.plan, most_waiting=simulation.schedule.most_waiting)
+        simulation.random.shuffle(journal)
+        schedule.resume(journal)
+        session = Simulation(table, schedule, simulation.random, done=set(journal))
+        session.run(steps)
+        assert set(session.attempts).isdisjoint(journal)
+        journal = sorted(session.worked())
+    assert set(journal) == set(table.needs)
+    assert schedule.is_complete
+
+
+@MANY
+@given(simulations(), st.data())
+def test_what_fails_for_good_keeps_back_what_needs_it_and_nothing_else(
+    simulation: Simulation, data: st.DataObject
+) -> None:
+    units = sorted(simulation.table.needs)
+    simulation.broken = frozenset(data.draw(st.lists(st.sampled_from(units), max_size=6)))
+    simulation.run()
+    possible = simulation.table.possible_without(simulation.broken)
+    assert simulation.worked() == possible
+    for discard in simulation.done - possible:
+        assert simulation.table.readers[discard] <= possible
+    met = {unit for unit in simulation.broken if simulation.table.needs[unit] <= possible}
+    assert {(stage, unit) for stage, unit, _ in simulation.schedule.missing()} == met
+    assert simulation.schedule.is_complete == (not simulation.broken)
+
+
+@MANY
+@given(plans(longest=14))
+def test_tensors_that_are_to_be_kept_are_not_discarded(plan: Plan) -> None:
+    simulation = Simulation(Table(plan), Schedule(plan, keep_tensors=True), random.Random(0))
+    simulation.run()
+    assert simulation.schedule.is_complete
+    assert simulation.done == set(simulation.table.needs)
+
+
+@pytest.mark.parametrize("most_waiting", [1, 2, 5])
+def test_no_more_windows_are_made_than_the_net_can_take(most_waiting: int) -> None:
+    plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 640)))
+    schedule = Schedule(plan, most_waiting=most_waiting)
+    assert schedule.take(schedule.factor, 100) == list(range(most_waiting))
+    assert schedule.take(schedule.factor, 100) == []
+    for unit in range(most_waiting):
+        schedule.finish(schedule.factor, unit)
+    assert schedule.take(schedule.factor, 100) == []
+    assert schedule.take(schedule.infer, 1) == [0]
+    schedule.finish(schedule.infer, 0)
+    assert schedule.take(schedule.factor, 100) == [most_waiting]
+
+
+def test_blocks_that_failed_take_no_room_from_the_others() -> None:
+    plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 640)))
+    schedule = Schedule(plan, most_waiting=2)
+    for unit in schedule.take(schedule.factor, 2):
+        schedule.factor.give_back(unit)
+    assert sorted(schedule.take(schedule.factor, 2)) == [0, 1]
+    schedule.factor.failed.add(0)
+    schedule.finish(schedule.factor, 1)
+    assert schedule.take(schedule.infer, 2) == [1]
+    schedule.infer.failed.add(1)
+    assert schedule.take(schedule.factor, 9) == [2, 3]
+
+
+def test_blocks_are_begun_in_ascending_order() -> None:
+    plan = planned("windows.block=[1,1,1]", of=volume((128, 128, 320)))
+    schedule = Schedule(plan)
+    assert [unit for _ in range(4) for unit in schedule.take(schedule.infer, 5)] == list(range(20))
+
+
+def test_what_failed_is_told_with_its_box_of_the_output() -> None:
+    plan = planned(
+        "windows.shape=[8,8,8]", "windows.overlap=4", "windows.block=[2,2,2]", "windows.blend=hann",
+        "output.shard=[4,8,8]", "output.levels=2", of=volume((13, 21, 9)),
+    )  # fmt: skip
+    schedule = Schedule(plan)
+    missed: dict[str, int] = {"infer": 1, "reassemble": 2, "pyramid 1": 0, "pyramid 2": 0}
+    for name, unit in missed.items():
+        schedule.by_name[name].failed.add(unit)
+    found = {(name, unit): box for name, unit, box in schedule.missing()}
+    assert set(found) == set(missed.items())
+    voxels = np.indices(plan.out_shape)
+    shards = np.ravel_multi_index(tuple(v // n for v, n in zip(voxels, (4, 8, 8), strict=True)), (4, 3, 2))
+    for (name, unit), box in found.items():
+        inside = np.zeros(plan.out_shape, bool)
+        inside[box.slices] = True
+        if name == "reassemble":
+            assert np.array_equal(inside, shards == unit)
+        elif name == "infer":  # block 1 is 0:8, 0:8, 8:9 and reaches 2 voxels further
+            assert np.array_equal(inside, (voxels[0] < 10) & (voxels[1] < 10) & (voxels[2] >= 6))
+        else:
+            factor = plan.factors[int(name[-1])]
+            first = [v // f < n for v, f, n in zip(voxels, factor, (4, 8, 8), strict=True)]
+            assert np.array_equal(inside, np.logical_and.reduce(first))
+
+
+@given(st.integers(1, 50), st.sets(st.integers(0, 49)), st.integers(1, 7))
+def test_a_single_stage_does_what_an_earlier_session_did_not(size: int, earlier: set[int], most: int) -> None:
+    stage = Stage("measure", size)
+    schedule = SingleStage(stage)
+    schedule.resume([("infer", 0), *(("measure", unit) for unit in earlier if unit < size)])
+    taken = []
+    while units := schedule.take(stage, most):
+        assert len(units) <= most
+        taken += units
+        for unit in units:
+            schedule.finish(stage, unit)
+    assert taken == [unit for unit in range(size) if unit not in earlier]
+    assert stage.num_left == 0
+
+
+def test_a_block_that_the_net_has_seen_needs_no_windows_again() -> None:
+    plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 192)))
+    schedule = Schedule(plan, most_waiting=1)
+    schedule.resume([("infer", 1)])
+    assert schedule.take(schedule.factor, 9) == [0]
+    schedule.finish(schedule.factor, 0)
+    assert schedule.take(schedule.infer, 9) == [0]
+    schedule.finish(schedule.infer, 0)
+    assert schedule.take(schedule.factor, 9) == [2]
