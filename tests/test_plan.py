@@ -15,7 +15,7 @@ from plans import blocks_by_shard, facts, planned, plans, volume, voxels_of_bloc
 
 from volpipe.errors import PlanError
 from volpipe.nets import NetFacts
-from volpipe.plan import ENOUGH_BLOCKS, FEW_WINDOWS, Plan, load_plan
+from volpipe.plan import ENOUGH_BLOCKS, LARGEST_WASTE, Plan, load_plan
 
 FEW = settings(deadline=None, max_examples=60)
 
@@ -140,11 +140,11 @@ def test_what_auto_chooses_is_sane(net: NetFacts, shape: tuple[int, int, int], b
             assert halo <= overlap // 2 < halo + stride
         assert window % stride == overlap // 2 % stride == 0
         assert window <= max(net.window[axis], 4 * halo) + stride
-        if num_windows > FEW_WINDOWS:
+        covered = num_windows * (window - overlap)
+        assert covered <= max(LARGEST_WASTE * shape[axis], shape[axis] + num_windows * stride)
+        if num_windows > 100:
             assert window >= net.window[axis]
             assert 4 * (window - overlap) >= halo if blend == "crop" else window / 4 <= overlap <= window / 2
-        else:
-            assert num_windows * (window - overlap) < shape[axis] + num_windows * stride
         assert core <= 384 or plan.block[axis] == 1
         if min(shape) >= 1000:
             assert core >= 128 or core + step > 384

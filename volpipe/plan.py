@@ -30,7 +30,7 @@ BLOCK_TARGET = 256  # output voxels per axis of a block, near which sizes are ch
 CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
 ENOUGH_BLOCKS = 16  # for the workers of one machine; smaller volumes get smaller blocks
-FEW_WINDOWS = 8  # along an axis; more waste less than an eighth on the last
+LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
@@ -261,11 +261,13 @@ def _windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Tri
 
 
 def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
-    """Return a window as small as as many windows allow, where few of them would reach far past a small volume."""
+    """Return a window as small as as many windows allow, where they would reach far past the end of the volume."""
 
     def fit(window: int, overlap: int, stride: int, size: int) -> int:
         num_windows = -(-size // (window - overlap))
-        return window if num_windows > FEW_WINDOWS else overlap + align_up(-(-size // num_windows), stride)
+        if num_windows * (window - overlap) <= LARGEST_WASTE * size:
+            return window
+        return overlap + align_up(-(-size // num_windows), stride)
 
     return _triple(fit(*values) for values in zip(window, overlap, stride, shape, strict=True))
 
