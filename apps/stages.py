@@ -79,11 +79,15 @@ class Apps:
         self._labels = labels
         self._wrapped = {name: python_app(app.function, executors=labels[app.label]) for name, app in APPS.items()}
 
+    def labels_of(self, stage: str) -> list[str]:
+        """Return the labels of the executors that run `stage`."""
+        return self._labels[APPS[stage.partition(" ")[0]].label]
+
     def submit(self, stage: str, units: Sequence[int]) -> Future[Record]:
         """Send `units` of `stage` to a worker; "pyramid 2" and "discard sum" carry their argument in their name."""
         name, _, argument = stage.partition(" ")
         app = APPS[name]
-        takes_priority = set(self._labels[app.label]) <= self._prioritised
+        takes_priority = set(self.labels_of(stage)) <= self._prioritised
         arguments: list[int | str] = []
         if argument:
             arguments = [int(argument) if argument.isdigit() else argument]

@@ -8,24 +8,32 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import parsl
 from parsl.config import Config
+from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
 
 import volpipe
 from volpipe.apps.stages import Apps
+from volpipe.apps.watch import Watch
+from volpipe.journal import Record
 from volpipe.run import Executors, Submit
-from volpipe.sites import load_site
+from volpipe.sites import find_site
 from volpipe.worker import Job
+
+log = logging.getLogger(__name__)
 
 LABELS = ("cpu", "gpu")
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
+CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
 @dataclass
@@ -35,19 +43,33 @@ class Started:
     labels: dict[str, list[str]]
     slots: Mapping[str, int]
     prioritised: set[str]
+    watch: Watch
 
     def submitter(self, job: Job) -> Submit:
-        """Return what sends units of a stage, together with `job`, to these executors."""
-        return Apps(job, self.labels, self.prioritised).submit
+        """Return what sends units of a stage, together with `job`, to these executors.
+
+        It raises what the watch has found, so that a run stops that nothing can come back to.
+        """
+        apps = Apps(job, self.labels, self.prioritised)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+            self.watch.check()
+            labels = apps.labels_of(stage)
+            future = apps.submit(stage, units)
+            future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
+            return future
+
+        return submit
 
 
 def on_site(name: str) -> Callable[[Path], AbstractContextManager[Executors]]:
     """Return what starts the site `name`, to be given to a run.
 
     Raises:
-        SiteError: when it is started: no such site, or one that cannot be used here.
+        SiteError: no such site; when it is started: one that cannot be used here.
     """
-    return lambda folder: started(load_site(name, folder))
+    configure = find_site(name)
+    return lambda folder: started(configure(folder))
 
 
 @contextmanager
@@ -60,14 +82,26 @@ def started(config: Config) -> Iterator[Started]:
         label: sum(_num_workers(e) for e in config.executors if e.label in chosen) for label, chosen in labels.items()
     }
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
+    watch = Watch(config.executors)
     kernel = parsl.load(config)
     try:
         # The first block is otherwise started by a poll that may be seconds away.
         kernel.job_status_poller.poll()
-        yield Started(labels, slots, prioritised)
+        watch.start()
+        yield Started(labels, slots, prioritised, watch)
     finally:
-        kernel.cleanup()
-        parsl.clear()
+        watch.stop()
+        _clean_up(kernel)
+
+
+def _clean_up(kernel: DataFlowKernel) -> None:
+    """Stop executors and cancel their blocks, in bounded time: Parsl asks an interchange, which may be gone."""
+    cleaning = threading.Thread(target=kernel.cleanup, name="volpipe-clean-up", daemon=True)
+    cleaning.start()
+    cleaning.join(CLEANUP_SECONDS)
+    if cleaning.is_alive():
+        log.error("Parsl did not stop within %.0f s; look for jobs that it left", CLEANUP_SECONDS)
+    parsl.clear()
 
 
 def _find_commands() -> None:

@@ -9,6 +9,10 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import KubernetesProvider
 
+# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
+# to stop its workers.
+INTERCHANGE = ["setsid", "setpriv", "--pdeathsig", "TERM", "--", "interchange.py"]
+
 
 def setting(name: str, default: str) -> str:
     return os.environ.get(f"VOLPIPE_K8S_{name}", default)
@@ -27,7 +31,7 @@ def executor(label: str, cores: int, gpus: int) -> HighThroughputExecutor:
         heartbeat_period=15,
         heartbeat_threshold=60,
         worker_logdir_root="/tmp/volpipe",  # a pod's user may write here
-        interchange_launch_cmd=["setpriv", "--pdeathsig", "TERM", "--", "interchange.py"],
+        interchange_launch_cmd=INTERCHANGE,
         provider=KubernetesProvider(
             image=setting("IMAGE", "volpipe"),
             namespace=setting("NAMESPACE", "default"),

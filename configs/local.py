@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
+
+# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
+# to stop its workers.
+TIED = ["setsid", "setpriv", "--pdeathsig", "TERM", "--"]
+INTERCHANGE = [*(TIED if shutil.which("setpriv") else []), "interchange.py"]
 
 
 def config(run_dir: str) -> Config:
@@ -23,8 +29,7 @@ def config(run_dir: str) -> Config:
         block_error_handler=False,
         heartbeat_period=2,
         heartbeat_threshold=10,
-        # The interchange ends with the driver, even when that is killed.
-        interchange_launch_cmd=["setpriv", "--pdeathsig", "TERM", "--", "interchange.py"],
+        interchange_launch_cmd=INTERCHANGE,
         provider=LocalProvider(
             init_blocks=1,
             min_blocks=1,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from parsl.addresses import address_by_hostname
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import SlurmProvider
+
+# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
+# to stop its workers.
+INTERCHANGE = ["setsid", "setpriv", "--pdeathsig", "TERM", "--", "interchange.py"]
 
 
 def setting(name: str, default: str) -> str:
@@ -26,7 +31,7 @@ def executor(label: str, partition: str, cores: int, gpus: int) -> HighThroughpu
         block_error_handler=False,
         heartbeat_period=15,
         heartbeat_threshold=60,
-        interchange_launch_cmd=["setpriv", "--pdeathsig", "TERM", "--", "interchange.py"],
+        interchange_launch_cmd=INTERCHANGE,
         provider=SlurmProvider(
             partition=partition,
             account=setting("ACCOUNT", "") or None,
@@ -48,6 +53,8 @@ def executor(label: str, partition: str, cores: int, gpus: int) -> HighThroughpu
 
 
 def config(run_dir: str) -> Config:
+    if shutil.which("sbatch") is None:
+        raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
     partition, cores = setting("PARTITION", ""), int(setting("CORES", "8"))
     return Config(
         executors=[

@@ -72,8 +72,12 @@ def test_each_level_of_an_ome_zarr_has_its_place(interop: Path, version: str) ->
 
 @pytest.mark.parametrize(
     ("name", "shape", "size"),
-    [("image-01", (1, 1000, 1000), (1, 1000, 1000)), ("image-02", (1, 200, 200), (1, 1000, 1000)),
-     ("image-03", (2, 100, 100), (1000, 1000, 1000)), ("image-04", (2, 64, 64), (1000, 1000, 1000))],
+    [
+        ("image-01", (1, 1000, 1000), (1, 1000, 1000)),
+        ("image-02", (1, 200, 200), (1, 1000, 1000)),
+        ("image-03", (2, 100, 100), (1000, 1000, 1000)),
+        ("image-04", (2, 64, 64), (1000, 1000, 1000)),
+    ],
 )
 def test_valid_ome_zarr_opens_with_its_voxel_size(
     interop: Path, name: str, shape: tuple[int, ...], size: tuple[float, ...]
@@ -91,8 +95,12 @@ def test_questionable_ome_zarr_opens_with_a_warning(interop: Path, caplog: pytes
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("image-01", "no volume in .*OME-Zarr"), ("image-02", "multiscales is empty"),
-     ("image-03", "names the array '0', which does not exist"), ("image-04", "'1' has 2 axes, level 0 3")],
+    [
+        ("image-01", "no volume in .*OME-Zarr"),
+        ("image-02", "multiscales is empty"),
+        ("image-03", "names the array '0', which does not exist"),
+        ("image-04", "'1' has 2 axes, level 0 3"),
+    ],
 )
 def test_invalid_ome_zarr_is_refused_with_the_reason(interop: Path, name: str, reason: str) -> None:
     with pytest.raises(VolumeError, match=reason):

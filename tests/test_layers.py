@@ -20,7 +20,7 @@ LAYERS = (
     "__main__",
     "cli",
     "show                apps.start",
-    "driver dataset      apps.stages",
+    "driver dataset      apps.stages apps.watch",
     "folder run",
     "worker",
     "factor infer reassemble pyramid",

@@ -44,11 +44,26 @@ Files = Mapping[str, Mapping[str, Any]]
 AXES = ("t", "c", "z", "y", "x")
 N5_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 ARRAY = {"dimensions": [12, 10, 8], "blockSize": [4, 4, 4], "dataType": "uint8", "compression": {"type": "raw"}}
-ZARRAY = {"zarr_format": 2, "shape": [8, 10, 12], "chunks": [4, 4, 4], "dtype": "|u1", "compressor": None,
-          "fill_value": 0, "order": "C", "filters": None}
-ZARR3 = {"zarr_format": 3, "node_type": "array", "shape": [8, 10, 12], "data_type": "uint8", "fill_value": 0,
-         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4, 4]}},
-         "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}]}
+ZARRAY = {
+    "zarr_format": 2,
+    "shape": [8, 10, 12],
+    "chunks": [4, 4, 4],
+    "dtype": "|u1",
+    "compressor": None,
+    "fill_value": 0,
+    "order": "C",
+    "filters": None,
+}
+ZARR3 = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [8, 10, 12],
+    "data_type": "uint8",
+    "fill_value": 0,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4, 4]}},
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": [{"name": "bytes"}],
+}
 GROUP = {"zarr_format": 2}
 
 
@@ -115,7 +130,11 @@ def check_round_trip(data: np.ndarray, spec: ArraySpec, format: str) -> None:
         volume = open_volume(path)
         assert (volume.key, volume.format, volume.axes) == ("volumes/raw", format, spec.axes)
         assert (volume.shape, volume.dtype, volume.chunks, volume.shards) == (
-            data.shape, data.dtype, spec.chunks, spec.shards)
+            data.shape,
+            data.dtype,
+            spec.chunks,
+            spec.shards,
+        )
         np.testing.assert_array_equal(volume.open()[...], data)
         np.testing.assert_array_equal(other, data)
 
@@ -155,14 +174,20 @@ def test_n5_that_z5py_wrote_is_read(tmp_path: Path, codec: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "choices"),
     [
-        (">u2", {}), (">f8", {"order": "F"}), ("<i4", {"order": "F"}), ("bool", {}), ("float16", {}),
-        ("<i4", {"filters": [Delta(dtype="<i4")]}), ("<u2", {"compressors": Zstd(3, checksum=True)}),
+        (">u2", {}),
+        (">f8", {"order": "F"}),
+        ("<i4", {"order": "F"}),
+        ("bool", {}),
+        ("float16", {}),
+        ("<i4", {"filters": [Delta(dtype="<i4")]}),
+        ("<u2", {"compressors": Zstd(3, checksum=True)}),
     ],
 )
 def test_zarr_v2_that_zarr_python_wrote_is_read(tmp_path: Path, dtype: str, choices: dict[str, Any]) -> None:
     data = np.arange(5 * 6 * 7).reshape(5, 6, 7).astype(dtype)
-    array = zarr.create_array(str(tmp_path / "a"), shape=data.shape, chunks=(2, 4, 7), dtype=dtype, zarr_format=2,
-                              **choices)
+    array = zarr.create_array(
+        str(tmp_path / "a"), shape=data.shape, chunks=(2, 4, 7), dtype=dtype, zarr_format=2, **choices
+    )
     array[...] = data
     read = open_volume(tmp_path / "a").open().read(Box.of((5, 6, 7)))
     np.testing.assert_array_equal(read[0], data)
@@ -189,8 +214,10 @@ def test_missing_chunks_are_fill(tmp_path: Path, format: str, fill: int) -> None
     np.testing.assert_array_equal(open_volume(tmp_path / "a").open()[...], expected)
 
 
-@pytest.mark.parametrize("order", [("z", "y", "x"), ("x", "z", "y"), ("y", "x"), ("c", "z", "y", "x"),
-                                   ("t", "x", "y", "z", "c"), ("y", "x", "c")])
+@pytest.mark.parametrize(
+    "order",
+    [("z", "y", "x"), ("x", "z", "y"), ("y", "x"), ("c", "z", "y", "x"), ("t", "x", "y", "z", "c"), ("y", "x", "c")],
+)
 def test_voxels_are_read_as_czyx_whatever_the_stored_order(tmp_path: Path, order: tuple[str, ...]) -> None:
     length = {"t": 1, "c": 3, "z": 5, "y": 6, "x": 7}
     data = invented(tuple(length[axis] for axis in order), "uint8")
@@ -248,8 +275,15 @@ def test_reads_outside_the_volume_are_refused(tmp_path: Path) -> None:
 def test_raw_reads_index_like_numpy(tmp_path: Path) -> None:
     data = invented((5, 6, 7), "int32")
     reader = make(tmp_path / "a", data, "n5").open()
-    for index in (np.s_[...], np.s_[1], np.s_[-1, 2:4], np.s_[..., ::2], np.s_[1:3, ..., -2], np.s_[4:2],
-                  np.s_[:, -3:99]):
+    for index in (
+        np.s_[...],
+        np.s_[1],
+        np.s_[-1, 2:4],
+        np.s_[..., ::2],
+        np.s_[1:3, ..., -2],
+        np.s_[4:2],
+        np.s_[:, -3:99],
+    ):
         np.testing.assert_array_equal(reader[index], data[index])
     for wrong in ([1, 2], np.s_[::-1], 9, np.s_[0, 0, 0, 0]):
         with pytest.raises(IndexError):
@@ -302,8 +336,13 @@ def test_a_cache_is_read_instead_of_the_file(tmp_path: Path) -> None:
 
 def test_importing_brings_no_format_library() -> None:
     code = "import sys, volpipe.volume; print({'tensorstore', 'zarr', 'z5py', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
     assert done.stdout.strip() == "set()"
 
 
@@ -391,8 +430,13 @@ def test_writers_read_what_others_wrote_meanwhile(tmp_path: Path) -> None:
 def test_windows_are_written_in_bulk(tmp_path: Path) -> None:
     data = invented((5, 2, 6, 7, 8), "float32")
     data[3] = 0
-    spec = ArraySpec(shape=(20, 2, 6, 7, 8), dtype=data.dtype, chunks=(1, 2, 6, 7, 8),
-                     axes=("batch", "channel", "z", "y", "x"), codec="gzip")
+    spec = ArraySpec(
+        shape=(20, 2, 6, 7, 8),
+        dtype=data.dtype,
+        chunks=(1, 2, 6, 7, 8),
+        axes=("batch", "channel", "z", "y", "x"),
+        codec="gzip",
+    )
     create_array(tmp_path / "t.n5", "tensors/source", spec, "n5")
     write_chunks(str(tmp_path / "t.n5"), "tensors/source", (11, 0, 0, 0, 0), data)
     volume = open_volume(tmp_path / "t.n5", "tensors/source")
@@ -406,8 +450,12 @@ def test_windows_are_written_in_bulk(tmp_path: Path) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(1, 4)] * 3),
-       st.sampled_from(["gzip", "zstd", "raw"]), st.integers(0, 9))
+@given(
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.sampled_from(["gzip", "zstd", "raw"]),
+    st.integers(0, 9),
+)
 def test_bulk_writes_come_back(shape: tuple[int, ...], chunks: tuple[int, ...], codec: str, level: int) -> None:
     data = invented(shape, "uint16", level)
     with tempfile.TemporaryDirectory() as folder:
@@ -480,10 +528,13 @@ def test_an_array_is_made_once(tmp_path: Path, format: str) -> None:
 def test_specs_that_no_format_can_hold_are_refused() -> None:
     good = {"shape": (8, 8, 8), "dtype": np.dtype("u1"), "chunks": (4, 4, 4)}
     for change, words in [
-        ({"shape": (8, 0, 8)}, "axis y: shape 0"), ({"chunks": (4, 4)}, "same 1 to 8 axes"),
+        ({"shape": (8, 0, 8)}, "axis y: shape 0"),
+        ({"chunks": (4, 4)}, "same 1 to 8 axes"),
         ({"shards": (8, 6, 8)}, "axis y: shard 6 is not a multiple of chunk 4; use 4 or 8"),
-        ({"dtype": np.dtype("U3")}, "integer or float"), ({"codec": "lz4"}, "zstd"),
-        ({"codec": "gzip", "codec_level": 10}, "levels 0 to 9"), ({"fill": -1}, "fill -1"),
+        ({"dtype": np.dtype("U3")}, "integer or float"),
+        ({"codec": "lz4"}, "zstd"),
+        ({"codec": "gzip", "codec_level": 10}, "levels 0 to 9"),
+        ({"fill": -1}, "fill -1"),
     ]:
         with pytest.raises(VolumeError, match=words):
             ArraySpec(**{**good, **change})
@@ -492,9 +543,12 @@ def test_specs_that_no_format_can_hold_are_refused() -> None:
 def test_n5_and_zarr_v2_refuse_what_they_lack(tmp_path: Path) -> None:
     good = {"shape": (8, 8, 8), "dtype": np.dtype("u1"), "chunks": (4, 4, 4)}
     for format, change, words in [
-        ("n5", {"shards": (8, 8, 8)}, "no shards"), ("zarr2", {"shards": (8, 8, 8)}, "no shards"),
-        ("n5", {"dtype": np.dtype("f2")}, "N5 has no float16"), ("n5", {"fill": 1}, "fills with 0"),
-        ("n5", {"attributes": {"dimensions": 1}}, "N5's own"), ("tiff", {}, "not known"),
+        ("n5", {"shards": (8, 8, 8)}, "no shards"),
+        ("zarr2", {"shards": (8, 8, 8)}, "no shards"),
+        ("n5", {"dtype": np.dtype("f2")}, "N5 has no float16"),
+        ("n5", {"fill": 1}, "fills with 0"),
+        ("n5", {"attributes": {"dimensions": 1}}, "N5's own"),
+        ("tiff", {}, "not known"),
         ("zarr3", {"attributes": {"x": object()}}, "JSON"),
     ]:
         with pytest.raises(VolumeError, match=words):
@@ -536,8 +590,10 @@ def test_a_pyramid_of_unknown_voxel_size_stays_so(tmp_path: Path, format: str) -
 
 AXES_OME = [{"name": "c", "type": "channel"}] + [{"name": a, "type": "space", "unit": "nanometer"} for a in "zyx"]
 DATASETS_OME = [
-    {"path": path, "coordinateTransformations": [{"type": "scale", "scale": scale},
-                                                 {"type": "translation", "translation": shift}]}
+    {
+        "path": path,
+        "coordinateTransformations": [{"type": "scale", "scale": scale}, {"type": "translation", "translation": shift}],
+    }
     for path, scale, shift in [("s0", [1, 40, 4, 8], [0, 5, 6, 7]), ("s1", [1, 40, 8, 16], [0, 5, 8, 11])]
 ]
 
@@ -545,16 +601,23 @@ DATASETS_OME = [
 def test_ome_zarr_0_5_is_written_as_its_specification_says(tmp_path: Path) -> None:
     make_pyramid(tmp_path / "p", "ome-zarr-0.5", (40.0, 4.0, 8.0))
     group = json.loads((tmp_path / "p/zarr.json").read_text())
-    assert group == {"zarr_format": 3, "node_type": "group", "attributes": {
-        "ome": {"version": "0.5", "multiscales": [{"name": "cells", "axes": AXES_OME, "datasets": DATASETS_OME}]},
-        "volpipe": {"net": "unet"}}}
+    assert group == {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {
+            "ome": {"version": "0.5", "multiscales": [{"name": "cells", "axes": AXES_OME, "datasets": DATASETS_OME}]},
+            "volpipe": {"net": "unet"},
+        },
+    }
     assert zarr.open_group(str(tmp_path / "p"), mode="r")["s1"].metadata.dimension_names == ("c", "z", "y", "x")
 
 
 def test_ome_zarr_0_4_is_written_as_its_specification_says(tmp_path: Path) -> None:
     make_pyramid(tmp_path / "p", "ome-zarr-0.4", (40.0, 4.0, 8.0))
-    assert json.loads((tmp_path / "p/.zattrs").read_text()) == {"volpipe": {"net": "unet"}, "multiscales": [
-        {"version": "0.4", "name": "cells", "axes": AXES_OME, "datasets": DATASETS_OME}]}
+    assert json.loads((tmp_path / "p/.zattrs").read_text()) == {
+        "volpipe": {"net": "unet"},
+        "multiscales": [{"version": "0.4", "name": "cells", "axes": AXES_OME, "datasets": DATASETS_OME}],
+    }
     assert zarr.open_group(str(tmp_path / "p"), mode="r")["s1"].metadata.dimension_separator == "/"
 
 
@@ -562,14 +625,21 @@ def test_n5_pyramids_speak_the_dialects_of_their_viewers(tmp_path: Path) -> None
     make_pyramid(tmp_path / "p", "n5", (40.0, 4.0, 8.0))
     group = json.loads((tmp_path / "p/attributes.json").read_text())
     transforms = [
-        {"axes": ["c", "z", "y", "x"], "scale": d["coordinateTransformations"][0]["scale"],
-         "translate": d["coordinateTransformations"][1]["translation"], "units": ["", "nm", "nm", "nm"]}
+        {
+            "axes": ["c", "z", "y", "x"],
+            "scale": d["coordinateTransformations"][0]["scale"],
+            "translate": d["coordinateTransformations"][1]["translation"],
+            "units": ["", "nm", "nm", "nm"],
+        }
         for d in DATASETS_OME
     ]
     assert group["scales"] == [[1, 1, 1, 1], [2, 2, 1, 1]]
     assert group["pixelResolution"] == {"dimensions": [8, 4, 40, 1], "unit": "nm"}
     assert (group["axes"], group["units"], group["resolution"]) == (
-        ["x", "y", "z", "c"], ["nm", "nm", "nm", ""], [8, 4, 40, 1])
+        ["x", "y", "z", "c"],
+        ["nm", "nm", "nm", ""],
+        [8, 4, 40, 1],
+    )
     assert [d["transform"] for d in group["multiscales"][0]["datasets"]] == transforms
     assert group["volpipe"] == {"net": "unet"}
     level = json.loads((tmp_path / "p/s1/attributes.json").read_text())
@@ -610,79 +680,221 @@ PLACES: dict[str, tuple[Files, str, object, object]] = {
     "resolution": ({"attributes.json": ARRAY | {"resolution": [4, 5, 6]}}, "", (6, 5, 4), (0, 0, 0)),
     "resolution and units": (
         {"attributes.json": ARRAY | {"resolution": [4, 5, 6], "units": ["um", "nm", "angstrom"]}},
-        "", (0.6, 5, 4000), (0, 0, 0)),
+        "",
+        (0.6, 5, 4000),
+        (0, 0, 0),
+    ),
     "resolution in an unknown unit": (
-        {"attributes.json": ARRAY | {"resolution": [4, 5, 6], "units": ["nm", "s", "nm"]}}, "", None, (0, 0, 0)),
+        {"attributes.json": ARRAY | {"resolution": [4, 5, 6], "units": ["nm", "s", "nm"]}},
+        "",
+        None,
+        (0, 0, 0),
+    ),
     "offset": ({"attributes.json": ARRAY | {"resolution": [4, 5, 6], "offset": [1, 2, 3]}}, "", (6, 5, 4), (3, 2, 1)),
     "pixelResolution": (
         {"attributes.json": ARRAY | {"pixelResolution": {"dimensions": [4, 5, 6], "unit": "µm"}}},
-        "", (6000, 5000, 4000), (0, 0, 0)),
+        "",
+        (6000, 5000, 4000),
+        (0, 0, 0),
+    ),
     "pixelResolution as a list": (
-        {"attributes.json": ARRAY | {"pixelResolution": [4, 5, 6]}}, "", (6, 5, 4), (0, 0, 0)),
+        {"attributes.json": ARRAY | {"pixelResolution": [4, 5, 6]}},
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
     "pixelResolution in pixels": (
         {"attributes.json": ARRAY | {"pixelResolution": {"dimensions": [4, 5, 6], "unit": "pixel"}}},
-        "", None, (0, 0, 0)),
+        "",
+        None,
+        (0, 0, 0),
+    ),
     "a resolution of nought": ({"attributes.json": ARRAY | {"resolution": [4, 0, 6]}}, "", None, (0, 0, 0)),
-    "axes": (
-        {"attributes.json": ARRAY | {"axes": ["z", "x", "y"], "resolution": [6, 4, 5]}}, "", (6, 5, 4), (0, 0, 0)),
+    "axes": ({"attributes.json": ARRAY | {"axes": ["z", "x", "y"], "resolution": [6, 4, 5]}}, "", (6, 5, 4), (0, 0, 0)),
     "three numbers for four axes": (
         {"attributes.json": {**ARRAY, "dimensions": [9, 9, 9, 3], "blockSize": [4, 4, 4, 1], "resolution": [4, 5, 6]}},
-        "", (6, 5, 4), (0, 0, 0)),
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
     "downsamplingFactors": (
-        {"s0/attributes.json": ARRAY, "s1/attributes.json": ARRAY | HALVED,
-         "attributes.json": {"resolution": [4, 5, 6]}},
-        "s1", (6, 10, 8), (0, 2.5, 2)),
+        {
+            "s0/attributes.json": ARRAY,
+            "s1/attributes.json": ARRAY | HALVED,
+            "attributes.json": {"resolution": [4, 5, 6]},
+        },
+        "s1",
+        (6, 10, 8),
+        (0, 2.5, 2),
+    ),
     "downsamplingFactors of the group": (
-        {"s0/attributes.json": ARRAY, "s1/attributes.json": ARRAY,
-         "attributes.json": {"resolution": [4, 5, 6], "downsamplingFactors": [[1, 1, 1], [4, 2, 1]]}},
-        "s1", (6, 10, 16), (0, 2.5, 6)),
+        {
+            "s0/attributes.json": ARRAY,
+            "s1/attributes.json": ARRAY,
+            "attributes.json": {"resolution": [4, 5, 6], "downsamplingFactors": [[1, 1, 1], [4, 2, 1]]},
+        },
+        "s1",
+        (6, 10, 16),
+        (0, 2.5, 6),
+    ),
     "scales above a channel": (
-        {"c0/s0/attributes.json": ARRAY, "c0/s1/attributes.json": ARRAY,
-         "attributes.json": {"pixelResolution": {"unit": "nm", "dimensions": [4, 5, 6]},
-                             "scales": [[1, 1, 1], [2, 2, 1]]}},
-        "c0/s1", (6, 10, 8), (0, 2.5, 2)),
+        {
+            "c0/s0/attributes.json": ARRAY,
+            "c0/s1/attributes.json": ARRAY,
+            "attributes.json": {
+                "pixelResolution": {"unit": "nm", "dimensions": [4, 5, 6]},
+                "scales": [[1, 1, 1], [2, 2, 1]],
+            },
+        },
+        "c0/s1",
+        (6, 10, 8),
+        (0, 2.5, 2),
+    ),
     "an offset of the level's own": (
-        {"s0/attributes.json": ARRAY, "s1/attributes.json": ARRAY | HALVED | {"offset": [7, 8, 9]},
-         "attributes.json": {"resolution": [4, 5, 6]}}, "s1", (6, 10, 8), (9, 8, 7)),
+        {
+            "s0/attributes.json": ARRAY,
+            "s1/attributes.json": ARRAY | HALVED | {"offset": [7, 8, 9]},
+            "attributes.json": {"resolution": [4, 5, 6]},
+        },
+        "s1",
+        (6, 10, 8),
+        (9, 8, 7),
+    ),
     "COSEM transform": ({"attributes.json": ARRAY | {"transform": COSEM}}, "", (6, 5, 4), (3, 2, 1)),
     "COSEM transform in x, y, z": (
-        {"attributes.json": ARRAY | {"transform": {"axes": ["x", "y", "z"], "scale": [4, 5, 6], "translate": [1, 2, 3],
-                                                   "units": ["mm", "nm", "nm"]}}}, "", (6, 5, 4e6), (3, 2, 1e6)),
+        {
+            "attributes.json": ARRAY
+            | {
+                "transform": {
+                    "axes": ["x", "y", "z"],
+                    "scale": [4, 5, 6],
+                    "translate": [1, 2, 3],
+                    "units": ["mm", "nm", "nm"],
+                }
+            }
+        },
+        "",
+        (6, 5, 4e6),
+        (3, 2, 1e6),
+    ),
     "COSEM multiscales": (
-        {"attributes.json": {"multiscales": [{"datasets": [{"path": "fine", "transform": COSEM}]}]},
-         "fine/attributes.json": ARRAY | {"transform": {**COSEM, "scale": [9, 9, 9]}}}, "", (6, 5, 4), (3, 2, 1)),
+        {
+            "attributes.json": {"multiscales": [{"datasets": [{"path": "fine", "transform": COSEM}]}]},
+            "fine/attributes.json": ARRAY | {"transform": {**COSEM, "scale": [9, 9, 9]}},
+        },
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
     "COSEM multiscales whose arrays say it": (
-        {"attributes.json": {"multiscales": [{"datasets": [{"path": "fine"}]}]},
-         "fine/attributes.json": ARRAY | {"transform": COSEM}}, "", (6, 5, 4), (3, 2, 1)),
+        {
+            "attributes.json": {"multiscales": [{"datasets": [{"path": "fine"}]}]},
+            "fine/attributes.json": ARRAY | {"transform": COSEM},
+        },
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
     "COSEM in Zarr": ({".zarray": ZARRAY, ".zattrs": {"transform": COSEM}}, "", (6, 5, 4), (3, 2, 1)),
     "resolution in Zarr": ({".zarray": ZARRAY, ".zattrs": {"resolution": [6, 5, 4]}}, "", (6, 5, 4), (0, 0, 0)),
     "voxel_size in Zarr": (
         {"zarr.json": ZARR3 | {"attributes": {"voxel_size": [6, 5, 4], "offset": [3, 2, 1], "units": ["um"] * 3}}},
-        "", (6000, 5000, 4000), (3000, 2000, 1000)),
+        "",
+        (6000, 5000, 4000),
+        (3000, 2000, 1000),
+    ),
     "OME 0.4": (
-        {".zgroup": GROUP, "0/.zarray": ZARRAY, ".zattrs": {"multiscales": [
-            ome([dataset("0", SCALE, {"type": "translation", "translation": [3, 2, 1]})])]}}, "", (6, 5, 4), (3, 2, 1)),
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            ".zattrs": {"multiscales": [ome([dataset("0", SCALE, {"type": "translation", "translation": [3, 2, 1]})])]},
+        },
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
     "OME 0.5": (
-        {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"version": "0.5", "multiscales": [
-            ome([dataset("0", SCALE)])]}}}, "0/zarr.json": ZARR3}, "", (6, 5, 4), (0, 0, 0)),
+        {
+            "zarr.json": {
+                "zarr_format": 3,
+                "node_type": "group",
+                "attributes": {"ome": {"version": "0.5", "multiscales": [ome([dataset("0", SCALE)])]}},
+            },
+            "0/zarr.json": ZARR3,
+        },
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
     "OME scaled twice": (
-        {".zgroup": GROUP, "0/.zarray": ZARRAY, ".zattrs": {"multiscales": [
-            ome([dataset("0", {"type": "scale", "scale": [2, 2, 2]},
-                         {"type": "translation", "translation": [1, 1, 1]})],
-                coordinateTransformations=[{"type": "scale", "scale": [3, 2.5, 2]},
-                                           {"type": "translation", "translation": [10, 20, 30]}])]}},
-        "", (6, 5, 4), (13, 22.5, 32)),
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            ".zattrs": {
+                "multiscales": [
+                    ome(
+                        [
+                            dataset(
+                                "0",
+                                {"type": "scale", "scale": [2, 2, 2]},
+                                {"type": "translation", "translation": [1, 1, 1]},
+                            )
+                        ],
+                        coordinateTransformations=[
+                            {"type": "scale", "scale": [3, 2.5, 2]},
+                            {"type": "translation", "translation": [10, 20, 30]},
+                        ],
+                    )
+                ]
+            },
+        },
+        "",
+        (6, 5, 4),
+        (13, 22.5, 32),
+    ),
     "OME without units": (
-        {".zgroup": GROUP, "0/.zarray": ZARRAY, ".zattrs": {"multiscales": [
-            {"axes": [{"name": a, "type": "space"} for a in "zyx"], "datasets": [dataset("0", SCALE)]}]}},
-        "", None, (0, 0, 0)),
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            ".zattrs": {
+                "multiscales": [
+                    {"axes": [{"name": a, "type": "space"} for a in "zyx"], "datasets": [dataset("0", SCALE)]}
+                ]
+            },
+        },
+        "",
+        None,
+        (0, 0, 0),
+    ),
     "OME 0.3": (
-        {".zgroup": GROUP, "0/.zarray": ZARRAY, ".zattrs": {"multiscales": [
-            {"axes": ["z", "y", "x"], "datasets": [{"path": "0"}]}]}}, "", None, (0, 0, 0)),
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            ".zattrs": {"multiscales": [{"axes": ["z", "y", "x"], "datasets": [{"path": "0"}]}]},
+        },
+        "",
+        None,
+        (0, 0, 0),
+    ),
     "OME axes of other names": (
-        {".zgroup": GROUP, "0/.zarray": ZARRAY, ".zattrs": {"multiscales": [
-            {"axes": [{"name": n, "type": "space", "unit": "angstrom"} for n in ("depth", "height", "width")],
-             "datasets": [dataset("0", SCALE)]}]}}, "", (0.6, 0.5, 0.4), (0, 0, 0)),
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            ".zattrs": {
+                "multiscales": [
+                    {
+                        "axes": [
+                            {"name": n, "type": "space", "unit": "angstrom"} for n in ("depth", "height", "width")
+                        ],
+                        "datasets": [dataset("0", SCALE)],
+                    }
+                ]
+            },
+        },
+        "",
+        (0.6, 0.5, 0.4),
+        (0, 0, 0),
+    ),
 }
 
 
@@ -696,8 +908,12 @@ def test_voxel_size_and_origin_are_understood(tmp_path: Path, dialect: str) -> N
 
 def test_units_are_lengths_in_every_spelling(tmp_path: Path) -> None:
     spellings = {
-        1e-3: ["pm"], 0.1: ["angstrom", "Å", "Ångström"], 1.0: ["nm", "nanometer", "Nanometers", "nanometre"],
-        1e3: ["um", "µm", "μm", "micron", "microns", "micrometer"], 1e6: ["mm", "millimeter"], 1e9: ["m", "meter"],
+        1e-3: ["pm"],
+        0.1: ["angstrom", "Å", "Ångström"],
+        1.0: ["nm", "nanometer", "Nanometers", "nanometre"],
+        1e3: ["um", "µm", "μm", "micron", "microns", "micrometer"],
+        1e6: ["mm", "millimeter"],
+        1e9: ["m", "meter"],
     }
     for factor, unit in itertools.chain(*[[(f, u) for u in us] for f, us in spellings.items()]):
         lay(tmp_path / "v", {"attributes.json": ARRAY | {"pixelResolution": {"dimensions": [4, 5, 6], "unit": unit}}})
@@ -707,9 +923,11 @@ def test_units_are_lengths_in_every_spelling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "compression",
     [
-        {"compression": {"type": "gzip", "level": -1, "nthreads": 4}}, {"compressionType": "gzip"},
+        {"compression": {"type": "gzip", "level": -1, "nthreads": 4}},
+        {"compressionType": "gzip"},
         {"compression": {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0, "nthreads": 1}},
-        {"compression": {"type": "zstd", "level": 3, "checksum": True}}, {},
+        {"compression": {"type": "zstd", "level": 3, "checksum": True}},
+        {},
         {"compression": {"type": "xz", "preset": 6}},
     ],
 )
@@ -728,8 +946,15 @@ def test_n5_with_settings_that_others_add_opens(
 
 def test_the_only_volume_is_found(tmp_path: Path) -> None:
     lay(tmp_path / "a.n5", {"volumes/raw/attributes.json": ARRAY})
-    for location, key in [("a.n5", None), ("a.n5", "volumes/raw"), ("a.n5", "/volumes/raw/"), ("a.n5/volumes", None),
-                          ("a.n5/volumes/raw", None), ("a.n5/volumes", "raw"), ("./x/../a.n5", None)]:
+    for location, key in [
+        ("a.n5", None),
+        ("a.n5", "volumes/raw"),
+        ("a.n5", "/volumes/raw/"),
+        ("a.n5/volumes", None),
+        ("a.n5/volumes/raw", None),
+        ("a.n5/volumes", "raw"),
+        ("./x/../a.n5", None),
+    ]:
         volume = open_volume(tmp_path / location, key)
         assert (volume.path, volume.key, volume.levels) == (str(tmp_path / "a.n5"), "volumes/raw", ())
 
@@ -786,11 +1011,15 @@ def test_a_series_in_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plate_lists_its_images(tmp_path: Path) -> None:
-    lay(tmp_path / "p.zarr", {
-        ".zgroup": GROUP, ".zattrs": {"plate": {"wells": [{"path": "A/1"}, {"path": "B/2"}]}},
-        "A/1/.zattrs": {"well": {"images": [{"path": "0"}, {"path": "1"}]}},
-        "B/2/.zattrs": {"well": {"images": [{"path": "0"}]}},
-    })
+    lay(
+        tmp_path / "p.zarr",
+        {
+            ".zgroup": GROUP,
+            ".zattrs": {"plate": {"wells": [{"path": "A/1"}, {"path": "B/2"}]}},
+            "A/1/.zattrs": {"well": {"images": [{"path": "0"}, {"path": "1"}]}},
+            "B/2/.zattrs": {"well": {"images": [{"path": "0"}]}},
+        },
+    )
     with pytest.raises(VolumeError, match="plate of images; choose one by its key: A/1/0, A/1/1, B/2/0"):
         open_volume(tmp_path / "p.zarr")
 
@@ -822,21 +1051,34 @@ BROKEN: list[tuple[Files, str]] = [
     ({"zarr.json": ZARR3 | {"data_type": {"name": "struct"}}}, "data_type"),
     ({"zarr.json": ZARR3 | {"chunk_grid": {"name": "rectilinear"}}}, "'rectilinear'"),
     ({"zarr.json": ZARR3 | {"codecs": []}}, "codecs"),
-    ({"zarr.json": ZARR3 | {"codecs": [{"name": "transpose", "configuration": {"order": [0, 0, 1]}}]}},
-     "each of 3 axes"),
+    (
+        {"zarr.json": ZARR3 | {"codecs": [{"name": "transpose", "configuration": {"order": [0, 0, 1]}}]}},
+        "each of 3 axes",
+    ),
     ({"zarr.json": ZARR3 | {"storage_transformers": [{"name": "x"}]}}, "storage_transformers"),
     ({"zarr.json": ZARR3 | {"surprise": {"name": "x", "must_understand": True}}}, "'surprise'"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": []}}, "multiscales is empty"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": []}]}}, "no datasets"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": [{"path": "0"}]}]}}, "'0', which does not exist"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": [{"path": "../0"}]}]}}, r"'../0' is not the key"),
-    ({".zgroup": GROUP, ".zattrs": {"multiscales": [DEEP | {"datasets": [{"path": "0"}]}]}, "0/.zarray": ZARRAY},
-     "'0' has 3 axes, the group's axes 1"),
-    ({"0/.zarray": ZARRAY, ".zattrs": {"multiscales": [ome([dataset("0", {"type": "scale", "scale": [1]})])]}},
-     "coordinate transformation"),
+    (
+        {".zgroup": GROUP, ".zattrs": {"multiscales": [DEEP | {"datasets": [{"path": "0"}]}]}, "0/.zarray": ZARRAY},
+        "'0' has 3 axes, the group's axes 1",
+    ),
+    (
+        {"0/.zarray": ZARRAY, ".zattrs": {"multiscales": [ome([dataset("0", {"type": "scale", "scale": [1]})])]}},
+        "coordinate transformation",
+    ),
     ({"0/.zarray": ZARRAY, ".zattrs": {"multiscales": [ome([dataset("0", {"type": "affine"})])]}}, "affine"),
-    ({".zgroup": GROUP, "0/.zarray": ZARRAY, "1/.zarray": {**ZARRAY, "shape": [8, 8], "chunks": [4, 4]},
-      ".zattrs": {"multiscales": [{"datasets": [{"path": "0"}, {"path": "1"}]}]}}, "'1' has 2 axes, level 0 3"),
+    (
+        {
+            ".zgroup": GROUP,
+            "0/.zarray": ZARRAY,
+            "1/.zarray": {**ZARRAY, "shape": [8, 8], "chunks": [4, 4]},
+            ".zattrs": {"multiscales": [{"datasets": [{"path": "0"}, {"path": "1"}]}]},
+        },
+        "'1' has 2 axes, level 0 3",
+    ),
 ]
 
 
@@ -866,19 +1108,41 @@ def test_no_metadata_raise_anything_but_a_volume_error(data: st.DataObject) -> N
     """Any part of good metadata, replaced by any JSON, is refused or opened."""
     odd = st.recursive(
         st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=3) | st.just("gzip"),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-            st.sampled_from(["name", "type", "id", "configuration", "axes", "scale", "path", "datasets", "dimensions"]),
-            inner, max_size=3), max_leaves=5)
-    group = {"ome": {"multiscales": [ome([dataset("0", SCALE)])]}, "resolution": [1, 1, 1], "transform": COSEM,
-             "downsamplingFactors": [1, 1, 1], "scales": [[1, 1, 1]], "plate": {"wells": [{"path": "A"}]}}
-    sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 2, 2], "codecs": [{"name": "bytes"}],
-                                                              "index_codecs": [{"name": "bytes"}]}}
-    name, tree = data.draw(st.sampled_from([
-        ("attributes.json", ARRAY | group | {"pixelResolution": {"unit": "nm", "dimensions": [1, 1, 1]}}),
-        (".zarray", ZARRAY | {"compressor": {"id": "zstd", "level": 1}}), (".zattrs", group),
-        ("zarr.json", {**ZARR3, "codecs": [sharding], "attributes": group}),
-        ("zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": group}),
-    ]))
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["name", "type", "id", "configuration", "axes", "scale", "path", "datasets", "dimensions"]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=5,
+    )
+    group = {
+        "ome": {"multiscales": [ome([dataset("0", SCALE)])]},
+        "resolution": [1, 1, 1],
+        "transform": COSEM,
+        "downsamplingFactors": [1, 1, 1],
+        "scales": [[1, 1, 1]],
+        "plate": {"wells": [{"path": "A"}]},
+    }
+    sharding = {
+        "name": "sharding_indexed",
+        "configuration": {"chunk_shape": [2, 2, 2], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]},
+    }
+    name, tree = data.draw(
+        st.sampled_from(
+            [
+                ("attributes.json", ARRAY | group | {"pixelResolution": {"unit": "nm", "dimensions": [1, 1, 1]}}),
+                (".zarray", ZARRAY | {"compressor": {"id": "zstd", "level": 1}}),
+                (".zattrs", group),
+                ("zarr.json", {**ZARR3, "codecs": [sharding], "attributes": group}),
+                ("zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": group}),
+            ]
+        )
+    )
     tree = json.loads(json.dumps(tree))
     node: Any = tree
     while True:

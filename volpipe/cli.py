@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import sys
 import time
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 PLAIN_LINE_SECONDS = 10.0
+PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
 app = typer.Typer(
     add_completion=False,
@@ -49,8 +51,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def console(*, stderr: bool) -> Console:
+    """Return what prints to a stream: as wide as its terminal, if it is one."""
+    stream = sys.stderr if stderr else sys.stdout
+    known = stream.isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+
+
+out, err = console(stderr=False), console(stderr=True)
 
 
 @app.command()
@@ -68,12 +78,14 @@ def run(
     from volpipe.driver import Listener, execute, prepare
     from volpipe.recipe import load_recipe
 
-    chosen = load_recipe(_find_recipe(recipe), settings or [])
-    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-    plan = prepare(volume, chosen, target.absolute(), Path.cwd())
-    with _interruptible(), _shown(plan) as on_progress:
-        listener = Listener(on_plan=lambda plan, folder: out.print(plan_table(plan, config)), on_progress=on_progress)
-        report = execute(plan, on_site(config), fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+    with _interruptible():
+        start = on_site(config)
+        chosen = load_recipe(_find_recipe(recipe), settings or [])
+        target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
+        plan = prepare(volume, chosen, target.absolute(), Path.cwd())
+        with _shown(plan) as on_progress:
+            listener = Listener(lambda plan, folder: out.print(plan_table(plan, config)), on_progress)
+            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
@@ -160,6 +172,8 @@ def options(
 def main() -> None:
     """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _terminate)
     logging.getLogger("volpipe").addHandler(logging.NullHandler())
     try:
         app()
@@ -180,7 +194,7 @@ def _terminate(signum: int, frame: Any) -> None:  # Any: a frame, unused
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C and TERM into a sentence; the journal is whole at any moment."""
+    """Turn Ctrl-C, TERM and a closed terminal into a sentence; the journal is whole at any moment."""
     try:
         yield
     except KeyboardInterrupt:

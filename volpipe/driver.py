@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
-from volpipe.tensors import Tensors
+from volpipe.tensors import Tensors, delete
 from volpipe.volume import open_volume
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
@@ -79,8 +78,11 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     net = describe(recipe.net, str(search_path))
     plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path))
-    if out.resolve() == Path(volume.path).resolve() or out.resolve() in Path(volume.path).resolve().parents:
+    source, target = Path(volume.path).resolve(), out.resolve()
+    if target == source or target in source.parents:
         raise PlanError(f"the output {out} would overwrite the volume {volume.path}; choose another --out")
+    if source in target.parents:
+        raise PlanError(f"the output {out} would lie inside the volume {volume.path}; choose another --out")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
 
@@ -112,7 +114,7 @@ def execute(
         SiteError: the site cannot be used.
     """
     folder = RunFolder.of_output(Path(plan.out))
-    with folder.locked():
+    with folder.locked() as session:
         _claim(folder, plan, fresh)
         _agree_on_tensors(folder, keep_tensors)
         with _logging_to(folder.log), Journal(folder.journal) as journal:
@@ -124,7 +126,8 @@ def execute(
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
-                report = _work(plan, executors, folder, journal, schedule, listener)
+                job = Job(str(folder.path), plan.identity, session=session)
+                report = _work(plan, executors, job, journal, schedule, listener)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
             return report
@@ -139,19 +142,18 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 
 
 def _work(
-    plan: Plan, executors: Executors, folder: RunFolder, journal: Journal, schedule: Schedule, listener: Listener
+    plan: Plan, executors: Executors, job: Job, journal: Journal, schedule: Schedule, listener: Listener
 ) -> Report:
-    job = Job(str(folder.path), plan.identity)
     normalise = _normalisation(plan, executors, job, journal, listener)
     job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
     create_output(plan, provenance(plan, normalise))
-    Tensors(plan, folder.path).create()
+    job.tensors.create()
     loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
     loop.run()
     missing = [Missing(stage, unit, box, loop.reasons[stage, unit]) for stage, unit, box in schedule.missing()]
     return Report(
         plan,
-        folder.path,
+        Path(job.folder),
         missing,
         {name: t for name, t in loop.progress.totals.items() if t.tasks},
         loop.progress.seconds,
@@ -210,9 +212,8 @@ def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
             raise RunError(
                 f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out"
             )
+        delete(out)  # first: without its run's folder, nobody would know any more whose it is
         folder.clear()
-        if out.exists():
-            shutil.rmtree(out)
         return
     folder.check_same(plan)
     started = folder.journal.is_file() and folder.plan_file.is_file()

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from pydantic import ValidationError
 from volpipe.errors import RunError
 from volpipe.plan import Plan
 from volpipe.recipe import differences
-from volpipe.worker import PLAN_FILE
+from volpipe.tensors import delete
+from volpipe.worker import LOCK_FILE, PLAN_FILE
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,18 @@ class RunFolder:
         )
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; the system lets go when this process ends, however it ends.
+    def locked(self) -> Iterator[str]:
+        """Hold the folder, as the session that is given; the system lets go when this process ends, however it ends.
 
         Raises:
-            RunError: another driver holds it.
+            RunError: another driver holds it, or it cannot be made.
         """
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"no folder can be made at {self.path}: {error.strerror}; choose another --out") from error
+        session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
+        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,17 +114,17 @@ class RunFolder:
                 holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
                 raise RunError(f"{self.path} is in use by {holder}; wait for it or stop it") from error
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-            yield
+            os.pwrite(fd, f"{session}\n".encode(), 0)
+            yield session
         finally:
             os.close(fd)
 
     def clear(self) -> None:
         """Delete what a run left here, but for the lock."""
         for entry in self.path.iterdir():
-            if entry.name == "lock":
+            if entry.name == LOCK_FILE:
                 continue
             if entry.is_dir():
-                shutil.rmtree(entry)
+                delete(entry)
             else:
                 entry.unlink()

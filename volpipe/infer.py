@@ -214,11 +214,19 @@ def infer(
     tensors: Tensors,
     source: WindowSource,
     blocks: Sequence[int],
+    *,
+    before_write: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Exception | None]]:
     """Yield each of `blocks` when it is written, or with what went wrong; the others go on.
 
-    At most two blocks are in memory at a time: the one that grows and the one that is being written.
+    At most two blocks are in memory at a time: the one that grows and the one that is being written. What
+    `before_write` raises keeps a block from being written.
     """
+
+    def write(done: BlockSum) -> None:
+        before_write()
+        write_block(plan, normalise, tensors, done)
+
     runner = load_runner(plan)
     writing: tuple[int, Future[None]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
@@ -228,7 +236,7 @@ def infer(
                 continue
             if writing is not None:
                 yield writing[0], _outcome(writing[1])
-            writing = block, writer.submit(write_block, plan, normalise, tensors, outcome)
+            writing = block, writer.submit(write, outcome)
         if writing is not None:
             yield writing[0], _outcome(writing[1])
 

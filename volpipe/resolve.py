@@ -21,8 +21,6 @@ def load_module(path: Path) -> ModuleType:
     """Return the module in the Python file at `path`, executed afresh."""
     if not path.is_file():
         raise VolpipeError(f"no Python file at {path}")
-    if not path.is_file():
-        raise VolpipeError(f"no file at {path}")
     spec = importlib.util.spec_from_file_location(f"volpipe_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise VolpipeError(f"{path} is no Python file")
@@ -60,10 +58,14 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
 def told(error: Exception) -> str:
     """Return what `error` of a user's own code says, on one line, with the line of the file where it arose."""
     said = " ".join(str(error).split())
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    if isinstance(error, SyntaxError):  # says so itself
-        place = ""
+    others = ("<", str(Path(traceback.__file__).parent))  # the import system and the standard library
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(others) and "site-packages" not in frame.filename
+    ]
+    # A SyntaxError says where it is itself.
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own and type(error) is not SyntaxError else ""
     return f"{type(error).__name__}: {said}{place}" if said else f"{type(error).__name__}{place}"
 
 

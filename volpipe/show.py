@@ -15,7 +15,6 @@ from rich.table import Table
 
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
-from volpipe.schedule import Stage
 
 if TYPE_CHECKING:
     from volpipe.driver import Report, Standing
@@ -63,27 +62,25 @@ def plan_table(plan: Plan, site: str) -> Table:
     table.add_row(
         "",
         f"{shape(plan.out_shape)} voxels, {plan.out_dtype}, {plan.recipe.output.format}, "
-        f"{len(plan.factors)} levels, shards {shape(plan.shard)}, chunks {shape(plan.chunk)}",
+        f"levels {len(plan.factors)}, shards {shape(plan.shard)}, chunks {shape(plan.chunk)}",
     )
     table.add_row("site", site)
     return table
 
 
 def progress_table(progress: Progress, rate: Rate) -> Table:
-    """Return the live table: per stage what is done, running and failed; voxels per second and time left."""
+    """Return the live table: per stage what is done, in flight and failed; voxels per second and time left."""
     table = Table(box=None, pad_edge=False)
-    for name in ("stage", "done", "running", "failed", "time left"):
+    for name in ("stage", "done", "in flight", "failed"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     for stage in progress.stages:
-        left = rate.seconds_left(stage)
         table.add_row(
             stage.name,
             f"{stage.num_done:,} / {stage.num_units:,}",
             str(progress.running[stage.name]),
             str(len(stage.failed)),
-            "" if left is None else duration(left),
         )
-    table.caption = f"{duration(progress.seconds)}{_speed(rate)}"
+    table.caption = f"{duration(progress.seconds)}{_speed(progress, rate)}"
     table.caption_justify = "left"
     return table
 
@@ -96,10 +93,9 @@ def progress_line(progress: Progress, rate: Rate) -> str:
         if stage.num_done or progress.running[stage.name] or stage.failed
     ]
     running = sum(progress.running.values())
-    left = [s for stage in progress.stages if (s := rate.seconds_left(stage)) is not None]
-    ending = f", {duration(max(left))} left" if left else ""
     return (
-        f"{duration(progress.seconds)}: {', '.join(parts) or 'starting'}; {running} tasks running{_speed(rate)}{ending}"
+        f"{duration(progress.seconds)}: {', '.join(parts) or 'starting'}; "
+        f"{running} tasks in flight{_speed(progress, rate)}"
     )
 
 
@@ -112,27 +108,28 @@ class Rate:
     """
 
     voxels_per_block: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
     _first: dict[str, int] = field(default_factory=dict)
-    _blocks: int = 0
 
     def look(self, progress: Progress) -> None:
-        """Take note of where the stages are."""
+        """Take note of where the stages were at first."""
         for stage in progress.stages:
             self._first.setdefault(stage.name, stage.num_done)
-            if stage.name == "infer":
-                self._blocks = stage.num_done - self._first[stage.name]
 
-    @property
-    def voxels_per_second(self) -> float:
-        return self._blocks * self.voxels_per_block / max(1e-6, time.perf_counter() - self.started)
+    def voxels_per_second(self, progress: Progress) -> float:
+        """Return the output voxels that went through the net, per second since the first task began."""
+        blocks = sum(s.num_done - self._first.get(s.name, 0) for s in progress.stages if s.name == "infer")
+        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
 
-    def seconds_left(self, stage: Stage) -> float | None:
-        """Return the time that `stage` still takes at its speed so far, or None before anything is done."""
-        done = stage.num_done - self._first.get(stage.name, 0)
-        if done <= 0 or stage.num_left <= 0:
-            return None
-        return stage.num_left * (time.perf_counter() - self.started) / done
+    def seconds_left(self, progress: Progress) -> float | None:
+        """Return the time that stages which have begun still take, or None before any task is back.
+
+        What a unit took so far, for each that is left, on as many workers as were busy so far. Stages are taken
+        together: one that had to wait for another says nothing by its own speed.
+        """
+        begun = [(stage, took) for stage in progress.stages if (took := progress.totals[stage.name]).units]
+        spent = sum(took.seconds for _, took in begun)
+        due = sum(stage.num_left * took.seconds / took.units for stage, took in begun)
+        return due * _working(progress) / spent if spent > 0 else None
 
 
 def report_table(report: Report, started: float) -> Table:
@@ -213,6 +210,13 @@ def _voxel(voxel_size_nm: tuple[float, float, float] | None) -> str:
     return " × ".join(f"{v:g}" for v in voxel_size_nm) + " nm"
 
 
-def _speed(rate: Rate) -> str:
-    speed = rate.voxels_per_second
-    return f", {speed / 1e6:.2f} Mvoxel/s" if speed > 0 else ""
+def _working(progress: Progress) -> float:
+    """Return the seconds since the first task began."""
+    return max(1e-6, time.time() - progress.first_task)
+
+
+def _speed(progress: Progress, rate: Rate) -> str:
+    speed, left = rate.voxels_per_second(progress), rate.seconds_left(progress)
+    unit, name = (1e6, "Mvoxel/s") if speed >= 1e5 else (1e3, "kvoxel/s")
+    said = f", {speed / unit:.2f} {name}" if speed > 0 else ""
+    return said + (f", {duration(left)} left" if left else "")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from volpipe.errors import SiteError
-from volpipe.resolve import load_module, nearest, shipped
+from volpipe.resolve import load_module, nearest, shipped, told
 
 if TYPE_CHECKING:
     from parsl.config import Config
@@ -34,20 +34,32 @@ def list_sites() -> dict[str, str]:
 def load_site(name: str, run_dir: Path) -> Config:
     """Return a fresh Parsl configuration of the site `name`, which keeps its files under `run_dir`.
 
-    Args:
-        name: a shipped name, with or without ``.py``, or the path of a Python file.
-        run_dir: where Parsl writes.
-
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
+    """
+    return find_site(name)(run_dir)
+
+
+def find_site(name: str) -> Callable[[Path], Config]:
+    """Return the function of the site `name`: from the folder for Parsl's files to a fresh configuration.
+
+    Args:
+        name: a shipped name, with or without ``.py``, or the path of a Python file.
+
+    Raises:
+        SiteError: no such site, or its file cannot be loaded.
     """
     module = _module(name)
     if not hasattr(module, "config"):
         raise SiteError(f"site {name} has no `config`; define config(run_dir) or config = Config(...)")
+    return lambda run_dir: _configure(name, module.config, run_dir)
+
+
+def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path) -> Config:
     try:
-        config = module.config(str(run_dir)) if inspect.isfunction(module.config) else module.config
+        config = given(str(run_dir)) if callable(given) else given
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
-        raise SiteError(f"site {name} cannot be used here: {type(error).__name__}: {error}") from error
+        raise SiteError(f"site {name} cannot be used here: {told(error)}") from error
     from parsl.config import Config
 
     if not isinstance(config, Config):
@@ -66,7 +78,7 @@ def _module(name: str) -> ModuleType:
         if stem in known:
             return importlib.import_module(f"{PACKAGE}.{stem}")
     except Exception as error:  # the file is the user's code
-        raise SiteError(f"site {name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise SiteError(f"site {name} cannot be loaded: {told(error)}") from error
     raise SiteError(f"no site {name!r}{nearest(stem, known)}; shipped are {', '.join(known)}, or give a Python file")
 
 

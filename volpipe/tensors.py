@@ -12,7 +12,9 @@ one file. Their inner chunks that hold nothing are not stored.
 
 from __future__ import annotations
 
+import errno
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume,
 
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
+DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has the bits of x, 0.0 + -0.0 has not
 
 
@@ -124,8 +127,7 @@ class Tensors:
     def remove(self) -> None:
         """Delete every tensor of the run."""
         for path in {self.source_path, self.sums_path}:
-            if path.exists():
-                shutil.rmtree(path)
+            delete(path)
 
     def _named(self, tensor: str, iteration: int) -> dict[str, object]:
         source = self.plan.source
@@ -148,6 +150,20 @@ class Tensors:
             "num_windows": lattice.num_windows,
             "normalise": self.plan.recipe.normalise.model_dump(),
         }
+
+
+def delete(path: Path) -> None:
+    """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
+    for _ in range(DELETE_ATTEMPTS):
+        try:
+            shutil.rmtree(path)
+        except OSError as error:  # what was listed has gone, or what was empty has been written to
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+        if not path.exists():
+            return
+        time.sleep(DELETE_PAUSE_SECONDS)
+    shutil.rmtree(path)
 
 
 def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:

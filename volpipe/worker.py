@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from volpipe.errors import RunError
 from volpipe.journal import Record
 from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
@@ -29,6 +30,7 @@ from volpipe.volume import Volume, open_volume
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
+LOCK_FILE = "lock"
 
 Outcomes = Iterator[tuple[int, Exception | None]]
 
@@ -42,6 +44,7 @@ class Job:
         identity: of the plan in it.
         shift, scale: the normalisation, once it is known.
         bins: ends of the histogram of a second measuring pass, where there is one.
+        session: what the folder's lock says while the driver that sends this holds it; "" asks for no such lock.
     """
 
     folder: str
@@ -49,6 +52,7 @@ class Job:
     shift: float = 0.0
     scale: float = 1.0
     bins: tuple[float, float] | None = None
+    session: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -62,6 +66,18 @@ class Job:
     def tensors(self) -> Tensors:
         return Tensors(self.plan, Path(self.folder))
 
+    def check_session(self) -> None:
+        """Refuse to write for a driver whose place another has taken: workers outlive a killed driver for a while.
+
+        Raises:
+            RunError: the folder's lock names another session.
+        """
+        if not self.session:
+            return
+        holder = (Path(self.folder) / LOCK_FILE).read_text(encoding="utf-8").strip()
+        if holder != self.session:
+            raise RunError(f"{self.folder} is no longer held by {self.session}, but by {holder or 'another driver'}")
+
 
 def measure(job: Job, units: Sequence[int]) -> Record:
     """Return the joined statistics of the given blocks' own voxels."""
@@ -71,7 +87,7 @@ def measure(job: Job, units: Sequence[int]) -> Record:
         data = _volume(job).open().read(job.plan.blocks.box(block))
         found.append(measure_voxels(data, job.bins))
 
-    record = _work("histogram" if job.bins else "measure", units, _each(one, units))
+    record = _work("histogram" if job.bins else "measure", units, _each(one, units, job))
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
@@ -82,7 +98,7 @@ def factor(job: Job, units: Sequence[int]) -> Record:
     def one(block: int) -> None:
         factor_block(job.plan, _volume(job), job.normalise, job.tensors, block)
 
-    return _work("factor", units, _each(one, units))
+    return _work("factor", units, _each(one, units, job))
 
 
 def infer(job: Job, units: Sequence[int]) -> Record:
@@ -90,7 +106,9 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     from volpipe.infer import infer as infer_blocks
 
     def outcomes() -> Outcomes:
-        yield from infer_blocks(job.plan, job.normalise, job.tensors, window_source(job), units)
+        yield from infer_blocks(
+            job.plan, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
+        )
 
     return _work("infer", units, outcomes())
 
@@ -102,19 +120,19 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
     def one(shard: int) -> None:
         reassemble_shard(job.plan, job.normalise, job.tensors, shard)
 
-    return _work("reassemble", units, _each(one, units))
+    return _work("reassemble", units, _each(one, units, job))
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
     """Write the given shards of pyramid `level`."""
     from volpipe.pyramid import coarsen as coarsen_shard
 
-    return _work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units))
+    return _work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units, job))
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record:
     """Delete the given blocks' tensors, "windows" or "sum"."""
-    return _work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units))
+    return _work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units, job))
 
 
 def window_source(job: Job) -> WindowSource:
@@ -141,9 +159,10 @@ def _open_volume(identity: str, path: str, key: str) -> Volume:
     return open_volume(path, key)
 
 
-def _each(one: Callable[[int], None], units: Sequence[int]) -> Outcomes:
+def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:
     for unit in units:
         try:
+            job.check_session()
             one(unit)
         except Exception as error:
             yield unit, error

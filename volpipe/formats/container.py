@@ -185,8 +185,9 @@ def _check_same(old: Tree, new: Tree, file: Path) -> None:
     pairs += [(key, (added or {}).get(key), value) for key, value in new.get("attributes", {}).items()]
     for key, was, value in pairs:
         if was != value:
-            raise VolumeError(f"{file} exists already, with {key} {was!r} instead of {value!r}; remove it, or write "
-                              "to another place")
+            raise VolumeError(
+                f"{file} exists already, with {key} {was!r} instead of {value!r}; remove it, or write to another place"
+            )
 
 
 def create_groups(container: Path, key: str, format: str) -> None:

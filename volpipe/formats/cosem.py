@@ -28,12 +28,14 @@ def read_place(said: object) -> Place | None:
 
 def transform(multiscale: Multiscale, level: Level) -> Tree:
     """Return the `transform` of the array of `level`."""
-    return plain({
-        "axes": multiscale.axes,
-        "scale": multiscale.scale(level),
-        "translate": multiscale.shift(level),
-        "units": ["nm" if axis in "zyx" else "" for axis in multiscale.axes],
-    })
+    return plain(
+        {
+            "axes": multiscale.axes,
+            "scale": multiscale.scale(level),
+            "translate": multiscale.shift(level),
+            "units": ["nm" if axis in "zyx" else "" for axis in multiscale.axes],
+        }
+    )
 
 
 def multiscale(group: Multiscale) -> Tree:

@@ -30,9 +30,24 @@ AXES = ("t", "c", "z", "y", "x")
 SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22}
 NANOMETRES = {
-    "picometer": 1e-3, "pm": 1e-3, "angstrom": 0.1, "ångström": 0.1, "å": 0.1, "nanometer": 1.0, "nm": 1.0,
-    "micrometer": 1e3, "micron": 1e3, "um": 1e3, "µm": 1e3, "μm": 1e3, "millimeter": 1e6, "mm": 1e6,
-    "centimeter": 1e7, "cm": 1e7, "meter": 1e9, "m": 1e9,
+    "picometer": 1e-3,
+    "pm": 1e-3,
+    "angstrom": 0.1,
+    "ångström": 0.1,
+    "å": 0.1,
+    "nanometer": 1.0,
+    "nm": 1.0,
+    "micrometer": 1e3,
+    "micron": 1e3,
+    "um": 1e3,
+    "µm": 1e3,
+    "μm": 1e3,
+    "millimeter": 1e6,
+    "mm": 1e6,
+    "centimeter": 1e7,
+    "cm": 1e7,
+    "meter": 1e9,
+    "m": 1e9,
 }  # both micro signs: U+00B5 and U+03BC
 
 
@@ -77,8 +92,10 @@ class Header:
             raise VolumeError(f"{self.folder}: shape {self.shape} and chunk {self.chunks} differ in axes")
         size = math.prod(self.chunks) * self.dtype.itemsize
         if size > MAX_CHUNK_BYTES:
-            raise VolumeError(f"{self.folder}: a chunk {self.chunks} of {self.dtype} takes {size >> 30} GiB; "
-                              f"volpipe reads chunks of up to {MAX_CHUNK_BYTES // 2**30} GiB")
+            raise VolumeError(
+                f"{self.folder}: a chunk {self.chunks} of {self.dtype} takes {size >> 30} GiB; "
+                f"volpipe reads chunks of up to {MAX_CHUNK_BYTES // 2**30} GiB"
+            )
 
     @property
     def write_unit(self) -> tuple[int, ...]:
@@ -178,14 +195,17 @@ class ArraySpec:
         rank = len(self.shape)
         shards = self.shards or self.chunks
         if not 1 <= rank <= MAX_RANK or {len(self.chunks), len(shards), len(self.axes)} != {rank}:
-            raise VolumeError(f"shape {self.shape}, chunk {self.chunks}, shard {self.shards} and axes "
-                              f"{self.axes} must have the same 1 to {MAX_RANK} axes")
+            raise VolumeError(
+                f"shape {self.shape}, chunk {self.chunks}, shard {self.shards} and axes "
+                f"{self.axes} must have the same 1 to {MAX_RANK} axes"
+            )
         for axis, n, c, s in zip(self.axes, self.shape, self.chunks, shards, strict=True):
             if min(n, c, s) < 1:
                 raise VolumeError(f"axis {axis}: shape {n}, chunk {c} and shard {s} must be at least 1")
             if s % c:
-                raise VolumeError(f"axis {axis}: shard {s} is not a multiple of chunk {c}; "
-                                  f"use {s // c * c or c} or {-(-s // c) * c}")
+                raise VolumeError(
+                    f"axis {axis}: shard {s} is not a multiple of chunk {c}; use {s // c * c or c} or {-(-s // c) * c}"
+                )
 
 
 def _fits(value: int, dtype: np.dtype) -> bool:
@@ -366,5 +386,7 @@ def check_aligned(header: Header, start: Sequence[int], shape: Sequence[int]) ->
         if n < 1 or a < 0 or a + n > size:
             raise VolumeError(f"{name}: box {a}:{a + n} on axis {axis} is empty or outside 0:{size}")
         if a % unit or ((a + n) % unit and a + n != size):
-            raise VolumeError(f"{name}: box {a}:{a + n} on axis {axis} is not made of whole {word}s of {unit} "
-                              f"voxels (the array ends at {size}); write whole {word}s")
+            raise VolumeError(
+                f"{name}: box {a}:{a + n} on axis {axis} is not made of whole {word}s of {unit} "
+                f"voxels (the array ends at {size}); write whole {word}s"
+            )

@@ -42,7 +42,11 @@ VERSION = "2.0.0"  # what z5py writes
 CORE = ("dimensions", "blockSize", "dataType", "compression", "compressionType", "n5")
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64")
 CODECS: Mapping[str, tuple[str, ...]] = {
-    "raw": (), "gzip": ("level", "useZlib"), "bzip2": ("blockSize",), "xz": ("preset",), "zstd": ("level",),
+    "raw": (),
+    "gzip": ("level", "useZlib"),
+    "bzip2": ("blockSize",),
+    "xz": ("preset",),
+    "zstd": ("level",),
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }  # the settings that tensorstore knows; it refuses others, such as the `nthreads` that Java needs
 BULK_CODECS = ("raw", "gzip", "zstd")
@@ -66,10 +70,16 @@ def read_header(folder: Path) -> Header | None:
     known = {"dimensions": dimensions, "blockSize": block, "dataType": tree["dataType"], "compression": compression}
     axes = tree.get("axes")
     return Header(
-        folder=folder, format="n5", shape=dimensions[::-1], dtype=np.dtype(tree["dataType"]), chunks=block[::-1],
-        shards=None, codec=_label(compression),
+        folder=folder,
+        format="n5",
+        shape=dimensions[::-1],
+        dtype=np.dtype(tree["dataType"]),
+        chunks=block[::-1],
+        shards=None,
+        codec=_label(compression),
         axes=named_axes(axes[::-1] if isinstance(axes, list) else None, len(block)),
-        attributes={key: value for key, value in tree.items() if key not in CORE}, known=plain(known),
+        attributes={key: value for key, value in tree.items() if key not in CORE},
+        known=plain(known),
     )
 
 
@@ -79,8 +89,10 @@ def _compression(tree: Tree, file: Path) -> Tree:
     given = mapping({"type": given} if isinstance(given, str) else given, "compression", file)
     name = str(given.get("type"))
     if name == "lz4":
-        raise VolumeError(f"{file}: N5 with lz4 is stored in three ways that cannot be told apart, none of which "
-                          "volpipe reads; copy it to gzip with the software that wrote it")
+        raise VolumeError(
+            f"{file}: N5 with lz4 is stored in three ways that cannot be told apart, none of which "
+            "volpipe reads; copy it to gzip with the software that wrote it"
+        )
     if name not in CODECS:
         raise VolumeError(f"{file}: compression {name!r} is not known; volpipe reads {', '.join(CODECS)}")
     settings = {key: given[key] for key in CODECS[name] if key in given}
@@ -192,10 +204,18 @@ def documents(spec: ArraySpec) -> dict[str, Tree]:
         compression["level"] = spec.codec_level
     if spec.codec == "gzip":
         compression["useZlib"] = False
-    return {FILE: plain({
-        "dimensions": spec.shape[::-1], "blockSize": spec.chunks[::-1], "dataType": spec.dtype.name,
-        "compression": compression, "axes": spec.axes[::-1], **spec.attributes,
-    })}
+    return {
+        FILE: plain(
+            {
+                "dimensions": spec.shape[::-1],
+                "blockSize": spec.chunks[::-1],
+                "dataType": spec.dtype.name,
+                "compression": compression,
+                "axes": spec.axes[::-1],
+                **spec.attributes,
+            }
+        )
+    }
 
 
 def group_documents(root: bool) -> dict[str, Tree]:
@@ -273,13 +293,16 @@ def _encode(scratch: Path, header: Header, data: np.ndarray) -> None:
 
     compression = header.known["compression"]
     if compression["type"] not in BULK_CODECS or compression.get("useZlib"):
-        raise VolumeError(f"{header.folder}: {header.codec} chunks cannot be written in bulk; "
-                          f"use {', '.join(BULK_CODECS)}, or a writer")
+        raise VolumeError(
+            f"{header.folder}: {header.codec} chunks cannot be written in bulk; "
+            f"use {', '.join(BULK_CODECS)}, or a writer"
+        )
     settings = {"level": compression["level"]} if "level" in compression else {}
     chunks = tuple(min(c, n) for c, n in zip(header.chunks, data.shape, strict=True))
     with z5py.N5File(str(scratch), "w") as file:
-        array = file.create_dataset("data", shape=data.shape, chunks=chunks, dtype=data.dtype.name,
-                                    compression=compression["type"], **settings)
+        array = file.create_dataset(
+            "data", shape=data.shape, chunks=chunks, dtype=data.dtype.name, compression=compression["type"], **settings
+        )
         array[...] = np.ascontiguousarray(data)
 
 

@@ -105,8 +105,10 @@ def _transformations(
             continue
         values = floats(said_one.get(str(kind))) if kind in ("scale", "translation") else None
         if values is None or (axes and len(values) != rank):
-            raise VolumeError(f"{source}: coordinate transformation {entry} is no scale or translation with one "
-                              f"number for each of the axes {axes}")
+            raise VolumeError(
+                f"{source}: coordinate transformation {entry} is no scale or translation with one "
+                f"number for each of the axes {axes}"
+            )
         if kind == "scale":
             scale = values
         else:
@@ -146,10 +148,13 @@ def group_attributes(multiscale: Multiscale, version: str, attributes: Mapping[s
         "name": multiscale.name,
         "axes": [_axis(axis, known=multiscale.voxel_size_nm is not None) for axis in multiscale.axes],
         "datasets": [
-            {"path": level.key, "coordinateTransformations": [
-                {"type": "scale", "scale": multiscale.scale(level)},
-                {"type": "translation", "translation": multiscale.shift(level)},
-            ]}
+            {
+                "path": level.key,
+                "coordinateTransformations": [
+                    {"type": "scale", "scale": multiscale.scale(level)},
+                    {"type": "translation", "translation": multiscale.shift(level)},
+                ],
+            }
             for level in multiscale.levels
         ],
     }

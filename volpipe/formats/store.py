@@ -111,8 +111,10 @@ def context(cache_bytes: int = 0) -> ts.Context:
 def _check_process() -> None:
     """Raise in a process forked from one that used tensorstore, which would abort it at the next call."""
     if _owner not in (None, os.getpid()):
-        raise VolumeError("this process was forked from one that had opened volumes, and cannot read any; start "
-                          'workers with multiprocessing.get_context("spawn"), or open volumes only in workers')
+        raise VolumeError(
+            "this process was forked from one that had opened volumes, and cannot read any; start "
+            'workers with multiprocessing.get_context("spawn"), or open volumes only in workers'
+        )
 
 
 def num_threads() -> int:

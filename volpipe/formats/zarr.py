@@ -35,14 +35,33 @@ from volpipe.formats.metadata import (
 )
 from volpipe.formats.store import Index
 
-DTYPES = ("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
-          "float16", "float32", "float64")
+DTYPES = (
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
 CODECS_V2: Mapping[str, tuple[str, ...]] = {
-    "zlib": ("level",), "gzip": ("level",), "bz2": ("level",), "zstd": ("level",),
+    "zlib": ("level",),
+    "gzip": ("level",),
+    "bz2": ("level",),
+    "zstd": ("level",),
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
 }  # the settings that tensorstore knows
 CODECS_V3: Mapping[str, tuple[str, ...]] = {
-    "bytes": ("endian",), "transpose": ("order",), "crc32c": (), "gzip": ("level",), "zstd": ("level", "checksum"),
+    "bytes": ("endian",),
+    "transpose": ("order",),
+    "crc32c": (),
+    "gzip": ("level",),
+    "zstd": ("level", "checksum"),
     "blosc": ("typesize", "cname", "clevel", "shuffle", "blocksize"),
     "sharding_indexed": ("chunk_shape", "codecs", "index_codecs", "index_location"),
 }
@@ -74,8 +93,13 @@ def _header_v2(tree: Tree, folder: Path) -> Header:
     compressor = mapping(tree.get("compressor"), "compressor", file)
     attributes = read_json(folder / ".zattrs") or {}
     known = {
-        "zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": stored.str, "order": tree.get("order", "C"),
-        "filters": None, "dimension_separator": _separator(tree, folder, len(shape)),
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": chunks,
+        "dtype": stored.str,
+        "order": tree.get("order", "C"),
+        "filters": None,
+        "dimension_separator": _separator(tree, folder, len(shape)),
         "compressor": _keep(compressor, CODECS_V2.get(str(compressor.get("id")), ()), "id") or None,
         "fill_value": _fill(tree.get("fill_value"), stored),
     }
@@ -85,9 +109,17 @@ def _header_v2(tree: Tree, folder: Path) -> Header:
     if compressor and str(compressor.get("id")) not in CODECS_V2:
         unsupported = f"compressor {compressor.get('id')!r}"
     return Header(
-        folder=folder, format="zarr2", shape=shape, dtype=dtype, chunks=chunks, shards=None,
-        codec=_label(str(compressor.get("id", "raw")), compressor), attributes=attributes, known=plain(known),
-        axes=named_axes(attributes.get("_ARRAY_DIMENSIONS"), len(shape)), unsupported=unsupported,
+        folder=folder,
+        format="zarr2",
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        shards=None,
+        codec=_label(str(compressor.get("id", "raw")), compressor),
+        attributes=attributes,
+        known=plain(known),
+        axes=named_axes(attributes.get("_ARRAY_DIMENSIONS"), len(shape)),
+        unsupported=unsupported,
     )
 
 
@@ -137,22 +169,31 @@ def _header_v3(tree: Tree, folder: Path) -> Header:
     _refuse_extensions(tree, file)
     shape = voxels(tree.get("shape"), "shape", file)
     if tree.get("data_type") not in DTYPES:
-        raise VolumeError(f"{file}: data_type {tree.get('data_type')!r} is not supported; volpipe reads "
-                          f"{', '.join(DTYPES)}")
+        raise VolumeError(
+            f"{file}: data_type {tree.get('data_type')!r} is not supported; volpipe reads {', '.join(DTYPES)}"
+        )
     grid = mapping(tree.get("chunk_grid"), "chunk_grid", file)
     if grid.get("name") != "regular":
         raise VolumeError(f"{file}: chunk_grid {grid.get('name')!r} is not supported; volpipe reads regular grids")
-    outer = voxels(mapping(grid.get("configuration"), "chunk_grid", file).get("chunk_shape"), "chunk_shape", file,
-                   rank=len(shape))
+    outer = voxels(
+        mapping(grid.get("configuration"), "chunk_grid", file).get("chunk_shape"), "chunk_shape", file, rank=len(shape)
+    )
     codecs = _Codecs(tree.get("codecs"), outer, file)
     stored = np.dtype(tree["data_type"])
     known = {key: tree[key] for key in KEYS_V3 if key in tree}
     known |= {"codecs": codecs.known, "fill_value": _fill(tree.get("fill_value", 0), stored)}
     return Header(
-        folder=folder, format="zarr3", shape=shape, dtype=np.dtype(np.uint8) if stored.kind == "b" else stored,
-        chunks=codecs.chunks, shards=outer if codecs.sharded else None, codec=codecs.label,
-        axes=named_axes(tree.get("dimension_names"), len(shape)), known=plain(known),
-        attributes=mapping(tree.get("attributes"), "attributes", file), unsupported=codecs.unsupported,
+        folder=folder,
+        format="zarr3",
+        shape=shape,
+        dtype=np.dtype(np.uint8) if stored.kind == "b" else stored,
+        chunks=codecs.chunks,
+        shards=outer if codecs.sharded else None,
+        codec=codecs.label,
+        axes=named_axes(tree.get("dimension_names"), len(shape)),
+        known=plain(known),
+        attributes=mapping(tree.get("attributes"), "attributes", file),
+        unsupported=codecs.unsupported,
     )
 
 
@@ -248,8 +289,9 @@ def read_place(header: Header) -> Place:
     shift = shift if shift is not None and len(shift) == len(names) else (0.0,) * len(names)
     units = said.get("units")
     units = units if isinstance(units, list) and len(units) == len(names) else ["nm"] * len(names)
-    return place(dict(zip(names, size, strict=True)), dict(zip(names, shift, strict=True)),
-                 dict(zip(names, units, strict=True)))
+    return place(
+        dict(zip(names, size, strict=True)), dict(zip(names, shift, strict=True)), dict(zip(names, units, strict=True))
+    )
 
 
 def documents(spec: ArraySpec, version: int) -> dict[str, Tree]:
@@ -266,8 +308,14 @@ def _documents_v2(spec: ArraySpec) -> dict[str, Tree]:
         raise VolumeError(f"Zarr v2 has no shards; leave out shard {spec.shards} or use Zarr v3")
     compressor = None if spec.codec == "raw" else {"id": spec.codec, "level": spec.codec_level}
     array = {
-        "zarr_format": 2, "shape": spec.shape, "chunks": spec.chunks, "dtype": _little(spec.dtype).str,
-        "compressor": compressor, "fill_value": _json_number(spec), "order": "C", "filters": None,
+        "zarr_format": 2,
+        "shape": spec.shape,
+        "chunks": spec.chunks,
+        "dtype": _little(spec.dtype).str,
+        "compressor": compressor,
+        "fill_value": _json_number(spec),
+        "order": "C",
+        "filters": None,
         "dimension_separator": "/",
     }
     return {".zarray": plain(array), ".zattrs": plain({"_ARRAY_DIMENSIONS": spec.axes, **spec.attributes})}
@@ -284,15 +332,33 @@ def _documents_v3(spec: ArraySpec) -> dict[str, Tree]:
         codecs.append({"name": "crc32c"})  # so that a damaged chunk is noticed with every codec
     if spec.shards:
         index: list[Tree] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-        codecs = [{"name": "sharding_indexed", "configuration": {
-            "chunk_shape": spec.chunks, "codecs": codecs, "index_codecs": index, "index_location": "end"}}]
-    return {"zarr.json": plain({
-        "zarr_format": 3, "node_type": "array", "shape": spec.shape, "data_type": spec.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": _json_number(spec), "codecs": codecs, "dimension_names": spec.axes,
-        "attributes": dict(spec.attributes),
-    })}
+        codecs = [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": spec.chunks,
+                    "codecs": codecs,
+                    "index_codecs": index,
+                    "index_location": "end",
+                },
+            }
+        ]
+    return {
+        "zarr.json": plain(
+            {
+                "zarr_format": 3,
+                "node_type": "array",
+                "shape": spec.shape,
+                "data_type": spec.dtype.name,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
+                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+                "fill_value": _json_number(spec),
+                "codecs": codecs,
+                "dimension_names": spec.axes,
+                "attributes": dict(spec.attributes),
+            }
+        )
+    }
 
 
 def _little(dtype: np.dtype) -> np.dtype:

@@ -1,0 +1,121 @@
+"""The watch over a running site: notices executors that will never answer, which Parsl itself waits for without end.
+
+Not here: failures of single tasks or workers, which come back as exceptions and are tried again (run).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass, field
+
+from parsl.executors import HighThroughputExecutor
+from parsl.executors.base import ParslExecutor
+from parsl.jobs.states import JobState, JobStatus
+
+from volpipe.errors import RunStopped, SiteError, VolpipeError
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+STILLBORN_TO_STOP = 3
+
+
+@dataclass
+class Watch:
+    """Looks after `executors` in a thread of its own, from `start` to `stop`.
+
+    Attributes:
+        proven: labels of executors that have brought back a result; blocks of theirs may come and go.
+        trouble: why nothing can come back any more, if so.
+    """
+
+    executors: Sequence[ParslExecutor]
+    proven: set[str] = field(default_factory=set)
+    trouble: VolpipeError | None = None
+    _stopped: threading.Event = field(default_factory=threading.Event, repr=False)
+    _thread: threading.Thread | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._look_again, name="volpipe-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(LOOK_SECONDS)
+
+    def check(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            RunStopped: the interchange of an executor is gone.
+            SiteError: an executor cannot start any worker.
+        """
+        if self.trouble is not None:
+            raise self.trouble
+
+    def _look_again(self) -> None:
+        while self.trouble is None and not self._stopped.wait(LOOK_SECONDS):
+            self.trouble = next(filter(None, map(self._trouble_of, self.executors)), None)
+        if self.trouble is not None:
+            log.error("%s", self.trouble)
+            for executor in self.executors:
+                fail(executor, self.trouble)
+
+    def _trouble_of(self, executor: ParslExecutor) -> VolpipeError | None:
+        if not isinstance(executor, HighThroughputExecutor):
+            return None
+        if has_lost_interchange(executor):
+            return RunStopped(
+                f"the interchange of executor {executor.label} ended, so that no result can come back; "
+                "the same command again goes on from here"
+            )
+        if executor.label in self.proven:
+            return None
+        stillborn = [status for status in dict(executor.status_facade).values() if is_stillborn(status)]
+        if len(stillborn) < STILLBORN_TO_STOP or executor.connected_managers():
+            return None
+        return SiteError(
+            f"executor {executor.label} cannot start workers: {len(stillborn)} blocks ended before one reported; "
+            f"the last said: {last_words(stillborn[-1])} (logs: {executor.run_dir})"
+        )
+
+
+def has_lost_interchange(executor: HighThroughputExecutor) -> bool:
+    """Return whether the process that passes tasks and results on has been started and is gone."""
+    return executor.interchange_proc is not None and executor.interchange_proc.poll() is not None
+
+
+def is_stillborn(status: JobStatus) -> bool:
+    """Return whether a block ended, or was refused by its scheduler, before a worker of it reported."""
+    refused = status.state == JobState.FAILED and (status.message or "").startswith("Failed to start block")
+    return refused or status.state == JobState.MISSING
+
+
+def last_words(status: JobStatus) -> str:
+    """Return the line in which a block's job said why it ended."""
+    said: Iterable[str | None] = (status.stderr_summary, status.stdout_summary, status.message)
+    lines = (line.strip() for text in said if text for line in reversed(text.splitlines()))
+    return next((line for line in lines if line.strip("-")), "nothing")
+
+
+def fail(executor: ParslExecutor, error: Exception) -> None:
+    """Let every task that `executor` holds end with `error`, and cancel its blocks, which Parsl then leaves alone."""
+    if not isinstance(executor, HighThroughputExecutor):
+        return
+    with contextlib.suppress(InvalidStateError):  # a result came just now
+        executor.set_bad_state_and_fail_all(error)
+    for future in list(executor.tasks.values()):
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(error)
+    statuses = dict(executor.status_facade)
+    alive = [job for block, job in executor.blocks_to_job_id.items() if not statuses[block].terminal]
+    try:
+        if executor.provider is not None:
+            executor.provider.cancel(alive)
+    except Exception:  # whatever a scheduler says: there is nobody else to cancel them
+        log.exception("blocks of executor %s could not be cancelled: %s", executor.label, alive)

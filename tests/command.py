@@ -1,0 +1,110 @@
+"""The command line as tests give it: in this process, or in one of its own that can be killed; and what it leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+
+from volpipe import cli
+
+IDENTITY = ("--set", "net.name=identity")
+THREADS = ("--config", "threads")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Give = Callable[..., Ended]
+
+
+def set_each(*settings: str) -> list[str]:
+    """Return `settings` of a recipe as options."""
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """Return what gives a command in this process, as if in a shell in `folder`."""
+
+    def give(*arguments: str | Path) -> Ended:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["volpipe", *map(str, arguments)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            logging.getLogger("volpipe").handlers.clear()
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return give
+
+
+def begin(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own; `err.txt` and `out.txt` in `folder` get what it prints."""
+    with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, "-m", "volpipe", *arguments],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def finish(folder: Path, process: subprocess.Popen[str], seconds: float = 120) -> Ended:
+    """Wait for a command that was begun in `folder`, and kill one that does not end."""
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+    return Ended(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text())
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Return the processes that work in `folder` or name it: a driver, its interchange, its pool and its workers."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.cwd() == str(folder) or str(folder) in " ".join(process.cmdline())
+            ):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def wait_until(fact: Callable[[], object], seconds: float) -> float:
+    """Return how long it took until `fact` gave something true; fail after `seconds`."""
+    started = time.monotonic()
+    while not fact():
+        assert time.monotonic() - started < seconds, f"still not so after {seconds} s"
+        time.sleep(0.02)
+    return time.monotonic() - started

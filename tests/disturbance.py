@@ -1,0 +1,138 @@
+"""A run that is slow enough to be killed in the middle, and what its net did: for tests and for scripts/kill."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+from command import Ended, begin, finish, processes_in, set_each, wait_until
+from volumes import noise, windowed, write_volume
+
+from volpipe.journal import read_records
+
+SHAPE = (24, 28, 20)
+WINDOW, STRIDE, PER_BLOCK = 8, 4, 2
+COUNTS = tuple(-(-n // STRIDE) for n in SHAPE)  # windows per axis: 210 in all
+BLOCKS = tuple(-(-n // PER_BLOCK) for n in COUNTS)  # 36 in all
+
+# Each call notes which window it was given, in a file for each session of the driver.
+NET = """
+import hashlib, os, pathlib, time, torch
+SESSION = pathlib.Path(os.environ["SESSION_FILE"]) if "SESSION_FILE" in os.environ else None
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        if not x.is_meta and SESSION is not None:
+            with SESSION.open("a") as file:
+                file.write(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n")
+            time.sleep({seconds})
+        return x * 2 + 1
+def build():
+    return Slow()
+"""
+
+
+@dataclass
+class Slow:
+    """The same command again and again in `folder`, over a small volume.
+
+    Attributes:
+        seconds: that the net takes for each of 210 windows.
+        mode: "stored" or "streamed".
+    """
+
+    folder: Path
+    seconds: float = 0.05
+    mode: str = "stored"
+    num_sessions: int = 0
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        write_volume(self.folder.parent / "in.n5", noise(SHAPE))
+        (self.folder / "net.py").write_text(NET.format(seconds=self.seconds))
+
+    @property
+    def command(self) -> list[str]:
+        division = windowed((WINDOW,) * 3, (WINDOW - STRIDE,) * 3, (PER_BLOCK,) * 3, "hann")
+        recipe = set_each("net.name=net.py:build", "normalise.method=none", f"tensors.mode={self.mode}", *division)
+        return ["run", "--config", "local", *recipe, "-o", "out.zarr", str(self.folder.parent / "in.n5")]
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out.zarr"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "out.zarr.run"
+
+    def begin(self) -> subprocess.Popen[str]:
+        """Start the next session."""
+        self.num_sessions += 1
+        self.process = begin(
+            self.folder, *self.command, VOLPIPE_WORKERS="2", SESSION_FILE=str(self._calls(self.num_sessions))
+        )
+        return self.process
+
+    def interrupt(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to the driver, or to its group as a terminal does."""
+        assert self.process is not None
+        if group:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+
+    def finish(self) -> Ended:
+        assert self.process is not None
+        return finish(self.folder, self.process)
+
+    def marked(self, stage: str = "infer") -> set[int]:
+        """Return the units of `stage` that the journal has."""
+        return {unit for r in read_records(self.run / "journal.jsonl") if r.stage == stage for unit in r.done}
+
+    def wait_for_calls(self, number: int) -> None:
+        """Wait until the net was called so often in this session, or the session is over."""
+        assert self.process is not None
+        process, calls = self.process, self._calls(self.num_sessions)
+        wait_until(
+            lambda: process.poll() is not None or (calls.exists() and len(calls.read_text().splitlines()) >= number),
+            60,
+        )
+
+    def computed(self, session: int) -> Counter[int]:
+        """Return how many windows of each block the net was given in a session, counted from 1."""
+        if not self._calls(session).exists():
+            return Counter()
+        blocks = blocks_by_window()
+        return Counter(blocks[line] for line in self._calls(session).read_text().splitlines() if len(line) == 64)
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that hold the net."""
+        return [p for p in processes_in(self.folder) if "spawn_main" in " ".join(p.cmdline()) and has_torch(p)]
+
+    def _calls(self, session: int) -> Path:
+        return self.folder / f"calls.{session}"
+
+
+def has_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in mapped.path for mapped in process.memory_maps())
+
+
+def blocks_by_window() -> dict[str, int]:
+    """Return the block of each window, by the hash of its voxels: of noise, no two are alike."""
+    before = (WINDOW - STRIDE) // 2
+    padded = np.pad(noise(SHAPE).astype(np.float32), [(before, WINDOW + STRIDE)] * 3, mode="reflect")
+    found = {}
+    for index in np.ndindex(*COUNTS):
+        corner = [i * STRIDE for i in index]
+        window = padded[tuple(slice(c, c + WINDOW) for c in corner)]
+        block = np.ravel_multi_index([i // PER_BLOCK for i in index], BLOCKS)
+        found[hashlib.sha256(np.ascontiguousarray(window).tobytes()).hexdigest()] = int(block)
+    assert len(found) == np.prod(COUNTS)
+    return found

@@ -1,0 +1,377 @@
+"""The command line: what it prints, how it ends, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import IDENTITY, THREADS, Give, begin, finish, giver, set_each
+from conftest import ROOT
+from volumes import fingerprint, noise, windowed, write_volume
+
+import volpipe
+from volpipe import cli
+from volpipe.run import Progress, Totals
+from volpipe.schedule import Stage
+from volpipe.show import Rate, duration, progress_line, size
+from volpipe.volume import ArraySpec, create_array, open_volume
+
+SHAPE = (16, 24, 16)
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def voxels(path: Path, level: int = 0) -> np.ndarray:
+    return open_volume(path, level=level).open()[...]
+
+
+def test_a_run_says_where_its_result_is_and_what_it_took(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    ended = finish(tmp_path, begin(tmp_path, "run", *THREADS, *IDENTITY, "in.n5"))
+    assert (ended.code, ended.err) == (0, "")
+    out = tmp_path / "in_identity.zarr"
+    assert ended.out.splitlines()[-1] == f"wrote {out}"
+    took = re.search(r"first task after ([\d.]+) s; peak memory: driver ([\d.]+) MiB, workers ([\d.]+) MiB", ended.out)
+    assert took is not None
+    first, driver, workers = map(float, took.groups())
+    assert 0 < first < 60
+    assert 50 < driver < 2000
+    assert workers == driver  # threads are in the driver
+    assert np.array_equal(voxels(out), noise(SHAPE))
+
+
+def test_a_complete_run_is_left_alone_a_changed_recipe_refused_and_a_fresh_run_made(tmp_path: Path, give: Give) -> None:
+    command = ("run", *THREADS, "-o", "out.zarr", "in.n5", "--set", "net.name=shift", "--set")
+    out = tmp_path / "out.zarr"
+    assert give(*command, "net.options.offset=[0,0,1]").code == 0
+    before = fingerprint(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+    again = give(*command, "net.options.offset=[0,0,1]")
+    assert (again.code, again.err) == (0, "")
+    assert again.out == f"{out} is complete already; nothing to do (--fresh starts over)\n"
+
+    changed = give(*command, "net.options.offset=[0,2,0]")
+    assert changed.code == 2
+    assert "net.options.offset: [0, 0, 1] -> [0, 2, 0]" in changed.err
+    assert len(changed.err.splitlines()) == 1
+    assert (fingerprint(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}) == before
+
+    fresh = give(*command, "net.options.offset=[0,2,0]", "--fresh")
+    assert fresh.code == 0
+    padded = np.pad(noise(SHAPE), 2, mode="reflect")
+    assert np.array_equal(voxels(out), padded[2:-2, :-4, 2:-2])
+
+
+def test_status_tells_complete_from_incomplete_from_nothing(tmp_path: Path, give: Give) -> None:
+    small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    assert give("run", *THREADS, *small, "-o", "out.zarr", "in.n5").code == 0
+    done = give("status", "out.zarr")
+    assert done.code == 0
+    assert done.out.splitlines()[-1].strip() == f"{tmp_path / 'out.zarr'}: complete"
+    assert re.search(r"^infer +12 / 12 ", done.out, re.MULTILINE)
+    assert give("status", "out.zarr.run") == done
+
+    journal = tmp_path / "out.zarr.run/journal.jsonl"
+    record = json.loads(journal.read_text().splitlines()[0])
+    journal.write_text(json.dumps(record | {"done": [0, 5]}) + "\n")
+    part = give("status", "out.zarr")
+    assert part.code == 1
+    assert re.search(r"^infer +2 / 12 ", part.out, re.MULTILINE)
+    assert "not complete" in part.out
+
+    nothing = give("status", "other.zarr")
+    assert (nothing.code, nothing.out) == (2, "")
+    assert nothing.err == "volpipe: no run of other.zarr was started: other.zarr.run holds no plan\n"
+
+
+def test_info_tells_what_an_array_is(tmp_path: Path, give: Give) -> None:
+    ended = give("info", "in.n5")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[0] == f"{tmp_path / 'in.n5'} raw"
+    assert "shape       16 × 24 × 16 (z, y, x), uint8, 6.0 KiB uncompressed" in ended.out
+    assert "chunks      16 × 16 × 16" in ended.out
+
+
+def test_info_lists_what_a_container_holds(tmp_path: Path, give: Give) -> None:
+    create_array(tmp_path / "in.n5", "labels/cells", ArraySpec((4, 4, 4), np.dtype("uint64"), (4, 4, 4)), "n5")
+    ended = give("info", "in.n5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "labels/cells, raw" in ended.err
+    assert give("info", "in.n5/labels/cells").code == 0
+
+
+def test_info_shows_the_level_that_is_asked_for(give: Give) -> None:
+    assert give("run", *THREADS, *IDENTITY, *set_each("output.levels=1"), "-o", "out.zarr", "in.n5").code == 0
+    assert "shape       16 × 24 × 16 (z, y, x)" in give("info", "out.zarr").out
+    assert "shape       8 × 12 × 8 (z, y, x)" in give("info", "out.zarr", "--level", "1").out
+    ended = give("info", "out.zarr", "--level", "2")
+    assert ended.code == 2
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_sites_are_listed_with_a_line_each(give: Give) -> None:
+    ended = give("sites")
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()] == sorted(
+        path.stem for path in (ROOT / "configs").glob("[!_]*.py")
+    )
+    assert all(len(line) > 40 for line in ended.out.splitlines())
+
+
+def test_a_sample_is_written_and_can_be_opened(tmp_path: Path, give: Give) -> None:
+    ended = give("sample", "made.n5", "--shape", "16,32,24", "--seed", "3")
+    assert ended.code == 0
+    assert ended.out.startswith("wrote made.n5: raw and labels, 16 × 32 × 24 voxels, seed 3, in ")
+    assert open_volume(tmp_path / "made.n5", "raw").shape == (16, 32, 24)
+    assert open_volume(tmp_path / "made.n5", "labels").shape == (16, 32, 24)
+
+
+def test_the_version_is_told(give: Give) -> None:
+    ended = give("--version")
+    assert (ended.code, ended.out) == (0, f"{volpipe.__version__}\n")
+
+
+USER_FILES = {
+    "broken.py": "x = 1\ny = x / 0\n",
+    "wrong.py": "def f(:\n",
+    "empty.py": "y = 2\n",
+    "three.py": "config = 3\n",
+    "raising.py": "def config(run_dir):\n    return {}['queue']\n",
+    "unbuilt.py": "def build():\n    raise KeyError('conv1')\n",
+    "binary.toml": "\udcff",
+}
+
+MISTAKES = [
+    (["nothing.n5"], ["no volume at", "nothing.n5"]),
+    (["in.n5", "--config", "lcal"], ["no site 'lcal' (did you mean 'local'?)", "k8s_htex, local, slurm_htex, threads"]),
+    (["in.n5", "--config", "mine/site.py"], ["no site 'mine/site.py'", "or give a Python file"]),
+    (["in.n5", "--config", "broken.py"], ["site broken.py cannot be loaded: ZeroDivisionError", "(broken.py, line 2)"]),
+    (["in.n5", "--config", "wrong.py"], ["site wrong.py cannot be loaded: SyntaxError", "(wrong.py, line 1)"]),
+    (["in.n5", "--config", "empty.py"], ["site empty.py has no `config`; define config(run_dir) or config = Config("]),
+    (["in.n5", "--config", "three.py"], ["site three.py: `config` gives int, not a parsl.config.Config"]),
+    (["in.n5", "--config", "raising.py"], ["site raising.py cannot be used here: KeyError: 'queue' (raising.py, line"]),
+    (["in.n5", "--set", "net.nam=identity"], ["unknown key net.nam (did you mean 'name'?)"]),
+    (["in.n5", "--set", "windows.blend=han"], ["windows.blend", "'hann'", "'han'"]),
+    (["in.n5", "--set", "windows.blend"], ["--set 'windows.blend': write key=value"]),
+    (["in.n5", "--recipe", "nowhere.toml"], ["no recipe at nowhere.toml"]),
+    (["in.n5", "--recipe", "in.n5"], ["in.n5 cannot be read"]),
+    (["in.n5", "--recipe", "binary.toml"], ["binary.toml is not valid TOML"]),
+    (["in.n5", "--set", "net.name=identiti"], ["no net 'identiti' (did you mean 'identity'?)", "unet3d"]),
+    (["in.n5", "--set", "net.name=nofile.py:build"], ["no Python file at", "nofile.py"]),
+    (["in.n5", "--set", "net.name=nomodule:build"], ["no module 'nomodule'"]),
+    (["in.n5", "--set", "net.name=broken.py:build"], ["broken.py cannot be loaded: ZeroDivisionError", "line 2)"]),
+    (["in.n5", "--set", "net.name=empty.py:build"], ["empty.py has no function 'build'; it has y"]),
+    (["in.n5", "--set", "net.name=unbuilt.py:build"], ["cannot be built: KeyError: 'conv1' (unbuilt.py, line 2)"]),
+    (["in.n5", "--set", "net.weights=w.safetensors"], ["no weights at", "w.safetensors"]),
+    (["in.n5", *set_each("net.name=unet3d", "windows.shape=[48,48,51]")], ["axis x: window 51", "use 50 or 52"]),
+    (["in.n5", *IDENTITY, "--out", "theirs.zarr"], ["theirs.zarr exists and no run in", "choose another --out"]),
+    (["in.n5", *IDENTITY, "--out", "theirs.zarr", "--fresh"], ["theirs.zarr was not made by a run in", "--out"]),
+    (["in.n5", *IDENTITY, "--out", "in.n5"], ["in.n5 would overwrite the volume", "choose another --out"]),
+    (["in.n5", *IDENTITY, "--out", "in.n5/s0"], ["s0 would lie inside the volume", "choose another --out"]),
+    (["in.n5", *IDENTITY, "--out", "in.n5/attributes.json/x"], ["would lie inside the volume"]),
+    (["in.n5", *IDENTITY, "--out", "broken.py/x.zarr"], ["no folder can be made at", "choose another --out"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_that_names_it(
+    tmp_path: Path, give: Give, arguments: list[str], words: list[str]
+) -> None:
+    for name, text in USER_FILES.items():
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+    (tmp_path / "theirs.zarr").mkdir()
+    (tmp_path / "theirs.zarr/precious").touch()
+    ended = give("run", *([] if "--config" in arguments else THREADS), *arguments)
+    assert ended.code == 2
+    assert ended.err.startswith("volpipe: ")
+    assert ended.err.count("\n") == 1
+    assert [word for word in words if word not in ended.err] == []
+    assert (tmp_path / "theirs.zarr/precious").exists()
+    assert np.array_equal(voxels(tmp_path / "in.n5"), noise(SHAPE))
+
+
+def test_a_mistake_in_a_shell_is_one_sentence_too(tmp_path: Path) -> None:
+    ended = finish(tmp_path, begin(tmp_path, "run", "nothing.n5"))
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"volpipe: no volume at {tmp_path / 'nothing.n5'}\n"
+
+
+FAILING = """
+import pathlib, torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        if not x.is_meta and pathlib.Path(__file__).with_name("flag").exists() and {condition}:
+            raise RuntimeError("no such voxel please")
+        return x + {added}
+def build():
+    return Net()
+"""
+
+
+def write_net(folder: Path, condition: str = "True", added: int = 0) -> None:
+    (folder / "net.py").write_text(FAILING.format(condition=condition, added=added))
+
+
+def test_a_net_that_fails_on_one_block_leaves_out_that_block_alone(tmp_path: Path, give: Give) -> None:
+    """The box of the voxel that the net cannot bear is named; with the net mended, the rest is done."""
+    data = noise(SHAPE) // 2
+    data[9, 17, 3] = 255
+    write_volume(tmp_path / "marked.n5", data)
+    small = set_each("net.name=net.py:build", "normalise.method=none", "output.dtype=uint8")
+    small += set_each("output.levels=1", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    command = ("run", *THREADS, *small, "-o", "out.zarr", tmp_path / "marked.n5")
+    write_net(tmp_path, "bool((x == 255).any())", added=1)
+    (tmp_path / "flag").touch()
+
+    ended = give(*command)
+    assert ended.code == 1
+    words = ended.err.split()
+    assert "8:16,16:24,0:8" in words
+    assert words.count("RuntimeError:") == 1
+    assert "no such voxel please" in ended.err
+    assert "1 parts are missing; the same command again tries them once more" in ended.err
+    assert "wrote" not in ended.out.split("\n")[-2]
+    log = (tmp_path / "out.zarr.run/volpipe.log").read_text()
+    assert "Traceback" in log
+    assert 'net.py", line' in log
+    assert give("status", "out.zarr").code == 1
+    expected = data.astype(int) + 1
+    expected[8:16, 16:24, 0:8] = 0
+    assert np.array_equal(voxels(tmp_path / "out.zarr"), expected)
+
+    (tmp_path / "flag").unlink()
+    assert give(*command).code == 0
+    (tmp_path / "undisturbed").mkdir()
+    write_net(tmp_path / "undisturbed", "bool((x == 255).any())", added=1)
+    undisturbed = finish(tmp_path / "undisturbed", begin(tmp_path / "undisturbed", *map(str, command)))
+    assert undisturbed.code == 0
+    assert fingerprint(tmp_path / "out.zarr") == fingerprint(tmp_path / "undisturbed/out.zarr")
+
+
+def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give: Give) -> None:
+    write_net(tmp_path)
+    (tmp_path / "flag").touch()
+    small = set_each("net.name=net.py:build", *windowed((4, 4, 4), (0, 0, 0), (1, 1, 1), "crop"))
+    ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
+    assert ended.code == 1
+    assert ended.err == (
+        "volpipe: every infer task fails alike, so the run stops: RuntimeError: no such voxel please\n"
+    )
+    attempts = (tmp_path / "out.zarr.run/volpipe.log").read_text().count(" failed (attempt ")
+    assert 3 <= attempts <= 30  # of 96 blocks, three times each
+
+
+def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "PLAIN_LINE_SECONDS", 0.0)
+    small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    counts = [int(found[1]) for line in lines if (found := re.search(r": infer (\d+)/12; ", line))]
+    assert len(counts) == len(lines) > 1
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
+    assert "\x1b" not in ended.err + ended.out
+
+
+def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    (tmp_path / "net.py").write_text(
+        "import time, torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        time.sleep(0 if x.is_meta else 0.1)\n"
+        "        return x\n"
+        "def build():\n"
+        "    return Net()\n"
+    )
+    small = set_each("net.name=net.py:build", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
+    code, drawn = on_terminal(tmp_path, "run", *THREADS, *small, "-o", "out.zarr", "in.n5")
+    assert code == 0
+    assert "\x1b[" in drawn
+    plain = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", drawn)
+    assert re.search(r"stage +done +in flight +failed", plain)
+    assert re.search(r"infer +[1-9]\d* / 12 +\d+ +0", plain)
+    assert "voxel/s" in plain
+    assert re.search(rf"wrote {re.escape(str(tmp_path))}\S*/out.zarr", plain.replace("\r\n", ""))
+
+
+def on_terminal(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Give a command on a terminal of 100 columns; return its exit code and all that was drawn."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    command = [sys.executable, "-m", "volpipe", *arguments]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    try:
+        while part := os.read(master, 65536):
+            drawn += part
+    except OSError:  # how Linux says that the last writer has gone
+        pass
+    finally:
+        os.close(master)
+    return process.wait(60), drawn.decode()
+
+
+def ten_seconds_in(**stages: tuple[int, Totals]) -> Progress:
+    """Return a run of stages with 12 units each, so many of which are done, 10 s after its first task began."""
+    shown = []
+    for name, (num_done, _) in stages.items():
+        shown.append(Stage(name, 12))
+        for unit in range(num_done):
+            shown[-1].mark(unit)
+    totals = {name: took for name, (_, took) in stages.items()}
+    return Progress(shown, time.perf_counter() - 15, totals=totals, first_task=time.time() - 10)
+
+
+def test_the_time_left_is_that_of_the_units_left_on_as_many_workers() -> None:
+    rate = Rate(voxels_per_block=1e6)
+    rate.look(ten_seconds_in(infer=(1, Totals())))  # one block is an earlier session's
+    progress = ten_seconds_in(infer=(5, Totals(units=4, seconds=16.0)))
+    assert rate.seconds_left(progress) == pytest.approx(7 * 4.0 / 1.6, rel=0.01)  # 1.6 workers were busy
+    assert rate.voxels_per_second(progress) == pytest.approx(4e6 / 10, rel=0.01)
+    assert progress_line(progress, rate) == "15.0 s: infer 5/12; 0 tasks in flight, 0.40 Mvoxel/s, 17.5 s left"
+
+
+def test_a_stage_that_had_to_wait_does_not_spoil_the_time_left() -> None:
+    """One shard of twelve after 10 s, because blocks had to come first, is no reason to expect two minutes more."""
+    infer, reassemble = Totals(units=11, seconds=15.4), Totals(units=1, seconds=0.02)
+    left = Rate().seconds_left(ten_seconds_in(infer=(11, infer), reassemble=(1, reassemble)))
+    assert left == pytest.approx((1.4 + 11 * 0.02) * 10 / 15.42, rel=0.01)
+
+
+def test_before_the_first_task_is_back_no_time_left_is_told() -> None:
+    stage = Stage("infer", 12)
+    progress = Progress([stage], time.perf_counter(), totals={"infer": Totals()})
+    assert Rate().seconds_left(progress) is None
+    assert progress_line(progress, Rate(5.0)).endswith("starting; 0 tasks in flight")
+
+
+def test_sizes_and_times_are_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1.5 * 2**30, 2**60)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 GiB",
+        "1048576.0 TiB",
+    ]
+    assert [duration(s) for s in (0.04, 59.94, 60, 3599.6, 3725)] == [
+        "0.0 s",
+        "59.9 s",
+        "1 min 00 s",
+        "1 h 00 min",
+        "1 h 02 min",
+    ]

@@ -1,0 +1,215 @@
+"""Runs in processes of their own, killed in every way: the same command goes on, to the bytes of one go."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from command import begin, finish, giver, processes_in, wait_until
+from disturbance import BLOCKS, Slow
+from volumes import fingerprint
+
+from volpipe import tensors, worker
+from volpipe.folder import RunFolder
+from volpipe.tensors import delete
+from volpipe.worker import Job
+
+NUM_BLOCKS = BLOCKS[0] * BLOCKS[1] * BLOCKS[2]
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str) -> str:
+    """The fingerprint of what one go makes, in threads of this process and without the net's delay."""
+    slow = Slow(tmp_path / "undisturbed", seconds=0, mode=mode)
+    command = [part if part != "local" else "threads" for part in slow.command]
+    ended = giver(slow.folder, monkeypatch, capsys)(*command)
+    assert ended.code == 0, ended.err
+    return fingerprint(slow.out)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stored"])
+def test_killed_at_any_moment_a_run_goes_on_with_what_is_not_marked(
+    tmp_path: Path, undisturbed: str, mode: str
+) -> None:
+    slow = Slow(tmp_path / "killed", mode=mode)
+    dice = random.Random(7)
+    marked_before: list[set[int]] = []
+    orphans: list[tuple[float, list[psutil.Process]]] = []
+    for _ in range(3):
+        marked_before.append(slow.marked())
+        assert len(marked_before[-1]) < NUM_BLOCKS
+        slow.begin()
+        slow.wait_for_calls(dice.randint(5, 60))
+        family = processes_in(slow.folder)
+        slow.interrupt(signal.SIGKILL)
+        assert slow.finish().code == -signal.SIGKILL
+        orphans.append((time.monotonic(), family))
+    marked_before.append(slow.marked())
+    assert len(marked_before[-1]) > 0
+    slow.begin()
+    ended = slow.finish()
+    assert ended.code == 0, ended.err
+    for session, marked in enumerate(marked_before, 1):
+        assert not marked & slow.computed(session).keys()
+    assert slow.marked() == set(range(NUM_BLOCKS))
+    assert slow.num_sessions == 4
+    for killed, family in orphans:
+        while alive(family):
+            assert time.monotonic() < killed + 15
+            time.sleep(0.1)
+    assert processes_in(slow.folder) == []
+    assert fingerprint(slow.out) == undisturbed
+    assert not list(slow.run.glob("tensors.*"))
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["streamed"])
+def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
+    tmp_path: Path, undisturbed: str, mode: str
+) -> None:
+    """A terminal's Ctrl-C reaches the whole group, a scheduler's TERM the group or the driver alone."""
+    slow = Slow(tmp_path / "interrupted", mode=mode)
+    for number, group in [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)]:
+        before = slow.marked()
+        slow.begin()
+        slow.wait_for_calls(16)
+        slow.interrupt(number, group=group)
+        began = time.monotonic()
+        ended = slow.finish()
+        assert time.monotonic() - began < 20
+        assert ended.code == 1
+        assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+        assert "Traceback" not in ended.err
+        wait_until(lambda: not processes_in(slow.folder), 3)
+        assert slow.computed(slow.num_sessions).total() >= 16
+        assert not before & slow.computed(slow.num_sessions).keys()
+    slow.begin()
+    slow.wait_for_calls(1)
+    worker_killed = max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))
+    worker_killed.kill()
+    second = refused_driver(slow)
+    ended = slow.finish()
+    assert ended.code == 0, ended.err
+    assert second.startswith(f"volpipe: {slow.run} is in use by process {slow.process.pid if slow.process else 0} on ")
+    assert fingerprint(slow.out) == undisturbed
+    assert "WorkerLost" in (slow.run / "volpipe.log").read_text()
+    assert processes_in(slow.folder) == []
+
+
+def refused_driver(slow: Slow) -> str:
+    """Return the one sentence that a second driver says."""
+    (slow.folder / "second").mkdir()
+    command = [str(slow.out) if part == "out.zarr" else part for part in slow.command]
+    command = [part.replace("net.py", str(slow.folder / "net.py")) for part in command]
+    ended = finish(slow.folder / "second", begin(slow.folder / "second", *command))
+    assert (ended.code, ended.out) == (2, "")
+    (sentence,) = ended.err.splitlines()
+    return sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stored"])
+def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
+    tmp_path: Path, undisturbed: str, mode: str
+) -> None:
+    slow = Slow(tmp_path / "cut", seconds=0.01, mode=mode)
+    slow.begin()
+    slow.wait_for_calls(8)
+    (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]
+    interchange.kill()
+    ended = slow.finish()
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith("volpipe: the interchange of executor local ended")
+    wait_until(lambda: not processes_in(slow.folder), 15)
+    slow.begin()
+    ended = slow.finish()
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+
+
+def test_a_worker_writes_nothing_for_a_driver_whose_place_another_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Slow(tmp_path / "taken", seconds=0)
+    command = [part if part != "local" else "threads" for part in slow.command]
+    give = giver(slow.folder, monkeypatch, capsys)
+    assert give(*command, "--keep-tensors").code == 0
+    plan = RunFolder(slow.run).load_plan()
+    assert plan is not None
+    before = fingerprint(slow.folder)
+    session = (slow.run / "lock").read_text().strip()
+    of_another = Job(str(slow.run), plan.identity, session="process 1 on elsewhere since yesterday")
+    tasks = [
+        lambda job: worker.factor(job, [0, 5]),
+        lambda job: worker.infer(job, [0, 5]),
+        lambda job: worker.reassemble(job, [0, 5]),
+        lambda job: worker.discard(job, [0, 5], "windows"),
+        lambda job: worker.discard(job, [0, 5], "sum"),
+    ]
+    for task in tasks:
+        record = task(of_another)
+        assert record.done == ()
+        assert [unit for unit, _ in record.failed] == [0, 5]
+        assert all("is no longer held by process 1 on elsewhere" in reason for _, reason in record.failed)
+        assert all(session in reason for _, reason in record.failed)
+    assert fingerprint(slow.folder) == before
+    of_this = Job(str(slow.run), plan.identity, session=session)
+    assert [task(of_this).done for task in tasks] == [(0, 5)] * 5
+    assert fingerprint(slow.folder) != before
+
+
+def test_scratch_is_deleted_while_somebody_still_writes_there(tmp_path: Path) -> None:
+    folder = tmp_path / "tensors.zarr"
+    stop = time.monotonic() + 0.5
+
+    def write() -> None:
+        number = 0
+        while time.monotonic() < stop:
+            number += 1
+            place = folder / f"c/{number % 7}/0"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / str(number)).touch()
+
+    def patiently() -> None:
+        while True:
+            try:
+                write()
+            except FileNotFoundError:
+                continue
+            return
+
+    thread = threading.Thread(target=patiently)
+    thread.start()
+    wait_until(folder.exists, 5)
+    try:
+        delete(folder)
+    finally:
+        thread.join()
+    delete(folder)
+    assert not folder.exists()
+    delete(folder)  # what is gone already is no error
+
+
+def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "DELETE_PAUSE_SECONDS", 0.0)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        delete(tmp_path / "file")

@@ -1,0 +1,245 @@
+"""Sites: the same bytes wherever a run runs, nothing left behind, and each stage on the executors meant for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from command import begin, finish, giver, processes_in, set_each
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.executors.base import ParslExecutor
+from parsl.providers import LocalProvider
+from volumes import fingerprint, noise, windowed, write_volume
+
+from volpipe import worker
+from volpipe.apps import start
+from volpipe.apps.start import on_site
+from volpipe.errors import SiteError
+from volpipe.journal import Record, read_records
+from volpipe.sites import list_sites, load_site
+
+# Measured, windowed, blended, reassembled and coarsened: every stage has units.
+EVERY_STAGE = set_each(
+    "net.name=volpipe.models.unet3d:unet3d", "net.options={features=[4,6],seed=2}", "normalise.method=zscore",
+    "output.shard=[4,8,4]", "output.chunk=[4,4,4]", "output.levels=2",
+    *windowed((16, 16, 16), (8, 8, 8), (2, 2, 2), "hann"),
+)  # fmt: skip
+
+
+def command(site: str, mode: str, volume: Path) -> list[str]:
+    return ["run", "--config", site, *EVERY_STAGE, *set_each(f"tensors.mode={mode}"), "-o", "out.zarr", str(volume)]
+
+
+@pytest.mark.slow
+def test_the_same_bytes_on_every_site_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads or processes, one or two, by way of stored windows or not; the recipe alone is told apart."""
+    volume = write_volume(tmp_path / "in.n5", noise((24, 28, 20)))
+    whole: dict[str, set[str]] = {"stored": set(), "streamed": set()}
+    voxels = set()
+    for site, workers, mode in [
+        ("threads", 1, "stored"),
+        ("threads", 2, "streamed"),
+        ("local", 2, "stored"),
+        ("local", 1, "streamed"),
+    ]:
+        folder = tmp_path / f"{site}-{workers}-{mode}"
+        folder.mkdir()
+        monkeypatch.setenv("VOLPIPE_WORKERS", str(workers))
+        if site == "threads":
+            ended = giver(folder, monkeypatch, capsys)(*command(site, mode, volume))
+        else:
+            ended = finish(folder, begin(folder, *command(site, mode, volume)))
+        assert ended.code == 0, ended.err
+        assert processes_in(folder) == []
+        assert not list((folder / "out.zarr.run").glob("tensors.*"))
+        records = list(read_records(folder / "out.zarr.run/journal.jsonl"))
+        stages = {record.stage for record in records}
+        assert stages >= {"measure", "infer", "reassemble", "pyramid 1", "pyramid 2"}
+        assert ("factor" in stages) == (mode == "stored")
+        pids = {record.pid for record in records}
+        assert pids == {os.getpid()} if site == "threads" else 1 <= len(pids) <= workers
+        whole[mode].add(fingerprint(folder / "out.zarr"))
+        (folder / "out.zarr/zarr.json").unlink()  # says which way the windows took
+        voxels.add(fingerprint(folder / "out.zarr"))
+    assert [len(found) for found in (*whole.values(), voxels)] == [1, 1, 1]
+
+
+TWO_EXECUTORS = """
+from parsl.config import Config
+from parsl.executors import ThreadPoolExecutor
+
+def config(run_dir):
+    executors = [ThreadPoolExecutor(label=label, max_threads=2, thread_name_prefix=label) for label in {labels}]
+    return Config(executors=executors, run_dir=run_dir, strategy="none", initialize_logging=False, usage_tracking=0)
+"""
+
+
+@pytest.fixture
+def threads_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
+    """Give what fills up with the names of the executors whose threads ran each of the worker's functions."""
+    ran: dict[str, set[str]] = {}
+
+    def noting(name: str, function: Callable[..., Record]) -> Callable[..., Record]:
+        def noted(*arguments: object) -> Record:
+            ran.setdefault(name, set()).add(threading.current_thread().name.rpartition("_")[0])
+            return function(*arguments)
+
+        return noted
+
+    for name in ("measure", "factor", "infer", "reassemble", "coarsen", "discard"):
+        monkeypatch.setattr(worker, name, noting(name, getattr(worker, name)))
+    yield ran
+
+
+@pytest.mark.parametrize(
+    ("labels", "cpu", "gpu"),
+    [
+        (["cpu", "gpu"], {"cpu"}, {"gpu"}),
+        (["gpu_h200", "cpu_big"], {"cpu_big"}, {"gpu_h200"}),
+        (["gpu", "mine"], {"gpu", "mine"}, {"gpu"}),
+        (["mine"], {"mine"}, {"mine"}),
+    ],
+)
+def test_stages_run_on_the_executors_of_their_label(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    threads_of: dict[str, set[str]],
+    labels: list[str],
+    cpu: set[str],
+    gpu: set[str],
+) -> None:
+    write_volume(tmp_path / "in.n5", noise((24, 28, 20)))
+    (tmp_path / "site.py").write_text(TWO_EXECUTORS.format(labels=labels))
+    give = giver(tmp_path, monkeypatch, capsys)
+    ended = give("run", "--config", "site.py", *EVERY_STAGE, *set_each("tensors.mode=stored"), "in.n5")
+    assert ended.code == 0, ended.err
+    assert threads_of.pop("infer") == gpu
+    assert set(threads_of) == {"measure", "factor", "reassemble", "coarsen", "discard"}
+    assert set().union(*threads_of.values()) == cpu
+
+
+def htex(label: str, workers: int | None, *, max_blocks: int = 1, nodes: int = 1) -> HighThroughputExecutor:
+    provider = LocalProvider(max_blocks=max_blocks, nodes_per_block=nodes)
+    return HighThroughputExecutor(
+        label=label, address="127.0.0.1", max_workers_per_node=workers, provider=provider, encrypted=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "slots"),
+    [
+        (lambda: ThreadPoolExecutor(label="a", max_threads=3), 3),
+        (lambda: htex("a", 4), 4),
+        (lambda: htex("a", 4, max_blocks=3, nodes=2), 24),
+        (lambda: htex("a", None), start.UNKNOWN_SLOTS),
+    ],
+)
+def test_an_executor_has_as_many_slots_as_it_may_have_workers(make: Callable[[], ParslExecutor], slots: int) -> None:
+    assert start._num_workers(make()) == slots
+
+
+@pytest.mark.parametrize("name", ["local", "local.py", "threads", "threads.py"])
+def test_a_shipped_site_is_found_with_and_without_its_ending(tmp_path: Path, name: str) -> None:
+    config = load_site(name, tmp_path / "here")
+    assert [executor.label for executor in config.executors] == [name.removesuffix(".py")]
+    assert config.run_dir == str(tmp_path / "here")
+    assert config.usage_tracking == 0
+    assert load_site(name, tmp_path / "here") is not config  # Parsl loads none twice
+
+
+@pytest.mark.parametrize("name", ["k8s_htex.py", "k8s_htex"])
+def test_kubernetes_without_a_cluster_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(SiteError, match=rf"^site {name} cannot be used here: \w+: .*kube.*$"):
+        load_site(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["slurm_htex.py", "slurm_htex"])
+def test_slurm_without_its_commands_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SiteError, match=rf"^site {name} cannot be used here: .*no sbatch on the PATH; give"):
+        load_site(name, tmp_path)
+
+
+def test_slurm_asks_for_what_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("sbatch", "squeue", "scancel", "sacct"):
+        (tmp_path / command).write_text("#!/bin/sh\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name, value in {"ADDRESS": "10.0.0.1", "GPUS": "4", "CORES": "16", "MAX_JOBS": "7", "PARTITION": "a"}.items():
+        monkeypatch.setenv(f"VOLPIPE_SLURM_{name}", value)
+    monkeypatch.setenv("VOLPIPE_SLURM_GPU_PARTITION", "b")
+    cpu, gpu = load_site("slurm_htex.py", tmp_path).executors
+    assert isinstance(cpu, HighThroughputExecutor)
+    assert isinstance(gpu, HighThroughputExecutor)
+    assert (cpu.label, cpu.provider.partition, start._num_workers(cpu)) == ("cpu", "a", 16 * 7)
+    assert (gpu.label, gpu.provider.partition, start._num_workers(gpu)) == ("gpu", "b", 4 * 7)
+    assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
+    assert cpu.address == gpu.address == "10.0.0.1"
+
+
+def test_a_site_of_the_users_own_may_be_a_ready_config(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from parsl.config import Config\n"
+        "from parsl.executors import ThreadPoolExecutor\n"
+        "config = Config(executors=[ThreadPoolExecutor(label='mine')])\n"
+    )
+    config = load_site(str(tmp_path / "mine.py"), tmp_path / "run")
+    assert isinstance(config, Config)
+    assert [executor.label for executor in config.executors] == ["mine"]
+    assert config.run_dir == str(tmp_path / "run")  # not Parsl's default, beside the command
+
+
+def test_a_site_is_looked_for_before_anything_is_opened() -> None:
+    with pytest.raises(SiteError, match="no site 'nowhere'"):
+        on_site("nowhere")
+
+
+def test_every_shipped_site_has_a_line() -> None:
+    lines = list_sites()
+    assert set(lines) == {"k8s_htex", "local", "slurm_htex", "threads"}
+    assert all(lines.values())
+
+
+DEAD_POOL = """
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.providers import LocalProvider
+from volpipe.configs.local import INTERCHANGE
+
+class Impatient(LocalProvider):
+    status_polling_interval = 1
+
+def config(run_dir):
+    executor = HighThroughputExecutor(
+        label="mine", address="127.0.0.1", encrypted=False, block_error_handler=False,
+        interchange_launch_cmd=INTERCHANGE,
+        provider=Impatient(init_blocks=1, max_blocks=1, worker_init="echo there is no such module >&2; exit 3"),
+    )
+    return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_site_whose_workers_cannot_start_is_given_up_with_their_last_words(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    (tmp_path / "site.py").write_text(DEAD_POOL)
+    ended = finish(tmp_path, begin(tmp_path, "run", "--config", "site.py", "--set", "net.name=identity", "in.n5"))
+    assert ended.code == 2
+    (sentence,) = [line for line in ended.err.splitlines() if line.startswith("volpipe: ")]
+    assert "executor mine cannot start workers: " in sentence
+    assert "the last said: there is no such module" in sentence
+    assert processes_in(tmp_path) == []

@@ -1,0 +1,45 @@
+"""Volumes for tests: made, written, and told apart by one hash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.grid import Box
+from volpipe.volume import ArraySpec, create_array, open_writer
+
+
+def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
+    """Write `data` (z, y, x) as an N5 volume."""
+    spec = ArraySpec(data.shape, data.dtype, tuple(min(chunk, n) for n in data.shape), codec="gzip")
+    create_array(path, "raw", spec, "n5")
+    open_writer(path, "raw").write(Box.of(data.shape), data)
+    return path
+
+
+def noise(shape: tuple[int, ...], dtype: str = "uint8", seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return rng.normal(0, 100, shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+
+
+def fingerprint(path: Path | str) -> str:
+    """Return one hash of every name and byte below `path`."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).rglob("*")):
+        if file.is_file():
+            digest.update(str(file.relative_to(path)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def windowed(window: tuple[int, ...], overlap: tuple[int, ...], block: tuple[int, ...], blend: str) -> list[str]:
+    return [
+        f"windows.shape={list(window)}",
+        f"windows.overlap={list(overlap)}",
+        f"windows.block={list(block)}",
+        f"windows.blend={blend}",
+    ]
