@@ -273,6 +273,26 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     assert 3 <= attempts <= 30  # of 96 blocks, three times each
 
 
+def test_what_nobody_foresaw_is_a_sentence_too_and_the_traceback_is_in_the_log(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "out.zarr.run/journal.jsonl").mkdir(parents=True)
+    ended = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")
+    log = tmp_path / "out.zarr.run/volpipe.log"
+    assert ended.code == 1
+    (sentence,) = ended.err.splitlines()
+    assert sentence.startswith("volpipe: IsADirectoryError: ")
+    assert str(log) in sentence
+    assert "Traceback" in log.read_text()
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "out.zarr.run/lock").mkdir(parents=True)
+    ended = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")
+    assert (ended.code, ended.out) == (2, "")
+    (sentence,) = ended.err.splitlines()
+    assert sentence.startswith("volpipe: IsADirectoryError: ")
+    assert not (tmp_path / "out.zarr").exists()
+
+
 def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "PLAIN_LINE_SECONDS", 0.0)
     small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))

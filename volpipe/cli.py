@@ -24,6 +24,7 @@ from rich.text import Text
 
 import volpipe.configs
 from volpipe.errors import RunStopped, VolpipeError
+from volpipe.resolve import told
 from volpipe.show import (
     Rate,
     duration,
@@ -181,6 +182,8 @@ def main() -> None:
         _fail(str(error), INCOMPLETE)
     except VolpipeError as error:
         _fail(str(error), REFUSED)
+    except OSError as error:
+        _fail(told(error), REFUSED)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import volpipe
-from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.folder import RunFolder
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
@@ -27,6 +27,7 @@ from volpipe.ops import Affine
 from volpipe.output import create_output, sweep
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
+from volpipe.resolve import told
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.tensors import Tensors, delete
@@ -275,9 +276,12 @@ def _logging_to(path: Path) -> Iterator[None]:
     logger.setLevel(logging.INFO)
     try:
         yield
-    except Exception:
+    except VolpipeError:
         log.exception("the run stopped")
         raise
+    except Exception as error:  # a full disk, a lost mount, a fault of ours: the user gets a sentence, the log the rest
+        log.exception("the run stopped")
+        raise RunStopped(f"{told(error)} (traceback: {path}); the same command again goes on from here") from error
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
