@@ -1,0 +1,130 @@
+"""N5: what others wrote is read, and chunks written in bulk come back whole, whoever kills the writer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import z5py
+from arrays import invented
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metadata import ARRAY, Tree, lay, without
+
+from volpipe.errors import VolumeError
+from volpipe.formats.n5 import write_chunks
+from volpipe.volume import ArraySpec, create_array, list_arrays, open_volume
+
+
+@pytest.mark.parametrize("codec", ["gzip", "raw", "zstd", "blosc", "xz", "bzip2"])
+def test_n5_that_z5py_wrote_is_read(tmp_path: Path, codec: str) -> None:
+    data = invented((7, 9, 10), "uint16")
+    with z5py.N5File(str(tmp_path / "a.n5"), "w") as file:
+        file.create_dataset("x", data=data, chunks=(4, 4, 4), compression=codec)
+    np.testing.assert_array_equal(open_volume(tmp_path / "a.n5").open()[...], data)
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [
+        {"compression": {"type": "gzip", "level": -1, "nthreads": 4}},
+        {"compressionType": "gzip"},
+        {"compression": {"type": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0, "nthreads": 1}},
+        {"compression": {"type": "zstd", "level": 3, "checksum": True}},
+        {},
+        {"compression": {"type": "xz", "preset": 6}},
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"resolution": "4 nm"}, {"axes": "xyz", "units": 3}, {"offset": {}}])
+def test_n5_with_settings_that_others_add_opens(tmp_path: Path, compression: Tree, more: Tree) -> None:
+    lay(tmp_path / "v", {"attributes.json": without(ARRAY, "compression") | compression | more})
+    volume = open_volume(tmp_path / "v")
+    assert volume.shape == (8, 10, 12)
+    assert not volume.open()[...].any()
+
+
+# ---- bulk
+
+
+def test_windows_are_written_in_bulk(tmp_path: Path) -> None:
+    data = invented((5, 2, 6, 7, 8), "float32")
+    data[3] = 0
+    spec = ArraySpec(
+        shape=(20, 2, 6, 7, 8),
+        dtype=data.dtype,
+        chunks=(1, 2, 6, 7, 8),
+        axes=("batch", "channel", "z", "y", "x"),
+        codec="gzip",
+    )
+    create_array(tmp_path / "t.n5", "tensors/source", spec, "n5")
+    write_chunks(str(tmp_path / "t.n5"), "tensors/source", (11, 0, 0, 0, 0), data)
+    volume = open_volume(tmp_path / "t.n5", "tensors/source")
+    assert volume.axes == ("batch", "c", "z", "y", "x")
+    np.testing.assert_array_equal(volume.open().read_raw(slice(11, 16)), data)
+    folder = tmp_path / "t.n5/tensors/source/0/0/0/0"
+    assert sorted(file.name for file in folder.iterdir()) == ["11", "12", "13", "15"]
+    write_chunks(str(tmp_path / "t.n5"), "tensors/source", (12, 0, 0, 0, 0), data[3:4], fsync=True)
+    assert not volume.open()[12].any()
+    assert [file.name for file in (tmp_path / "t.n5").iterdir() if file.name.startswith(".")] == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.sampled_from(["gzip", "zstd", "raw"]),
+    st.integers(0, 9),
+)
+def test_bulk_writes_come_back(shape: tuple[int, ...], chunks: tuple[int, ...], codec: str, level: int) -> None:
+    data = invented(shape, "uint16", level)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = ArraySpec(shape=shape, dtype=data.dtype, chunks=chunks, codec=codec, codec_level=level)
+        create_array(folder, "x", spec, "n5")
+        write_chunks(folder, "x", (0, 0, 0), data)
+        np.testing.assert_array_equal(open_volume(folder, "x").open()[...], data)
+        np.testing.assert_array_equal(z5py.N5File(folder, "r")["x"][...], data)
+
+
+WRITE_FOREVER = """
+import sys, numpy as np
+from volpipe.formats.n5 import write_chunks
+noise = np.random.default_rng(0).integers(0, 256, (48, 48, 48), np.uint8)
+for i in range(10**6):
+    write_chunks(sys.argv[1], "x", (0, 0, 0), noise + np.uint8(i % 200 + 1))
+    print(i, flush=True)
+"""
+
+
+def test_a_killed_bulk_write_leaves_whole_chunks(tmp_path: Path) -> None:
+    spec = ArraySpec(shape=(48, 48, 48), dtype=np.dtype("u1"), chunks=(24, 48, 48), codec="gzip")
+    create_array(tmp_path / "a.n5", "x", spec, "n5")
+    noise = np.random.default_rng(0).integers(0, 256, (48, 48, 48), np.uint8)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for delay in (0.0, 0.003, 0.011):
+        command = [sys.executable, "-c", WRITE_FOREVER, str(tmp_path / "a.n5")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"0\n"
+            time.sleep(delay)
+            writer.kill()
+        difference = open_volume(tmp_path / "a.n5", "x").open()[...] - noise
+        assert all((half == half[0, 0, 0]).all() and half.all() for half in (difference[:24], difference[24:]))
+    assert [volume.key for volume in list_arrays(tmp_path / "a.n5")] == ["x"]
+
+
+def test_bulk_writes_of_parts_or_other_types_are_refused(tmp_path: Path) -> None:
+    spec = ArraySpec(shape=(8, 8, 8), dtype=np.dtype("u1"), chunks=(4, 4, 4), codec="gzip")
+    create_array(tmp_path, "x", spec, "n5")
+    with pytest.raises(VolumeError, match="whole chunks"):
+        write_chunks(str(tmp_path), "x", (0, 0, 2), np.ones((4, 4, 4), np.uint8))
+    with pytest.raises(VolumeError, match="holds uint8"):
+        write_chunks(str(tmp_path), "x", (0, 0, 0), np.ones((4, 4, 4), np.int8))
+    with pytest.raises(VolumeError, match="no N5 array"):
+        write_chunks(str(tmp_path), "y", (0, 0, 0), np.ones((4, 4, 4), np.uint8))

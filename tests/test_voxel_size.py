@@ -1,0 +1,170 @@
+"""Voxel sizes and origins, as every dialect of metadata gives them: 4, 5, 6 along x, y, z, in nm unless it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from metadata import ARRAY, COSEM, GROUP3, SCALE, ZARR3, ZARRAY, Files, Tree, dataset, lay, n5, ome, ome_zarr, zarr3
+
+from volpipe.volume import open_volume
+
+Place = tuple[float, float, float]
+
+
+def levels_n5(group: Tree, *, above: str = "", **coarse: object) -> Files:
+    """Return the files of N5 levels s0 and s1, s1 with `coarse` among its attributes, in a group of these."""
+    levels = {f"{above}s0/attributes.json": ARRAY, f"{above}s1/attributes.json": ARRAY | coarse}
+    return {"attributes.json": group} | levels
+
+
+# name: files, key, voxel size and origin, both (z, y, x) in nm
+PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
+    "nothing": (n5(), "", None, (0, 0, 0)),
+    "resolution": (n5(resolution=[4, 5, 6]), "", (6, 5, 4), (0, 0, 0)),
+    "resolution and units": (n5(resolution=[4, 5, 6], units=["um", "nm", "angstrom"]), "", (0.6, 5, 4000), (0, 0, 0)),
+    "resolution in an unknown unit": (n5(resolution=[4, 5, 6], units=["nm", "s", "nm"]), "", None, (0, 0, 0)),
+    "offset": (n5(resolution=[4, 5, 6], offset=[1, 2, 3]), "", (6, 5, 4), (3, 2, 1)),
+    "pixelResolution": (n5(pixelResolution={"dimensions": [4, 5, 6], "unit": "µm"}), "", (6000, 5000, 4000), (0, 0, 0)),
+    "pixelResolution as a list": (n5(pixelResolution=[4, 5, 6]), "", (6, 5, 4), (0, 0, 0)),
+    "pixelResolution in pixels": (n5(pixelResolution={"dimensions": [4, 5, 6], "unit": "pixel"}), "", None, (0, 0, 0)),
+    "a resolution of nought": (n5(resolution=[4, 0, 6]), "", None, (0, 0, 0)),
+    "axes": (n5(axes=["z", "x", "y"], resolution=[6, 4, 5]), "", (6, 5, 4), (0, 0, 0)),
+    "three numbers for four axes": (
+        n5(dimensions=[9, 9, 9, 3], blockSize=[4, 4, 4, 1], resolution=[4, 5, 6]),
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
+    "downsamplingFactors": (
+        levels_n5({"resolution": [4, 5, 6]}, downsamplingFactors=[2, 2, 1]),
+        "s1",
+        (6, 10, 8),
+        (0, 2.5, 2),
+    ),
+    "downsamplingFactors of the group": (
+        levels_n5({"resolution": [4, 5, 6], "downsamplingFactors": [[1, 1, 1], [4, 2, 1]]}),
+        "s1",
+        (6, 10, 16),
+        (0, 2.5, 6),
+    ),
+    "scales above a channel": (
+        levels_n5(
+            {"pixelResolution": {"unit": "nm", "dimensions": [4, 5, 6]}, "scales": [[1, 1, 1], [2, 2, 1]]}, above="c0/"
+        ),
+        "c0/s1",
+        (6, 10, 8),
+        (0, 2.5, 2),
+    ),
+    "an offset of the level's own": (
+        levels_n5({"resolution": [4, 5, 6]}, downsamplingFactors=[2, 2, 1], offset=[7, 8, 9]),
+        "s1",
+        (6, 10, 8),
+        (9, 8, 7),
+    ),
+    "COSEM transform": (n5(transform=COSEM), "", (6, 5, 4), (3, 2, 1)),
+    "COSEM transform in x, y, z": (
+        n5(
+            transform={"axes": ["x", "y", "z"], "scale": [4, 5, 6], "translate": [1, 2, 3], "units": ["mm", "nm", "nm"]}
+        ),
+        "",
+        (6, 5, 4e6),
+        (3, 2, 1e6),
+    ),
+    "COSEM multiscales": (
+        {
+            "attributes.json": {"multiscales": [{"datasets": [{"path": "fine", "transform": COSEM}]}]},
+            "fine/attributes.json": ARRAY | {"transform": {**COSEM, "scale": [9, 9, 9]}},
+        },
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
+    "COSEM multiscales whose arrays say it": (
+        {
+            "attributes.json": {"multiscales": [{"datasets": [{"path": "fine"}]}]},
+            "fine/attributes.json": ARRAY | {"transform": COSEM},
+        },
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
+    "COSEM in Zarr": ({".zarray": ZARRAY, ".zattrs": {"transform": COSEM}}, "", (6, 5, 4), (3, 2, 1)),
+    "resolution in Zarr": ({".zarray": ZARRAY, ".zattrs": {"resolution": [6, 5, 4]}}, "", (6, 5, 4), (0, 0, 0)),
+    "voxel_size in Zarr": (
+        zarr3(attributes={"voxel_size": [6, 5, 4], "offset": [3, 2, 1], "units": ["um"] * 3}),
+        "",
+        (6000, 5000, 4000),
+        (3000, 2000, 1000),
+    ),
+    "OME 0.4": (
+        ome_zarr(ome(dataset("0", SCALE, {"type": "translation", "translation": [3, 2, 1]}))),
+        "",
+        (6, 5, 4),
+        (3, 2, 1),
+    ),
+    "OME 0.5": (
+        {
+            "zarr.json": GROUP3
+            | {"attributes": {"ome": {"version": "0.5", "multiscales": [ome(dataset("0", SCALE))]}}},
+            "0/zarr.json": ZARR3,
+        },
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
+    "OME scaled twice": (
+        ome_zarr(
+            ome(
+                dataset("0", {"type": "scale", "scale": [2, 2, 2]}, {"type": "translation", "translation": [1, 1, 1]}),
+                coordinateTransformations=[
+                    {"type": "scale", "scale": [3, 2.5, 2]},
+                    {"type": "translation", "translation": [10, 20, 30]},
+                ],
+            )
+        ),
+        "",
+        (6, 5, 4),
+        (13, 22.5, 32),
+    ),
+    "OME without units": (
+        ome_zarr({"axes": [{"name": a, "type": "space"} for a in "zyx"], "datasets": [dataset("0", SCALE)]}),
+        "",
+        None,
+        (0, 0, 0),
+    ),
+    "OME 0.3": (ome_zarr({"axes": ["z", "y", "x"], "datasets": [{"path": "0"}]}), "", None, (0, 0, 0)),
+    "OME axes of other names": (
+        ome_zarr(
+            {
+                "axes": [{"name": n, "type": "space", "unit": "angstrom"} for n in ("depth", "height", "width")],
+                "datasets": [dataset("0", SCALE)],
+            }
+        ),
+        "",
+        (0.6, 0.5, 0.4),
+        (0, 0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", PLACES)
+def test_voxel_size_and_origin_are_understood(tmp_path: Path, dialect: str) -> None:
+    files, key, size, origin = PLACES[dialect]
+    volume = open_volume(lay(tmp_path / "v", files), key or None)
+    assert volume.voxel_size_nm == pytest.approx(size) if size else volume.voxel_size_nm is None
+    assert volume.origin_nm == pytest.approx(origin)
+
+
+def test_units_are_lengths_in_every_spelling(tmp_path: Path) -> None:
+    spellings = {
+        1e-3: ["pm"],
+        0.1: ["angstrom", "Å", "Ångström"],
+        1.0: ["nm", "nanometer", "Nanometers", "nanometre"],
+        1e3: ["um", "µm", "μm", "micron", "microns", "micrometer"],
+        1e6: ["mm", "millimeter"],
+        1e9: ["m", "meter"],
+    }
+    for factor, unit in [(factor, unit) for factor, units in spellings.items() for unit in units]:
+        lay(tmp_path / "v", n5(pixelResolution={"dimensions": [4, 5, 6], "unit": unit}))
+        assert open_volume(tmp_path / "v").voxel_size_nm == pytest.approx((6 * factor, 5 * factor, 4 * factor)), unit
