@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from parsl import python_app
 
-from volpipe import worker
+from volpipe import rehearsal, worker
 from volpipe.journal import Record
 from volpipe.worker import Job
 
@@ -22,6 +22,10 @@ Resources = Mapping[str, int]
 
 def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
     return worker.measure(job, units)
+
+
+def rehearse(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return rehearsal.try_blocks(job, units)
 
 
 def factor(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
@@ -54,6 +58,7 @@ class App:
 
 
 APPS = {
+    "rehearse": App(rehearse, "gpu", 9),
     "measure": App(measure, "cpu", 9),
     "histogram": App(measure, "cpu", 9),
     "factor": App(factor, "cpu", 9),

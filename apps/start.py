@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import parsl
+import psutil
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
+from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps.stages import Apps
@@ -43,7 +45,12 @@ class Started:
     labels: dict[str, list[str]]
     slots: Mapping[str, int]
     prioritised: set[str]
+    worker_bytes: int | None
     watch: Watch
+
+    @property
+    def shared(self) -> bool:
+        return self.labels["cpu"] == self.labels["gpu"]
 
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to these executors.
@@ -88,7 +95,7 @@ def started(config: Config) -> Iterator[Started]:
         # The first block is otherwise started by a poll that may be seconds away.
         kernel.job_status_poller.poll()
         watch.start()
-        yield Started(labels, slots, prioritised, watch)
+        yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
     finally:
         watch.stop()
         _clean_up(kernel)
@@ -120,6 +127,24 @@ def _with_label(executors: Sequence[ParslExecutor], label: str) -> list[str]:
     """Return the executors named `label` or `label_...`; where there are none, all of them."""
     named = [e.label for e in executors if e.label == label or e.label.startswith(f"{label}_")]
     return named or [e.label for e in executors]
+
+
+def _least_bytes(executors: Sequence[ParslExecutor]) -> int | None:
+    """Return the memory that a worker has where it has the least, None where no executor says."""
+    return min(filter(None, map(_worker_bytes, executors)), default=None)
+
+
+def _worker_bytes(executor: ParslExecutor) -> int | None:
+    """Return the memory for each worker; threads share what their process may take."""
+    here = int(psutil.virtual_memory().available)
+    if isinstance(executor, ThreadPoolExecutor):
+        return here
+    if not isinstance(executor, HighThroughputExecutor) or executor.provider is None:
+        return None
+    if isinstance(executor.provider, LocalProvider):
+        return here // _num_workers(executor)
+    of_node = getattr(executor.provider, "mem_per_node", None)  # GB
+    return int(of_node * 1e9 / executor.max_workers_per_node) if of_node else None
 
 
 def _num_workers(executor: ParslExecutor) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-from volpipe import worker
+from volpipe import rehearsal, worker
 from volpipe.journal import Record
 from volpipe.run import Submit
 from volpipe.worker import Job
@@ -23,6 +23,7 @@ def perform(job: Job, stage: str, units: Sequence[int]) -> Record:
     if name == "discard":
         return worker.discard(job, units, argument)
     functions: dict[str, Callable[[Job, Sequence[int]], Record]] = {
+        "rehearse": rehearsal.try_blocks,
         "measure": worker.measure,
         "histogram": worker.measure,
         "factor": worker.factor,
@@ -39,11 +40,17 @@ class Stopped(BaseException):
 class Inline:
     """Executors whose threads take waiting tasks at random.
 
+    Attributes:
+        shared, worker_bytes: as every site says them.
+
     Args:
         seed: of the order.
         slots: threads; twice as many tasks wait.
         most_tasks: after as many, the driver is interrupted, and what waits is never done.
     """
+
+    shared = True
+    worker_bytes: int | None = None
 
     def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None) -> None:
         self.slots = {"cpu": slots, "gpu": slots}

@@ -19,6 +19,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
 from volpipe import cli
+from volpipe.limits import Limits
 from volpipe.run import Progress, Totals
 from volpipe.schedule import Stage
 from volpipe.show import Rate, duration, progress_line, size
@@ -50,6 +51,48 @@ def test_a_run_says_where_its_result_is_and_what_it_took(tmp_path: Path) -> None
     assert 50 < driver < 2000
     assert workers == driver  # threads are in the driver
     assert np.array_equal(voxels(out), noise(SHAPE))
+
+
+def test_a_plan_shows_what_a_run_then_takes(tmp_path: Path, give: Give) -> None:
+    choice = (*THREADS, *IDENTITY, *set_each(*windowed((8, 8, 8), (4, 4, 4), (2, 2, 2), "hann")), "-o", "out.zarr")
+    planned = give("plan", *choice, "in.n5")
+    assert (planned.code, planned.err) == (0, "")
+    assert "by 6 blocks tried there" in planned.out
+    assert re.search(r"^✓ +streamed +2 × 2 × 2 ", planned.out, re.MULTILINE)
+    assert len(re.findall(r"^ +stored +\d × \d × \d ", planned.out, re.MULTILINE)) == 3
+    assert not (tmp_path / "out.zarr").exists()
+    ran = give("run", *choice, "in.n5")
+    assert ran.code == 0
+    table = planned.out[planned.out.index("stage ") : planned.out.index("windows       block")]
+    assert table.split() == ran.out[ran.out.index("stage ") :].split()[: len(table.split())]
+    assert re.search(r"^infer +12 .* \([\d.]+ s\) .*B \([\d.]+ .*B\) ", ran.out, re.MULTILINE)
+    assert re.search(
+        r"^planned: scratch [\d.]+ KiB, was [\d.]+ KiB; memory .*; time [\d.]+ s, took", ran.out, re.MULTILINE
+    )
+
+
+def test_a_quick_plan_tries_nothing_and_says_so(tmp_path: Path, give: Give) -> None:
+    ended = give("plan", "--quick", *THREADS, *IDENTITY, "in.n5")
+    assert ended.code == 0
+    assert "no block was tried, so no time" in ended.out
+    assert "≤" in ended.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.n5"]
+
+
+def test_a_plan_that_cannot_work_is_shown_and_then_refused(
+    give: Give, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nearly_full(out: Path, worker_bytes: int | None = None) -> Limits:
+        return Limits(free_files=1, worker_bytes=worker_bytes)
+
+    monkeypatch.setattr("volpipe.driver.disk_limits", nearly_full)
+    ended = give("plan", "--quick", *THREADS, *IDENTITY, "in.n5")
+    assert ended.code == 2
+    assert "streamed" in ended.out
+    assert re.fullmatch(r"volpipe: output and scratch need \d+ files and .* may have 1; use larger .*\n", ended.err)
+    refused = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert not (tmp_path / "out.zarr").exists()
 
 
 def test_a_complete_run_is_left_alone_a_changed_recipe_refused_and_a_fresh_run_made(tmp_path: Path, give: Give) -> None:
@@ -386,7 +429,7 @@ def test_sizes_and_times_are_for_people() -> None:
         "1023 B",
         "1.0 KiB",
         "1.5 GiB",
-        "1048576.0 TiB",
+        "1024.0 PiB",
     ]
     assert [duration(s) for s in (0.04, 59.94, 60, 3599.6, 3725)] == [
         "0.0 s",

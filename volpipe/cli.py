@@ -1,4 +1,4 @@
-"""The command line: `volpipe run`, `info`, `status`, `sample`, `sites`; the only code that prints.
+"""The command line: `volpipe run`, `plan`, `info`, `status`, `sample`, `sites`; the only code that prints.
 
 Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
 """
@@ -27,7 +27,9 @@ from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import told
 from volpipe.show import (
     Rate,
+    alternatives_table,
     duration,
+    estimate_table,
     info_lines,
     missing_table,
     plan_table,
@@ -64,28 +66,36 @@ def console(*, stderr: bool) -> Console:
 out, err = console(stderr=False), console(stderr=True)
 
 
+VolumeArgument = Annotated[str, typer.Argument(help="The volume, or an array inside a container.")]
+SiteOption = Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
+RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")]
+
+
 @app.command()
 def run(
-    volume: Annotated[str, typer.Argument(help="The volume: N5, Zarr or OME-Zarr, or an array inside one.")],
-    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
-    recipe: Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")] = None,
+    volume: VolumeArgument,
+    config: SiteOption = "local",
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    out_path: OutOption = None,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
     """Run a net over VOLUME; the same command again goes on where an interrupted run stopped."""
     from volpipe.apps.start import on_site
-    from volpipe.driver import Listener, execute, prepare
-    from volpipe.recipe import load_recipe
+    from volpipe.driver import Listener, execute
 
     with _interruptible():
         start = on_site(config)
-        chosen = load_recipe(_find_recipe(recipe), settings or [])
-        target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-        plan = prepare(volume, chosen, target.absolute(), Path.cwd())
+        plan = _prepare(volume, recipe, settings, out_path)
         with _shown(plan) as on_progress:
-            listener = Listener(lambda plan, folder: out.print(plan_table(plan, config)), on_progress)
+            listener = Listener(
+                lambda plan, folder: out.print(plan_table(plan, config)),
+                lambda found: out.print(estimate_table(found.estimate, config)),
+                on_progress,
+            )
             report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
@@ -99,6 +109,32 @@ def run(
         )
         raise typer.Exit(INCOMPLETE)
     out.print(f"wrote {plan.out}")
+
+
+@app.command()
+def plan(
+    volume: VolumeArgument,
+    config: SiteOption = "local",
+    recipe: RecipeOption = None,
+    settings: SetOption = None,
+    out_path: OutOption = None,
+    quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
+) -> None:
+    """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
+    from volpipe.driver import preview
+
+    with _interruptible():
+        start = None
+        if not quick:
+            from volpipe.apps.start import on_site
+
+            start = on_site(config)
+        chosen = _prepare(volume, recipe, settings, out_path)
+        out.print(plan_table(chosen, config))
+        found = preview(chosen, start)
+    out.print(estimate_table(found.estimate, config))
+    out.print(alternatives_table(found.alternatives()))
+    found.check()
 
 
 @app.command()
@@ -227,6 +263,15 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
             err.print(progress_line(progress, rate))
 
     yield on_pipe
+
+
+def _prepare(volume: str, recipe: Path | None, settings: list[str] | None, out_path: Path | None) -> Plan:
+    from volpipe.driver import prepare
+    from volpipe.recipe import load_recipe
+
+    chosen = load_recipe(_find_recipe(recipe), settings or [])
+    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
+    return prepare(volume, chosen, target.absolute(), Path.cwd())
 
 
 def _find_recipe(recipe: Path | None) -> Path:

@@ -17,25 +17,31 @@ from pathlib import Path
 import numpy as np
 
 import volpipe
+from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.estimate import Estimate, Slots, estimate
 from volpipe.folder import RunFolder
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
+from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import Affine
 from volpipe.output import create_output, sweep
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
+from volpipe.rehearsal import Sample, rehearse, sample
 from volpipe.resolve import told
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.tensors import Tensors, delete
-from volpipe.volume import open_volume
+from volpipe.volume import Volume, open_volume
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
 log = logging.getLogger(__name__)
 
+WORTH_REHEARSING = 100  # blocks per worker: three of them cost 3 % of the time
+UNKNOWN_SLOTS = Slots(1, 1, shared=True)
 PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
 
 
@@ -59,15 +65,42 @@ class Report:
     totals: dict[str, Totals] = field(default_factory=dict)
     seconds: float = 0.0
     first_task: float = 0.0  # seconds since 1970
+    most_scratch_bytes: int = 0
+    estimate: Estimate | None = None
     driver_peak_bytes: int = 0
     was_complete: bool = False
 
 
 @dataclass(frozen=True)
+class Appraisal:
+    """What a plan will take, and what that rests on: its volume, some chunks of it, and the workers."""
+
+    plan: Plan
+    volume: Volume
+    sample: Sample
+    slots: Slots
+    limits: Limits
+    estimate: Estimate
+
+    def check(self, share_left: float = 1.0) -> None:
+        """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
+
+        Raises:
+            PlanError: with what is needed, what there is, and what would fit.
+        """
+        check_limits(self.plan, self.estimate, self.limits, share_left)
+
+    def alternatives(self) -> list[Alternative]:
+        """Return the plan beside those that were turned down."""
+        return alternatives(self.plan, self.estimate, self.volume, self.sample.chunk_bytes, self.slots)
+
+
+@dataclass(frozen=True)
 class Listener:
-    """Whom the driver tells: of the plan before anything runs, and of progress."""
+    """Whom the driver tells: of the plan and of what it will take, before anything runs, and of progress."""
 
     on_plan: Callable[[Plan, RunFolder], None] = lambda plan, folder: None
+    on_estimate: Callable[[Appraisal], None] = lambda appraisal: None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -128,10 +161,65 @@ def execute(
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
                 job = Job(str(folder.path), plan.identity, session=session)
+                found = _appraise_run(plan, folder, executors, schedule.share_left)
+                listener.on_estimate(found)
+                found.check(schedule.share_left)
                 report = _work(plan, executors, job, journal, schedule, listener)
+                report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
             return report
+
+
+def preview(plan: Plan, start: Start | None) -> Appraisal:
+    """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    folder = RunFolder.of_output(Path(plan.out))
+    if start is None:
+        return _appraisal(plan, folder, None)
+    with folder.locked(), _logging_to(folder.log), start(folder.parsl) as executors:
+        return _appraise(plan, folder, executors)
+
+
+def _appraise(plan: Plan, folder: RunFolder, executors: Executors) -> Appraisal:
+    """Return what `plan` will take, after a rehearsal if there was none before.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    found = _appraisal(plan, folder, executors)
+    if found.estimate.rates is not None:
+        return found
+    found.check(share_left=0.0)  # of disk, so that memory alone counts
+    folder.store_rates(plan, rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal))
+    return _appraisal(plan, folder, executors)
+
+
+def _appraise_run(plan: Plan, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
+    """Return what `plan` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
+    if share_left < 1 or len(plan.blocks) < WORTH_REHEARSING * executors.slots["gpu"]:
+        return _appraisal(plan, folder, executors)
+    try:
+        return _appraise(plan, folder, executors)
+    except RunStopped as error:  # blocks that fail are the run's to retry and to name
+        log.warning("the rehearsal failed: %s", error)
+        return _appraisal(plan, folder, executors)
+
+
+def _appraisal(plan: Plan, folder: RunFolder, executors: Executors | None) -> Appraisal:
+    """Return what `plan` takes by what is known of its rates."""
+    volume, slots, worker_bytes = open_volume(plan.source.path, plan.source.key), UNKNOWN_SLOTS, None
+    if executors is not None:
+        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
+        worker_bytes = executors.worker_bytes
+    limits, seen = disk_limits(Path(plan.out), worker_bytes), sample(plan, volume)
+    found = estimate(plan, volume, seen.chunk_bytes, slots, folder.load_rates(plan))
+    return Appraisal(plan, volume, seen, slots, limits, found)
 
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
@@ -159,7 +247,8 @@ def _work(
         {name: t for name, t in loop.progress.totals.items() if t.tasks},
         loop.progress.seconds,
         loop.progress.first_task,
-        peak_bytes(),
+        loop.progress.most_scratch_bytes,
+        driver_peak_bytes=peak_bytes(),
     )
 
 

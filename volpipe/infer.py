@@ -230,7 +230,7 @@ def infer(
     runner = load_runner(plan)
     writing: tuple[int, Future[None]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
-        for block, outcome in _sums(plan, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)):
+        for block, outcome in block_sums(plan, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
@@ -241,7 +241,7 @@ def infer(
             yield writing[0], _outcome(writing[1])
 
 
-def _sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterator[tuple[int, BlockSum | Exception]]:
+def block_sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each block with its sum as soon as its last window is added, or with the first error that it met."""
     growing: BlockSum | None = None
     failed: int | None = None

@@ -27,7 +27,8 @@ class Record:
         started: time of start, seconds since 1970.
         seconds, cpu_seconds: wall and processor time.
         peak_bytes: highest resident memory of the process so far.
-        read_bytes, written_bytes: through system calls, caches included.
+        read_bytes, written_bytes: of chunks as they are stored, by all threads of the process meanwhile.
+        scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
         host, pid: where.
     """
@@ -42,6 +43,7 @@ class Record:
     peak_bytes: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    scratch_bytes: int = 0
     device: str = ""
     device_seconds: float = 0.0
     device_peak_bytes: int = 0

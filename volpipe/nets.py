@@ -9,8 +9,10 @@ recipe may give those that a net from outside lacks: `in_channels`, `out_channel
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,9 +113,53 @@ def load_weights(net: nn.Module, path: Path) -> None:
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, built once for the purpose.
 
+    Those of shipped nets are remembered in the user's cache, so that planning need not import torch.
+
     Raises:
         VolpipeError: as `build_net`, or where a fact cannot be one.
     """
+    memory = _memory(choice, search_path, "facts")
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValidationError):  # one that was cut off is made again
+            return NetFacts.model_validate_json(memory.read_bytes())
+    facts = _describe(choice, search_path)
+    if memory is not None:
+        _remember(memory, facts.model_dump_json())
+    return facts
+
+
+def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
+    """Return the file that remembers `what` is known of a shipped net; None for a net whose code may be anywhere."""
+    if ":" in choice.name:
+        return None
+    from importlib.metadata import version
+
+    import volpipe.models
+
+    digest = hashlib.sha256(f"{version('torch')} {what} {choice.model_dump_json()}".encode())
+    files = sorted(Path(volpipe.models.__path__[0]).glob("*.py"))
+    if choice.weights is not None:
+        files.append(_weights_path(choice.weights, search_path))
+    for file in (Path(__file__), *files):
+        if not file.is_file():
+            return None  # which building it will tell
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "volpipe" / f"{choice.name}-{digest.hexdigest()[:24]}.json"
+
+
+def _remember(memory: Path, text: str) -> None:
+    partial = memory.with_suffix(f".{os.getpid()}")
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(memory)
+    except OSError as error:  # a home that cannot be written to costs the time again, no more
+        log.debug("%s cannot be written: %s", memory, error)
+
+
+def _describe(choice: NetChoice, search_path: str) -> NetFacts:
     net = build_net(choice, search_path)
     given = {
         key: value
@@ -175,6 +221,14 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
+    memory = _memory(choice, search_path, f"takes {window}")
+    if memory is None or not memory.is_file():
+        _check_shapes(choice, facts, window, search_path)
+        if memory is not None:
+            _remember(memory, "true")
+
+
+def _check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> None:
     net = build_net(choice.model_copy(update={"weights": None}), search_path)
     try:
         out = _output_shape(net, (1, facts.in_channels, *window), "meta")

@@ -112,10 +112,10 @@ class Plan(BaseModel):
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
-        z, y, x = (self._blocks_along(axis, i) for axis, i in enumerate(self.shards().index(shard)))
+        z, y, x = (self.blocks_along(axis, i) for axis, i in enumerate(self.shards().index(shard)))
         return tuple(self.blocks.number((k, j, i)) for k in z for j in y for i in x)
 
-    def _blocks_along(self, axis: int, index: int) -> range:
+    def blocks_along(self, axis: int, index: int) -> range:
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
         before, after = support(self.lattice, self.recipe.windows.blend)
         size, scale, cell = self.shard[axis], self.net.scale[axis], self.blocks.cell[axis]
@@ -136,7 +136,7 @@ class Plan(BaseModel):
         """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
         num_direct = 1
         for axis in range(3):
-            num_direct *= sum(len(self._blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis]))
+            num_direct *= sum(len(self.blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis]))
         return len(self.shards()) - num_direct
 
     @cached_property

@@ -34,6 +34,16 @@ class Executors(Protocol):
         """How many tasks of "cpu" and of "gpu" stages run at a time."""
         ...
 
+    @property
+    def shared(self) -> bool:
+        """Whether the workers of "cpu" and of "gpu" stages are the same ones."""
+        ...
+
+    @property
+    def worker_bytes(self) -> int | None:
+        """Memory that each worker may take, None where nobody can tell."""
+        ...
+
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to a worker."""
         ...
@@ -77,6 +87,8 @@ class Progress:
     running: Counter[str] = field(default_factory=Counter)
     totals: dict[str, Totals] = field(default_factory=dict)
     first_task: float = 0.0  # seconds since 1970
+    scratch_bytes: int = 0
+    most_scratch_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -176,6 +188,8 @@ class Loop:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self.progress.first_task = self.progress.first_task or record.started
+        self.progress.scratch_bytes += record.scratch_bytes
+        self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
             self.journal.append(record)
         for unit in record.done:

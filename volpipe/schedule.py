@@ -191,6 +191,11 @@ class Schedule:
         return [(stage.name, unit, self._box(stage, unit)) for stage in self.shown for unit in sorted(stage.failed)]
 
     @property
+    def share_left(self) -> float:
+        """Return the share of blocks, 0 to 1, that the net has not seen."""
+        return self.infer.num_left / self.infer.num_units
+
+    @property
     def is_complete(self) -> bool:
         return all(stage.num_done == stage.num_units for stage in (self.infer, self.reassemble, *self.pyramid))
 

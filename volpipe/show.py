@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from volpipe.estimate import Estimate
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
 
 if TYPE_CHECKING:
+    from volpipe.alternatives import Alternative
     from volpipe.driver import Report, Standing
     from volpipe.volume import Volume
 
@@ -25,8 +27,8 @@ MOST_ROWS = 20
 
 def size(num_bytes: float) -> str:
     """Return bytes for people: 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if num_bytes < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if num_bytes < 1024 or unit == "PiB":
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
@@ -65,6 +67,67 @@ def plan_table(plan: Plan, site: str) -> Table:
         f"levels {len(plan.factors)}, shards {shape(plan.shard)}, chunks {shape(plan.chunk)}",
     )
     table.add_row("site", site)
+    return table
+
+
+def estimate_table(found: Estimate, site: str) -> Table:
+    """Return what each stage will take; bytes are upper bounds until blocks were tried."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "units", "tasks", "read", "written", "files", "time of a worker"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for stage in found.stages:
+        table.add_row(
+            stage.name,
+            f"{stage.units:,}",
+            f"{stage.num_tasks:,}" if found.rates else "",
+            _bound(found, stage.read_bytes),
+            _bound(found, stage.written_bytes),
+            f"{stage.files:,}",
+            duration(stage.seconds) if found.rates else "",
+        )
+    table.caption = "\n".join(_estimate_lines(found, site))
+    table.caption_justify = "left"
+    return table
+
+
+def _estimate_lines(found: Estimate, site: str) -> Iterator[str]:
+    yield (
+        f"reads every chunk of the volume {found.amplification:.2f} times; output {_bound(found, found.output_bytes)} "
+        f"in {found.output_files:,} files; scratch at its highest {_bound(found, found.scratch_bytes)} in "
+        f"{found.scratch_files:,} files"
+    )
+    if found.rates is None or found.seconds is None:
+        yield f"memory of a worker {size(found.memory_bytes)} and what the net takes; no block was tried, so no time"
+    else:
+        yield (
+            f"memory of a worker {size(found.memory_bytes)}; {duration(found.seconds)} on {site}, "
+            f"by {found.rates.num_blocks} blocks tried there"
+        )
+
+
+def _bound(found: Estimate, num_bytes: float) -> str:
+    return size(num_bytes) if found.rates else f"≤ {size(num_bytes)}"
+
+
+def alternatives_table(rows: Sequence[Alternative]) -> Table:
+    """Return the plan beside those that were turned down."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "windows", "block", "read", "written", "scratch", "files", "memory", "time", "why"):
+        table.add_column(name, justify="left" if name in ("", "windows", "why") else "right", overflow="fold")
+    for row in rows:
+        found = row.estimate
+        table.add_row(
+            "✓" if row.is_chosen else "",
+            row.plan.mode,
+            shape(row.plan.block),
+            size(found.read_bytes),
+            size(found.written_bytes),
+            size(found.scratch_bytes),
+            f"{found.output_files + found.scratch_files:,}",
+            size(found.memory_bytes),
+            duration(found.seconds) if found.seconds is not None else "",
+            row.why,
+        )
     return table
 
 
@@ -134,14 +197,31 @@ class Rate:
 
 def report_table(report: Report, started: float) -> Table:
     """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
-    table = _totals_table(report.totals)
+    table = _totals_table(report.totals, planned=report.estimate)
     first = f", first task after {report.first_task - started:.1f} s" if report.first_task else ""
     table.caption = (
         f"{duration(time.time() - started)} in all{first}; peak memory: driver {size(report.driver_peak_bytes)}, "
         f"workers {size(max((t.peak_bytes for t in report.totals.values()), default=0))}"
     )
+    if report.estimate is not None:
+        table.caption += f"\n{_planned_line(report, report.estimate)}"
     table.caption_justify = "left"
     return table
+
+
+def _planned_line(report: Report, planned: Estimate) -> str:
+    """Return what was planned for the whole, beside what it took."""
+    at_most = "" if planned.rates else "at most "
+    took = (
+        f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
+        if planned.seconds
+        else ""
+    )
+    memory = f"memory {size(planned.memory_bytes)}{'' if planned.rates else ' and the net'}"
+    return (
+        f"planned: scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
+        f"{memory}{took}"
+    )
 
 
 def status_table(found: Standing) -> Table:
@@ -178,20 +258,24 @@ def info_lines(volume: Volume) -> Iterator[str]:
         yield f"levels      {', '.join(volume.levels)}"
 
 
-def _totals_table(totals: dict[str, Totals], num_units: dict[str, int] | None = None) -> Table:
+def _totals_table(
+    totals: dict[str, Totals], num_units: dict[str, int] | None = None, planned: Estimate | None = None
+) -> Table:
+    """Return what stages took; where something was planned, that stands behind it in brackets."""
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory"):
         table.add_column(name, justify="left" if name == "stage" else "right")
+    due = planned.by_name() if planned is not None and planned.rates is not None else {}
     for name, t in totals.items():
         units = f"{t.units:,}" + (f" / {num_units[name]:,}" if num_units and name in num_units else "")
         table.add_row(
             name,
             units,
             f"{t.tasks:,}",
-            duration(t.seconds),
+            duration(t.seconds) + (f" ({duration(due[name].seconds)})" if name in due else ""),
             duration(t.cpu_seconds),
-            size(t.read_bytes),
-            size(t.written_bytes),
+            size(t.read_bytes) + (f" ({size(due[name].read_bytes)})" if name in due else ""),
+            size(t.written_bytes) + (f" ({size(due[name].written_bytes)})" if name in due else ""),
             size(t.peak_bytes),
         )
     return table

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import errno
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,10 @@ class Tensors:
 
         In Zarr they must be all the windows of the block: they make one shard.
         """
+        with _counted(self._window_files(numbers)):
+            self._write_windows(numbers, data)
+
+    def _write_windows(self, numbers: Sequence[int], data: np.ndarray) -> None:
         per_block = self.plan.lattice.windows_per_block
         if self.plan.recipe.tensors.format == "zarr3":
             first = numbers[0] // per_block * per_block
@@ -112,17 +118,27 @@ class Tensors:
             if plan.is_direct(shard):
                 inner = (plan.shards().box(shard) & box).relative_to(plan.sum_origin(block))
                 whole[:, *inner.slices] = 0.0
-        _write(open_writer(self.sums_path, self.sums_key), (block, 0, 0, 0, 0), whole[np.newaxis])
+        with _counted([self.sum_file(block)]):
+            _write(open_writer(self.sums_path, self.sums_key), (block, 0, 0, 0, 0), whole[np.newaxis])
 
     def discard(self, block: int, what: str) -> None:
         """Delete the tensors of `block`: its "windows" or its "sum". What is gone already is no error."""
-        if what == "sum":
-            (self.sums_path / self.sums_key / "c" / str(block) / "0/0/0/0").unlink(missing_ok=True)
-        elif self.plan.recipe.tensors.format == "zarr3":
-            (self.source_path / SOURCE_KEY / "c" / str(block) / "0/0/0/0").unlink(missing_ok=True)
-        else:
-            for number in self.plan.lattice.windows_of(block):
-                (self.source_path / SOURCE_KEY / "0/0/0/0" / str(number)).unlink(missing_ok=True)
+        windows = self.plan.lattice.windows_of(block)
+        files = [self.sum_file(block)] if what == "sum" else self._window_files(windows)
+        with _counted(files):
+            for file in files:
+                file.unlink(missing_ok=True)
+
+    def sum_file(self, block: int) -> Path:
+        """Return the file that holds the sum of `block`."""
+        return self.sums_path / self.sums_key / "c" / str(block) / "0/0/0/0"
+
+    def _window_files(self, numbers: Sequence[int]) -> list[Path]:
+        """Return the files that hold the windows of `numbers`, all of one block."""
+        if self.plan.recipe.tensors.format == "zarr3":
+            block = numbers[0] // self.plan.lattice.windows_per_block
+            return [self.source_path / SOURCE_KEY / "c" / str(block) / "0/0/0/0"]
+        return [self.source_path / SOURCE_KEY / "0/0/0/0" / str(number) for number in numbers]
 
     def remove(self) -> None:
         """Delete every tensor of the run."""
@@ -150,6 +166,35 @@ class Tensors:
             "num_windows": lattice.num_windows,
             "normalise": self.plan.recipe.normalise.model_dump(),
         }
+
+
+_lock = threading.Lock()
+_grown = 0
+
+
+def grown() -> int:
+    """Return by how many bytes this process has made scratch grow so far."""
+    return _grown
+
+
+@contextmanager
+def _counted(files: Sequence[Path]) -> Iterator[None]:
+    """Count by how much `files` grow or shrink meanwhile."""
+    global _grown
+    before = sum(map(_size, files))
+    try:
+        yield
+    finally:
+        change = sum(map(_size, files)) - before
+        with _lock:
+            _grown += change
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def delete(path: Path) -> None:

@@ -20,12 +20,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from volpipe.errors import RunError
+from volpipe.formats.store import Transferred, transferred
 from volpipe.journal import Record
 from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
 from volpipe.plan import Plan, load_plan
-from volpipe.tensors import Tensors
+from volpipe.tensors import Tensors, grown
 from volpipe.volume import Volume, open_volume
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
@@ -84,10 +85,10 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     found: list[Statistics] = []
 
     def one(block: int) -> None:
-        data = _volume(job).open().read(job.plan.blocks.box(block))
+        data = open_source(job).open().read(job.plan.blocks.box(block))
         found.append(measure_voxels(data, job.bins))
 
-    record = _work("histogram" if job.bins else "measure", units, _each(one, units, job))
+    record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
@@ -96,9 +97,9 @@ def factor(job: Job, units: Sequence[int]) -> Record:
     from volpipe.factor import factor as factor_block
 
     def one(block: int) -> None:
-        factor_block(job.plan, _volume(job), job.normalise, job.tensors, block)
+        factor_block(job.plan, open_source(job), job.normalise, job.tensors, block)
 
-    return _work("factor", units, _each(one, units, job))
+    return work("factor", units, _each(one, units, job))
 
 
 def infer(job: Job, units: Sequence[int]) -> Record:
@@ -110,7 +111,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
             job.plan, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
         )
 
-    return _work("infer", units, outcomes())
+    return work("infer", units, outcomes())
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
@@ -120,19 +121,19 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
     def one(shard: int) -> None:
         reassemble_shard(job.plan, job.normalise, job.tensors, shard)
 
-    return _work("reassemble", units, _each(one, units, job))
+    return work("reassemble", units, _each(one, units, job))
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
     """Write the given shards of pyramid `level`."""
     from volpipe.pyramid import coarsen as coarsen_shard
 
-    return _work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units, job))
+    return work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units, job))
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record:
     """Delete the given blocks' tensors, "windows" or "sum"."""
-    return _work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units, job))
+    return work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units, job))
 
 
 def window_source(job: Job) -> WindowSource:
@@ -140,7 +141,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(_volume(job), plan.lattice, job.normalise)
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise)
 
 
 @lru_cache(maxsize=4)
@@ -149,7 +150,8 @@ def _stored_windows(identity: str, folder: str) -> Volume:
     return tensors.source_volume()
 
 
-def _volume(job: Job) -> Volume:
+def open_source(job: Job) -> Volume:
+    """Return the volume that the job's plan was made for."""
     source = job.plan.source
     return _open_volume(job.identity, source.path, source.key)
 
@@ -170,7 +172,7 @@ def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcome
             yield unit, None
 
 
-def _work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
+def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
     before = _Usage.now(stage)
     done: list[int] = []
@@ -197,16 +199,15 @@ class _Usage:
     started: float
     clock: float
     cpu: float
-    read: int
-    written: int
+    moved: Transferred
+    grown: int
     device: str
     device_seconds: float
 
     @classmethod
     def now(cls, stage: str) -> _Usage:
-        read, written = _io_bytes()
         device, device_seconds = _device() if stage == "infer" else ("", 0.0)
-        return cls(time.time(), time.perf_counter(), _cpu_seconds(), read, written, device, device_seconds)
+        return cls(time.time(), time.perf_counter(), _cpu_seconds(), transferred(), grown(), device, device_seconds)
 
     def record(self, stage: str, done: Sequence[int], failed: Sequence[tuple[int, str]]) -> Record:
         """Return what was done since, and what that took."""
@@ -219,8 +220,9 @@ class _Usage:
             seconds=now.clock - self.clock,
             cpu_seconds=now.cpu - self.cpu,
             peak_bytes=peak_bytes(),
-            read_bytes=now.read - self.read,
-            written_bytes=now.written - self.written,
+            read_bytes=now.moved.read - self.moved.read,
+            written_bytes=now.moved.written - self.moved.written,
+            scratch_bytes=now.grown - self.grown,
             device=now.device,
             device_seconds=max(0.0, now.device_seconds - self.device_seconds),
             device_peak_bytes=_device_peak_bytes() if stage == "infer" else 0,
@@ -238,15 +240,6 @@ def _cpu_seconds() -> float:
     # Of one thread where tasks share a process, of the process (readers and writers included) where they do not.
     alone = threading.current_thread() is threading.main_thread()
     return time.process_time() if alone else time.thread_time()
-
-
-def _io_bytes() -> tuple[int, int]:
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-    except OSError:  # not every system has it
-        return 0, 0
-    counts = dict(line.split(": ") for line in lines)
-    return int(counts["rchar"]), int(counts["wchar"])
 
 
 def _device() -> tuple[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import cosem
+from volpipe.formats import cosem, store
 from volpipe.formats.metadata import (
     ArraySpec,
     Header,
@@ -325,6 +325,7 @@ def _move_chunks(source: Path, folder: Path, corner: Sequence[int], counts: tupl
             os.fsync(descriptor)
             os.close(descriptor)
             touched.add(target.parent)
+        store.count(written=chunk.stat().st_size)
         chunk.replace(target)
     for parent in touched:
         sync_folder(parent)

@@ -6,8 +6,10 @@ Not here: metadata (n5, zarr, ome). The only file that imports tensorstore, and 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -20,10 +22,22 @@ if TYPE_CHECKING:
 
 Index = tuple[slice | int, ...]
 DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
+COUNTERS = ("bytes_read", "bytes_written")
 
 _contexts: dict[int, ts.Context] = {}
 _owner: int | None = None  # the process that uses tensorstore
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """Stored bytes, that is compressed ones, read and written."""
+
+    read: int = 0
+    written: int = 0
+
+    def __add__(self, other: Transferred) -> Transferred:
+        return Transferred(self.read + other.read, self.written + other.written)
 
 
 class StoredArray(Protocol):
@@ -125,6 +139,27 @@ def num_threads() -> int:
     if not text.isdecimal() or int(text) < 1:
         raise VolumeError(f"VOLPIPE_THREADS is {text!r}; it must be a number of threads, at least 1")
     return int(text)
+
+
+_elsewhere = Transferred()
+
+
+def transferred() -> Transferred:
+    """Return the stored bytes of chunks that this process has read and written so far, by all of its threads."""
+    ts = sys.modules.get("tensorstore")
+    counts = dict.fromkeys(COUNTERS, 0)
+    for metric in ts.experimental_collect_matching_metrics("/tensorstore/kvstore/") if ts is not None else ():
+        name = metric["name"].rpartition("/")[2]
+        if name in counts:
+            counts[name] += sum(value["value"] for value in metric["values"])
+    return Transferred(*counts.values()) + _elsewhere
+
+
+def count(read: int = 0, written: int = 0) -> None:
+    """Add stored bytes that went past tensorstore to what `transferred` returns."""
+    global _elsewhere
+    with _lock:
+        _elsewhere += Transferred(read, written)
 
 
 def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndarray:

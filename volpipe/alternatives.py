@@ -1,0 +1,102 @@
+"""The alternatives to a plan: the other way to the net, other block shapes; what each takes, and why it was not chosen.
+
+Not here: the choice itself (plan), which rests on sizes alone, so that the same command makes the same plan everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.errors import PlanError
+from volpipe.estimate import Estimate, Rates, Slots, array_bytes, estimate, upper_bounds
+from volpipe.plan import Plan, Triple, make_plan
+from volpipe.volume import Volume
+
+NOTABLE = 1.05  # a ratio below says nothing
+BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan, what it takes, and in words what speaks for the chosen one or against this one."""
+
+    plan: Plan
+    estimate: Estimate
+    why: str
+    is_chosen: bool = False
+
+
+def alternatives(plan: Plan, chosen: Estimate, volume: Volume, chunk_bytes: float, slots: Slots) -> list[Alternative]:
+    """Return `plan` first, then those that differ in the way to the net or in the block's shape."""
+    others = []
+    for other in _others(plan, volume):
+        rates = _rates_of(other, plan, chosen.rates) if chosen.rates else None
+        others.append((other, estimate(other, volume, chunk_bytes, slots, rates)))
+    rows = [Alternative(other, took, _against(took, chosen, len(other.blocks), slots)) for other, took in others]
+    return [Alternative(plan, chosen, _for(chosen, [took for _, took in others]), is_chosen=True), *rows]
+
+
+def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
+    shapes = {plan.block, _capped(plan, [2 * n for n in plan.block]), tuple(max(1, n // 2) for n in plan.block)}
+    for mode in ("streamed", "stored"):
+        for block in sorted(shapes):
+            if (mode, block) == (plan.mode, plan.block):
+                continue
+            tensors = plan.recipe.tensors.model_copy(update={"mode": mode})
+            windows = plan.recipe.windows.model_copy(update={"block": block})
+            recipe = plan.recipe.model_copy(update={"tensors": tensors, "windows": windows})
+            try:
+                yield make_plan(recipe, volume, plan.net, out=Path(plan.out), search_path=plan.search_path)
+            except PlanError:  # a shard that the recipe gives does not fit this block
+                continue
+
+
+def _capped(plan: Plan, block: Sequence[int]) -> Triple:
+    z, y, x = (min(n, most) for n, most in zip(block, plan.lattice.counts, strict=True))
+    return z, y, x
+
+
+def _rates_of(other: Plan, plan: Plan, rates: Rates) -> Rates:
+    """Return the rates of `plan` as they would be with the blocks of `other`."""
+    return dataclasses.replace(
+        rates,
+        sum_bytes=rates.sum_bytes or upper_bounds(other).sum_bytes,
+        peak_bytes=rates.peak_bytes + array_bytes(other) - array_bytes(plan),
+    )
+
+
+def _measures(found: Estimate) -> dict[str, float]:
+    return {
+        "the time": found.seconds or 0.0,
+        "the bytes read and written": found.read_bytes + found.written_bytes,
+        "the scratch": found.scratch_bytes,
+        "the files": found.output_files + found.scratch_files,
+        "the memory": found.memory_bytes,
+    }
+
+
+def _against(other: Estimate, chosen: Estimate, num_blocks: int, slots: Slots) -> str:
+    if num_blocks < BLOCKS_PER_WORKER * slots.gpu:
+        return f"too few blocks ({num_blocks}) for its workers ({slots.gpu})"
+    found, least = _measures(other), _measures(chosen)
+    worse = {name: _ratio(value, least[name]) for name, value in found.items() if value > NOTABLE * least[name]}
+    if not worse:
+        return "nothing much; it may be set in the recipe"
+    ranked = sorted(worse, key=lambda name: -worse[name])[:2]
+    return ", ".join(
+        f"{worse[name]:.3g} × {name}" if math.isfinite(worse[name]) else f"needs {name[4:]}" for name in ranked
+    )
+
+
+def _for(chosen: Estimate, others: Sequence[Estimate]) -> str:
+    own = _measures(chosen)
+    best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
+    return f"least of {', '.join(name[4:] for name in best)}" if best else "blocks near 256 voxels an axis"
+
+
+def _ratio(value: float, other: float) -> float:
+    return value / other if other else math.inf

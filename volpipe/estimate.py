@@ -1,0 +1,432 @@
+"""The estimate: what a plan will read, write and keep, in bytes, files, memory and time, before it runs.
+
+Not here: timing anything (rehearsal), or what the machine has (limits). Everything is a sum over the blocks or shards
+of a regular grid, and so a product of sums along the axes: a plan of 10^9 blocks costs as much as one of ten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from volpipe.grid import Box, mirror
+from volpipe.plan import Plan
+from volpipe.volume import Volume
+
+WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
+SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
+BLOCKS_WAITING = 64  # whose windows lie in scratch at most, as the schedule has it
+TASK_SECONDS = 10.0
+LARGEST_TASK = 64  # units
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What units of work take, averaged over a few blocks; seconds are those of one worker among all.
+
+    Attributes:
+        num_blocks: that were tried.
+        start_seconds: until a worker has loaded its net and computed a first window.
+        factor_seconds, infer_seconds: per window.
+        sum_seconds: to read back one voxel of a block tensor.
+        write_seconds: to round, compress and write one voxel of the output.
+        coarsen_seconds: per voxel of the finer level.
+        window_bytes: stored, of one window tensor.
+        sum_bytes: stored, per voxel of a block tensor that its block does not write to the output itself.
+        output_bytes, coarse_bytes: stored, per voxel of level 0 and of coarser levels, all channels.
+        peak_bytes: highest resident memory of a worker.
+    """
+
+    num_blocks: int
+    start_seconds: float
+    factor_seconds: float
+    infer_seconds: float
+    sum_seconds: float
+    write_seconds: float
+    coarsen_seconds: float
+    window_bytes: float
+    sum_bytes: float
+    output_bytes: float
+    coarse_bytes: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What one stage will take; bytes as stored, `seconds` of all workers together, 0 where nothing was timed."""
+
+    name: str
+    units: int
+    read_bytes: float
+    written_bytes: float
+    files: int
+    seconds: float
+    label: str = "cpu"
+
+    @property
+    def units_per_task(self) -> int:
+        if not self.seconds:
+            return 1
+        return max(1, min(LARGEST_TASK, int(TASK_SECONDS * self.units / self.seconds)))
+
+    @property
+    def num_tasks(self) -> int:
+        """Return about how many tasks the units make."""
+        return math.ceil(self.units / self.units_per_task)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan will take.
+
+    Attributes:
+        stages: in the order of a voxel's life.
+        rates: measured on a few blocks; without them, bytes are upper bounds (nothing compresses) and times unknown.
+        chunk_reads: how often a chunk of the volume is read by the net's way, all of them together.
+        num_chunks: of the volume.
+        output_bytes, output_files: of all levels.
+        scratch_bytes, scratch_files: at their highest.
+        memory_bytes: highest resident memory of a worker; without rates, of all but the net's own.
+        seconds: from the first task to the last, None without rates.
+    """
+
+    stages: tuple[StageEstimate, ...]
+    rates: Rates | None
+    chunk_reads: int
+    num_chunks: int
+    output_bytes: float
+    output_files: int
+    scratch_bytes: float
+    scratch_files: int
+    memory_bytes: float
+    seconds: float | None
+
+    @property
+    def amplification(self) -> float:
+        """How often a chunk of the volume is read, on average."""
+        return self.chunk_reads / self.num_chunks
+
+    @property
+    def read_bytes(self) -> float:
+        return sum(stage.read_bytes for stage in self.stages)
+
+    @property
+    def written_bytes(self) -> float:
+        return sum(stage.written_bytes for stage in self.stages)
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(stage.num_tasks for stage in self.stages)
+
+    def by_name(self) -> Mapping[str, StageEstimate]:
+        return {stage.name: stage for stage in self.stages}
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Workers that take "cpu" and "gpu" stages; `shared` where they are the same ones."""
+
+    cpu: int
+    gpu: int
+    shared: bool
+
+    def seconds(self, stages: Iterable[StageEstimate]) -> float:
+        """Return how long the stages take side by side."""
+        spent = {"cpu": 0.0, "gpu": 0.0}
+        for stage in stages:
+            spent[stage.label] += stage.seconds
+        if self.shared:
+            return sum(spent.values()) / self.gpu
+        return max(spent["cpu"] / self.cpu, spent["gpu"] / self.gpu)
+
+
+def estimate(plan: Plan, volume: Volume, chunk_bytes: float, slots: Slots, rates: Rates | None = None) -> Estimate:
+    """Return what `plan` will take.
+
+    Args:
+        plan: the plan.
+        volume: its input, for the chunks that it is stored in.
+        chunk_bytes: stored bytes of the average chunk of `volume`.
+        slots: workers of the site.
+        rates: what a few blocks took, where that is known.
+    """
+    sums = _Sums(plan, volume, chunk_bytes, rates or upper_bounds(plan), slots)
+    stages = tuple(stage for stage in sums.stages() if stage.units)
+    num_waiting = min(len(plan.blocks), BLOCKS_WAITING) if plan.mode == "stored" else 0
+    windows = num_waiting * plan.lattice.windows_per_block
+    files = windows if plan.recipe.tensors.format == "n5" else num_waiting
+    return Estimate(
+        stages=stages,
+        rates=rates,
+        chunk_reads=sums.chunk_reads,
+        num_chunks=sums.num_chunks,
+        output_bytes=sums.output_bytes,
+        output_files=sums.output_files,
+        scratch_bytes=windows * sums.rates.window_bytes + sums.most_sums(slots) * sums.bytes_per_sum,
+        scratch_files=files + sums.most_sums(slots),
+        memory_bytes=rates.peak_bytes * SAFETY if rates else WORKER_BYTES + array_bytes(plan),
+        seconds=slots.seconds(stages) if rates else None,
+    )
+
+
+def upper_bounds(plan: Plan) -> Rates:
+    """Return the rates of a plan whose voxels do not compress, untimed."""
+    channels = plan.net.out_channels
+    voxel = float(channels * plan.dtype.itemsize)
+    window = float(plan.source.num_channels * math.prod(plan.window) * 4)
+    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0)
+
+
+def array_bytes(plan: Plan) -> int:
+    """Return what a worker that infers holds in arrays, without what the net itself takes.
+
+    Two blocks of voxels (one is read ahead), two sums (one is written meanwhile) with the part that is rounded, and
+    the windows that wait.
+    """
+    channels, out = plan.source.num_channels, plan.net.out_channels
+    itemsize = np.dtype(plan.source.dtype).itemsize
+    box = plan.lattice.input_box(0).num_voxels if plan.mode == "streamed" else 0
+    batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
+    window = math.prod(plan.window)
+    waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
+    finished = math.prod(plan.shard) * out * (4 + 2 * plan.dtype.itemsize)
+    return 2 * box * channels * itemsize + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + finished
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """What adds up along one axis of a plan.
+
+    Attributes:
+        reads, own_reads: chunks of the volume touched, summed over blocks, by their windows and by their own voxels.
+        shard_reads: the same of the volume's shards.
+        sums: voxels of the blocks' sums, summed.
+        closed: blocks whose shards are all reached by them alone.
+        pairs: (block, shard) where the block's sum reaches the shard.
+        direct: shards that one block reaches; `direct_voxels` in them.
+    """
+
+    reads: int
+    shard_reads: int
+    own_reads: int
+    sums: int
+    closed: int
+    pairs: int
+    direct: int
+    direct_voxels: int
+
+
+@dataclass(frozen=True)
+class _Sums:
+    plan: Plan
+    volume: Volume
+    chunk_bytes: float
+    rates: Rates
+    slots: Slots
+
+    @cached_property
+    def axes(self) -> tuple[_Axis, ...]:
+        return tuple(self._axis(axis) for axis in range(3))
+
+    def _axis(self, axis: int) -> _Axis:
+        plan = self.plan
+        chunk, shard = _spatial(self.volume, self.volume.chunks)[axis], 0
+        if self.volume.shards is not None:
+            shard = _spatial(self.volume, self.volume.shards)[axis]
+        reached = [plan.blocks_along(axis, i) for i in range(plan.shards().counts[axis])]
+        alone = [len(blocks) == 1 for blocks in reached]
+        open_blocks = {block for blocks in reached if len(blocks) > 1 for block in blocks}
+        ends = [_ends(plan, axis, i) for i in range(plan.blocks.counts[axis])]
+        own = [plan.blocks.box(_along(plan, axis, i)) for i in range(plan.blocks.counts[axis])]
+        return _Axis(
+            reads=sum(_touched(low, high, chunk) for low, high in ends),
+            shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
+            own_reads=sum(_touched(box.start[axis], box.stop[axis] - 1, chunk) for box in own),
+            sums=sum(plan.sum_box(_along(plan, axis, i)).shape[axis] for i in range(plan.blocks.counts[axis])),
+            closed=plan.blocks.counts[axis] - len(open_blocks),
+            pairs=sum(map(len, reached)),
+            direct=sum(alone),
+            direct_voxels=sum(_length(plan, axis, i) for i, one in enumerate(alone) if one),
+        )
+
+    def product(self, name: str) -> int:
+        return math.prod(getattr(axis, name) for axis in self.axes)
+
+    @property
+    def channel_chunks(self) -> int:
+        """How many chunks lie behind one place."""
+        volume = self.volume
+        return math.prod(
+            -(-n // c) for axis, n, c in zip(volume.axes, volume.shape, volume.chunks, strict=True) if axis == "c"
+        )
+
+    @property
+    def chunk_reads(self) -> int:
+        return self.product("reads") * self.channel_chunks
+
+    @property
+    def num_chunks(self) -> int:
+        chunk = _spatial(self.volume, self.volume.chunks)
+        return self.channel_chunks * math.prod(-(-n // c) for n, c in zip(self.plan.source.shape, chunk, strict=True))
+
+    @property
+    def num_sums(self) -> int:
+        """Number of blocks with a tensor."""
+        return len(self.plan.blocks) - self.product("closed") if self.plan.num_sums else 0
+
+    def most_sums(self, slots: Slots) -> int:
+        """Return how many block tensors exist at a time, when blocks are computed in ascending order.
+
+        That of a block goes when the last block that shares a shard with it is done: one layer, one row and one
+        block later, and when the tasks that were sent meanwhile are back.
+        """
+        _, ny, nx = self.plan.blocks.counts
+        return min(self.num_sums, ny * nx + nx + 2 + 2 * slots.gpu * self._infer().units_per_task)
+
+    @property
+    def sum_voxels(self) -> int:
+        """Voxels of all block tensors, less those of shards that the block writes itself."""
+        return self.product("sums") - self.direct_voxels
+
+    @property
+    def bytes_per_sum(self) -> float:
+        return self.sum_voxels * self.rates.sum_bytes / self.num_sums if self.num_sums else 0.0
+
+    @property
+    def volume_bytes(self) -> float:
+        """Stored bytes that the windows of all blocks need, indexes of shards included."""
+        chunks, volume = self.chunk_reads * self.chunk_bytes, self.volume
+        if volume.shards is None:
+            return chunks
+        inner = math.prod(s // c for s, c in zip(volume.shards, volume.chunks, strict=True))
+        return chunks + self.product("shard_reads") * index_bytes(inner)
+
+    @property
+    def direct_voxels(self) -> int:
+        """Output voxels in shards that one block writes by itself."""
+        return self.product("direct_voxels")
+
+    @property
+    def direct_files(self) -> int:
+        return round(self.level_files(0) * self.product("direct") / len(self.plan.shards()))
+
+    def level_files(self, level: int) -> int:
+        plan = self.plan
+        unit = plan.shard if plan.recipe.output.format == "ome-zarr-0.5" else plan.chunk
+        cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
+        return cells if plan.recipe.output.format == "ome-zarr-0.5" else cells * plan.net.out_channels
+
+    def level_bytes(self, level: int) -> float:
+        per_voxel = self.rates.coarse_bytes if level else self.rates.output_bytes
+        return math.prod(self.plan.level_shape(level)) * per_voxel
+
+    @property
+    def output_bytes(self) -> float:
+        return sum(self.level_bytes(level) for level in range(len(self.plan.factors)))
+
+    @property
+    def output_files(self) -> int:
+        """Files of chunks or shards and of metadata: two per array and group in Zarr v2, one elsewhere."""
+        levels = len(self.plan.factors)
+        metadata = (1 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
+        return metadata + sum(self.level_files(level) for level in range(levels))
+
+    def stages(self) -> Iterable[StageEstimate]:
+        """Yield the stages, those without units too."""
+        yield self._factor()
+        yield self._infer()
+        yield self._reassemble()
+        for level in range(1, len(self.plan.factors)):
+            finer = math.prod(self.plan.level_shape(level - 1))
+            yield StageEstimate(
+                f"pyramid {level}",
+                len(self.plan.shards(level)),
+                self.level_bytes(level - 1),
+                self.level_bytes(level),
+                self.level_files(level),
+                finer * self.rates.coarsen_seconds,
+            )
+
+    def _factor(self) -> StageEstimate:
+        num_blocks, num_windows = len(self.plan.blocks), self.plan.lattice.num_windows
+        return StageEstimate(
+            "factor",
+            num_blocks if self.plan.mode == "stored" else 0,
+            self.volume_bytes,
+            num_windows * self.rates.window_bytes,
+            num_windows if self.plan.recipe.tensors.format == "n5" else num_blocks,
+            num_windows * self.rates.factor_seconds,
+        )
+
+    def _infer(self) -> StageEstimate:
+        num_windows = self.plan.lattice.num_windows
+        return StageEstimate(
+            "infer",
+            len(self.plan.blocks),
+            num_windows * self.rates.window_bytes if self.plan.mode == "stored" else self.volume_bytes,
+            self.direct_voxels * self.rates.output_bytes + self.sum_voxels * self.rates.sum_bytes,
+            self.direct_files + self.num_sums,
+            num_windows * self.rates.infer_seconds + self.slots.gpu * self.rates.start_seconds,
+            "gpu",
+        )
+
+    def _reassemble(self) -> StageEstimate:
+        plan, rates = self.plan, self.rates
+        num_indexes = self.product("pairs") - self.product("direct")
+        inner = math.prod(n // c for n, c in zip(plan.sum_shape, plan.sum_chunk, strict=True)) * plan.net.out_channels
+        rest = math.prod(plan.out_shape) - self.direct_voxels
+        return StageEstimate(
+            "reassemble",
+            plan.num_sums,
+            self.sum_voxels * rates.sum_bytes + num_indexes * index_bytes(inner),
+            rest * rates.output_bytes,
+            self.level_files(0) - self.direct_files,
+            self.sum_voxels * rates.sum_seconds + rest * rates.write_seconds,
+        )
+
+
+def chunk_reads_of(plan: Plan, volume: Volume, block: int) -> int:
+    """Return how many chunks of `volume` the windows of `block` touch."""
+    chunk = _spatial(volume, volume.chunks)
+    ends = [_ends(plan, axis, i) for axis, i in enumerate(plan.blocks.index(block))]
+    return math.prod(_touched(low, high, c) for (low, high), c in zip(ends, chunk, strict=True))
+
+
+def index_bytes(num_chunks: int) -> int:
+    """Return the size of the index of a shard of `num_chunks`: an offset and a length each, and a checksum."""
+    return 16 * num_chunks + 4
+
+
+def _along(plan: Plan, axis: int, i: int) -> int:
+    """Return the number of the block at `i` of `axis` and at the start of the others."""
+    return plan.blocks.number(tuple(i if a == axis else 0 for a in range(3)))
+
+
+def _length(plan: Plan, axis: int, i: int) -> int:
+    """Return the voxels along `axis` of the shards at `i` there."""
+    return min(plan.shard[axis], plan.out_shape[axis] - i * plan.shard[axis])
+
+
+def _ends(plan: Plan, axis: int, i: int) -> tuple[int, int]:
+    """Return the first and the last voxel along `axis` that the windows of block `i` there show."""
+    box: Box = plan.lattice.input_box(_along(plan, axis, i))
+    n = plan.source.shape[axis]
+    low, high = box.start[axis], box.stop[axis] - 1
+    if low >= 0 and high < n:
+        return low, high
+    seen = mirror(low, high + 1, n)
+    return int(seen.min()), int(seen.max())
+
+
+def _touched(low: int, high: int, cell: int) -> int:
+    return high // cell - low // cell + 1
+
+
+def _spatial(volume: Volume, values: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the entries of z, y and x; 1 for an axis that the array lacks."""
+    known = dict(zip(volume.axes, values, strict=True))
+    return known.get("z", 1), known.get("y", 1), known.get("x", 1)

@@ -1,0 +1,75 @@
+"""What the machines have, against what a plan will take; a plan that cannot work is refused here, before it runs.
+
+Not here: what a plan takes (estimate).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.errors import PlanError
+from volpipe.estimate import Estimate
+from volpipe.plan import Plan
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What there is, None where nobody can tell.
+
+    Attributes:
+        free_bytes, free_files: of the disk that the output goes to; its quota, where that is less.
+        worker_bytes: memory that each worker may take.
+    """
+
+    free_bytes: int | None = None
+    free_files: int | None = None
+    worker_bytes: int | None = None
+
+
+def disk_limits(out: Path, worker_bytes: int | None = None) -> Limits:
+    """Return the limits of the disk that holds `out`, which need not exist yet."""
+    folder = next(parent for parent in (out, *out.parents) if parent.exists())
+    status = os.statvfs(folder)
+    # Some file systems make inodes as they go and count none.
+    return Limits(shutil.disk_usage(folder).free, status.f_favail or None, worker_bytes)
+
+
+def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: float = 1.0) -> None:
+    """Refuse a plan that takes more than there is.
+
+    Bytes on disk are judged only once they were measured: until then the estimate knows no compression.
+
+    Args:
+        share_left: of the work; what an earlier session wrote is on the disk already.
+
+    Raises:
+        PlanError: with what is needed, what there is, and what would fit.
+    """
+    if limits.worker_bytes is not None and estimate.memory_bytes > limits.worker_bytes:
+        raise PlanError(
+            f"a worker needs {estimate.memory_bytes / GIB:.1f} GiB of memory and has {limits.worker_bytes / GIB:.1f}; "
+            f"{_smaller(plan)}, or run fewer workers at a time"
+        )
+    num_files = share_left * (estimate.output_files + estimate.scratch_files)
+    if limits.free_files is not None and num_files > limits.free_files:
+        raise PlanError(
+            f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}; "
+            "use larger output.shard or output.chunk, or another --out"
+        )
+    num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
+    if limits.free_bytes is not None and estimate.rates is not None and num_bytes > limits.free_bytes:
+        raise PlanError(
+            f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free; "
+            "free some, choose another --out, or store less (output.dtype, output.codec_level)"
+        )
+
+
+def _smaller(plan: Plan) -> str:
+    if max(plan.block) == 1:
+        return f"use a windows.shape below {list(plan.window)}"
+    return f"use a windows.block below {list(plan.block)}, such as {[max(1, n // 2) for n in plan.block]}"

@@ -1,0 +1,279 @@
+"""The rehearsal: a few blocks are run in a folder of their own, and thrown away, to learn what a unit of work takes.
+
+Not here: what follows from it for the whole plan (estimate). Every worker of the site takes part, so that what they
+take from each other is in the times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from volpipe import worker
+from volpipe.errors import RunStopped
+from volpipe.estimate import Rates
+from volpipe.factor import factor
+from volpipe.folder import RunFolder
+from volpipe.formats.store import downsample, transferred
+from volpipe.grid import Box
+from volpipe.infer import block_sums, load_runner
+from volpipe.journal import Record
+from volpipe.measure import affine, measure, needs_histogram, needs_measuring
+from volpipe.ops import Affine
+from volpipe.output import create_output, finish, read_voxels, write_voxels
+from volpipe.plan import Plan
+from volpipe.tensors import Tensors, delete
+from volpipe.volume import Volume
+from volpipe.windows import batches
+from volpipe.worker import Job
+
+MOST_WORKERS = 8
+BLOCKS_EACH = 3  # the first of them warms the worker up
+LONG_SECONDS = 30.0  # a first block that takes as long is sample enough
+SAMPLED_CHUNKS, SAMPLE_SECONDS = 64, 0.5
+SEED = 0
+
+
+class Submitter(Protocol):
+    """Workers that were started, as `run.Executors`."""
+
+    def submitter(self, job: Job) -> Callable[[str, Sequence[int]], Future[Record]]: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some chunks of a volume: the stored bytes of the average one, and a normalisation good enough for timing."""
+
+    chunk_bytes: float
+    normalise: Affine
+
+
+def sample(plan: Plan, volume: Volume) -> Sample:
+    """Read chunks of `volume` here and there, for half a second at most."""
+    dice = np.random.default_rng(SEED)
+    reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
+    chunk = tuple(known.get(axis, 1) for axis in "zyx")
+    counts = [-(-n // c) for n, c in zip(plan.source.shape, chunk, strict=True)]
+    stop, before, voxels = time.perf_counter() + SAMPLE_SECONDS, transferred().read, []
+    for _ in range(SAMPLED_CHUNKS):
+        start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
+        box = Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape)
+        voxels.append(reader.read(box).ravel()[: 1 << 16])
+        if time.perf_counter() > stop:
+            break
+    chunks_each = -(-plan.source.num_channels // known.get("c", 1))
+    mean = (transferred().read - before) / (len(voxels) * chunks_each)
+    return Sample(mean, _normalisation(plan, np.concatenate(voxels)))
+
+
+def _normalisation(plan: Plan, voxels: np.ndarray) -> Affine:
+    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+    if not needs_measuring(choice, dtype) or voxels.min() == voxels.max():
+        return affine(choice, dtype, None) if not needs_measuring(choice, dtype) else Affine()
+    found = measure(voxels)
+    if needs_histogram(choice, dtype):
+        found = measure(voxels, (found.low, found.high))
+    return affine(choice, dtype, found)
+
+
+def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path) -> Rates:
+    """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
+
+    Raises:
+        RunStopped: a block fails; the whole run would.
+    """
+    dice = np.random.default_rng(SEED)
+    tasks = []
+    try:
+        for n in range(min(num_workers, MOST_WORKERS)):
+            job = _job(plan, normalise, folder / str(n))
+            tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
+        records = [task.result() for task in tasks]
+    finally:
+        delete(folder)
+    for record in records:
+        for block, reason in record.failed:
+            raise RunStopped(f"block {block} cannot be computed: {reason.splitlines()[-1]}")
+    return _mean([dataclasses.replace(Rates(*r.result), peak_bytes=r.peak_bytes) for r in records])
+
+
+def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
+    """Return a block at random, away from the faces, where blocks are small, if there are others."""
+    index = [int(dice.integers(1, n - 1)) if n > 2 else int(dice.integers(n)) for n in plan.blocks.counts]
+    return plan.blocks.number(tuple(index))
+
+
+def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
+    own = plan.model_copy(update={"out": str(path / "out")})
+    path.mkdir(parents=True)
+    RunFolder(path).store_plan(own)
+    create_output(own, {})
+    Tensors(own, path).create()
+    Tensors(_stored(own), path).create()
+    return Job(str(path), own.identity, normalise.shift, normalise.scale)
+
+
+def _mean(rates: list[Rates]) -> Rates:
+    names = [field.name for field in dataclasses.fields(Rates)]
+    means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
+    whole = {"num_blocks": sum(r.num_blocks for r in rates), "peak_bytes": max(r.peak_bytes for r in rates)}
+    return dataclasses.replace(rates[0], **(means | whole))
+
+
+def try_blocks(job: Job, units: Sequence[int]) -> Record:
+    """Run the given blocks in the job's folder; the record's result are the values of their `Rates`."""
+    result: tuple[float, ...] = ()
+
+    def outcomes() -> Iterator[tuple[int, Exception | None]]:
+        nonlocal result
+        try:
+            result = dataclasses.astuple(_try(job, units))
+        except Exception as error:
+            yield units[0], error
+        else:
+            yield from ((unit, None) for unit in units)
+
+    record = worker.work("rehearse", units, outcomes())
+    return dataclasses.replace(record, result=result)
+
+
+def _try(job: Job, units: Sequence[int]) -> Rates:
+    plan, folder = job.plan, Path(job.folder)
+    num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
+    factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
+    with _timed() as warm:
+        _check(worker.infer(job, units[:1]))
+    if warm.seconds > LONG_SECONDS or not num_windows:
+        timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
+    else:
+        with _timed() as timed:
+            _check(worker.infer(job, units[1:]))
+    start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
+    sum_seconds, sum_bytes = _try_sum(job, units[-1])
+    written = _try_output(job, units[-1], folder)
+    return Rates(
+        num_blocks=len(units),
+        start_seconds=start,
+        factor_seconds=factor_seconds,
+        infer_seconds=timed.seconds / num_windows,
+        sum_seconds=sum_seconds,
+        write_seconds=written.seconds,
+        coarsen_seconds=written.coarsen_seconds,
+        window_bytes=window_bytes,
+        sum_bytes=sum_bytes,
+        output_bytes=written.num_bytes,
+        coarse_bytes=written.coarse_bytes,
+        peak_bytes=0,
+    )
+
+
+def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
+    """Return seconds and stored bytes per window."""
+    stored = _stored(job.plan)
+    tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
+    with _timed() as took:
+        for block in blocks:
+            factor(stored, volume, job.normalise, tensors, block)
+    numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
+    return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
+
+
+def _try_sum(job: Job, block: int) -> tuple[float, float]:
+    """Return seconds and stored bytes per voxel of a block tensor; zeros where `block` has none."""
+    plan, tensors = job.plan, job.tensors
+    box, shards = plan.sum_box(block), plan.shards_of_block(block)
+    direct = sum(plan.shards().box(shard).num_voxels for shard in shards if plan.is_direct(shard))
+    if box.num_voxels == direct:
+        return 0.0, 0.0
+    with _timed() as took:
+        tensors.read_sum(block, box)
+    num_voxels = box.num_voxels - direct
+    return took.seconds / num_voxels, tensors.sum_file(block).stat().st_size / num_voxels
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Seconds and stored bytes per voxel of level 0; the same of a coarser level, seconds per finer voxel."""
+
+    seconds: float
+    num_bytes: float
+    coarsen_seconds: float = 0.0
+    coarse_bytes: float = 0.0
+
+
+def _try_output(job: Job, block: int, folder: Path) -> _Written:
+    """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours."""
+    plan = _cropped(job.plan, folder / "cropped")
+    create_output(plan, {})
+    runner, source = load_runner(job.plan), worker.window_source(job)
+    ((_, total),) = block_sums(plan, runner, batches(source, [block], runner.batch))
+    if isinstance(total, Exception):
+        raise total
+    shard = next(iter(plan.shards_of_block(block)))
+    box = plan.shards().box(shard)
+    before = _bytes_in(Path(plan.out))  # of metadata
+    with _timed() as took:
+        inner = box.relative_to(total.box.start)
+        write_voxels(plan, 0, box, finish(plan, job.normalise, total.total[:, *inner.slices]))
+    written = _bytes_in(Path(plan.out)) - before
+    level_0 = _Written(took.seconds / box.num_voxels, written / box.num_voxels)
+    return level_0 if len(plan.factors) == 1 else _try_coarser(plan, box, level_0)
+
+
+def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
+    """Make the coarser voxels of `box`, and write them as a shard that is empty otherwise."""
+    method = "mode" if plan.recipe.output.kind == "labels" else "mean"
+    grid = plan.shards(1)
+    before = _bytes_in(Path(plan.out))
+    with _timed() as took:
+        coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
+        target = grid.box(0)
+        part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
+        whole = np.zeros((len(coarse), *target.shape), coarse.dtype)
+        whole[:, *part] = coarse[:, *part]
+        write_voxels(plan, 1, target, whole)
+    num_voxels = max(1, whole[0][part].size)
+    written = _bytes_in(Path(plan.out)) - before
+    return dataclasses.replace(
+        level_0, coarsen_seconds=took.seconds / box.num_voxels, coarse_bytes=written / num_voxels
+    )
+
+
+def _stored(plan: Plan) -> Plan:
+    return plan.model_copy(update={"mode": "stored"})
+
+
+def _cropped(plan: Plan, out: Path) -> Plan:
+    windows = plan.recipe.windows.model_copy(update={"blend": "crop"})
+    recipe = plan.recipe.model_copy(update={"windows": windows})
+    return plan.model_copy(update={"recipe": recipe, "out": str(out)})
+
+
+def _check(record: Record) -> None:
+    for _, reason in record.failed:
+        raise RunStopped(reason)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@dataclass
+class _Took:
+    seconds: float = 0.0
+
+
+@contextmanager
+def _timed() -> Iterator[_Took]:
+    """Give what holds the seconds that passed meanwhile, once they have."""
+    took, started = _Took(), time.perf_counter()
+    yield took
+    took.seconds = time.perf_counter() - started
