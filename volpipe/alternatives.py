@@ -13,7 +13,7 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, Rates, Slots, array_bytes, estimate, upper_bounds
-from volpipe.plan import Plan, Triple, make_plan
+from volpipe.plan import ENOUGH_BLOCKS, Plan, Triple, make_plan
 from volpipe.volume import Volume
 
 NOTABLE = 1.05  # a ratio below says nothing
@@ -30,14 +30,14 @@ class Alternative:
     is_chosen: bool = False
 
 
-def alternatives(plan: Plan, chosen: Estimate, volume: Volume, chunk_bytes: float, slots: Slots) -> list[Alternative]:
+def alternatives(plan: Plan, chosen: Estimate, volume: Volume, voxel_bytes: float, slots: Slots) -> list[Alternative]:
     """Return `plan` first, then those that differ in the way to the net or in the block's shape."""
     others = []
     for other in _others(plan, volume):
         rates = _rates_of(other, plan, chosen.rates) if chosen.rates else None
-        others.append((other, estimate(other, volume, chunk_bytes, slots, rates)))
+        others.append((other, estimate(other, volume, voxel_bytes, slots, rates)))
     rows = [Alternative(other, took, _against(took, chosen, len(other.blocks), slots)) for other, took in others]
-    return [Alternative(plan, chosen, _for(chosen, [took for _, took in others]), is_chosen=True), *rows]
+    return [Alternative(plan, chosen, _for(plan, chosen, [took for _, took in others]), is_chosen=True), *rows]
 
 
 def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
@@ -80,7 +80,7 @@ def _measures(found: Estimate) -> dict[str, float]:
 
 
 def _against(other: Estimate, chosen: Estimate, num_blocks: int, slots: Slots) -> str:
-    if num_blocks < BLOCKS_PER_WORKER * slots.gpu:
+    if num_blocks < max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * slots.gpu):
         return f"too few blocks ({num_blocks}) for its workers ({slots.gpu})"
     found, least = _measures(other), _measures(chosen)
     worse = {name: _ratio(value, least[name]) for name, value in found.items() if value > NOTABLE * least[name]}
@@ -92,7 +92,9 @@ def _against(other: Estimate, chosen: Estimate, num_blocks: int, slots: Slots) -
     )
 
 
-def _for(chosen: Estimate, others: Sequence[Estimate]) -> str:
+def _for(plan: Plan, chosen: Estimate, others: Sequence[Estimate]) -> str:
+    if plan.recipe.tensors.mode != "auto" or plan.recipe.windows.block != "auto":
+        return "set in the recipe"
     own = _measures(chosen)
     best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
     return f"least of {', '.join(name[4:] for name in best)}" if best else "blocks near 256 voxels an axis"

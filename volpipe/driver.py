@@ -92,7 +92,7 @@ class Appraisal:
 
     def alternatives(self) -> list[Alternative]:
         """Return the plan beside those that were turned down."""
-        return alternatives(self.plan, self.estimate, self.volume, self.sample.chunk_bytes, self.slots)
+        return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _appraisal(plan: Plan, folder: RunFolder, executors: Executors | None) -> Ap
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
         worker_bytes = executors.worker_bytes
     limits, seen = disk_limits(Path(plan.out), worker_bytes), sample(plan, volume)
-    found = estimate(plan, volume, seen.chunk_bytes, slots, folder.load_rates(plan))
+    found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan))
     return Appraisal(plan, volume, seen, slots, limits, found)
 
 
@@ -233,7 +233,8 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 def _work(
     plan: Plan, executors: Executors, job: Job, journal: Journal, schedule: Schedule, listener: Listener
 ) -> Report:
-    normalise = _normalisation(plan, executors, job, journal, listener)
+    totals: dict[str, Totals] = {}
+    normalise = _normalisation(plan, executors, job, journal, listener, totals)
     job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
     create_output(plan, provenance(plan, normalise))
     job.tensors.create()
@@ -244,7 +245,7 @@ def _work(
         plan,
         Path(job.folder),
         missing,
-        {name: t for name, t in loop.progress.totals.items() if t.tasks},
+        {name: t for name, t in (totals | loop.progress.totals).items() if t.tasks},
         loop.progress.seconds,
         loop.progress.first_task,
         loop.progress.most_scratch_bytes,
@@ -328,30 +329,33 @@ def _done(journal: Journal) -> Iterator[tuple[str, int]]:
     return ((record.stage, unit) for record in journal.records() for unit in record.done)
 
 
-def _normalisation(plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener) -> Affine:
-    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type."""
+def _normalisation(
+    plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener, totals: dict[str, Totals]
+) -> Affine:
+    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
+
+    What the tasks took is added to `totals`.
+    """
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+
+    def measured(name: str, job: Job) -> Statistics:
+        stage = Stage(name, len(plan.blocks))
+        schedule = SingleStage(stage)
+        schedule.resume(_done(journal))
+        loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
+        loop.run()
+        totals[name] = loop.progress.totals[name]
+        if stage.failed:
+            unit = min(stage.failed)
+            raise RunStopped(f"{name} of block {unit} failed: {loop.reasons[name, unit].splitlines()[-1]}")
+        return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
-    found = _measured("measure", plan, executors, job, journal, listener)
+    found = measured("measure", job)
     if needs_histogram(choice, dtype):
-        ends = dataclasses.replace(job, bins=(found.low, found.high))
-        found = _measured("histogram", plan, executors, ends, journal, listener)
+        found = measured("histogram", dataclasses.replace(job, bins=(found.low, found.high)))
     return affine(choice, dtype, found)
-
-
-def _measured(
-    name: str, plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener
-) -> Statistics:
-    stage = Stage(name, len(plan.blocks))
-    schedule = SingleStage(stage)
-    schedule.resume(_done(journal))
-    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
-    loop.run()
-    if stage.failed:
-        unit = min(stage.failed)
-        raise RunStopped(f"{name} of block {unit} failed: {loop.reasons[name, unit].splitlines()[-1]}")
-    return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
 
 
 @contextmanager

@@ -7,13 +7,14 @@ of a regular grid, and so a product of sums along the axes: a plan of 10^9 block
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from volpipe.grid import Box, mirror
+from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.plan import Plan
 from volpipe.volume import Volume
 
@@ -31,6 +32,7 @@ class Rates:
     Attributes:
         num_blocks: that were tried.
         start_seconds: until a worker has loaded its net and computed a first window.
+        measure_seconds: per voxel of the volume.
         factor_seconds, infer_seconds: per window.
         sum_seconds: to read back one voxel of a block tensor.
         write_seconds: to round, compress and write one voxel of the output.
@@ -43,6 +45,7 @@ class Rates:
 
     num_blocks: int
     start_seconds: float
+    measure_seconds: float
     factor_seconds: float
     infer_seconds: float
     sum_seconds: float
@@ -144,17 +147,17 @@ class Slots:
         return max(spent["cpu"] / self.cpu, spent["gpu"] / self.gpu)
 
 
-def estimate(plan: Plan, volume: Volume, chunk_bytes: float, slots: Slots, rates: Rates | None = None) -> Estimate:
+def estimate(plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: Rates | None = None) -> Estimate:
     """Return what `plan` will take.
 
     Args:
         plan: the plan.
         volume: its input, for the chunks that it is stored in.
-        chunk_bytes: stored bytes of the average chunk of `volume`.
+        voxel_bytes: stored, per voxel of `volume`, all channels.
         slots: workers of the site.
         rates: what a few blocks took, where that is known.
     """
-    sums = _Sums(plan, volume, chunk_bytes, rates or upper_bounds(plan), slots)
+    sums = _Sums(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
     stages = tuple(stage for stage in sums.stages() if stage.units)
     num_waiting = min(len(plan.blocks), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
@@ -178,7 +181,7 @@ def upper_bounds(plan: Plan) -> Rates:
     channels = plan.net.out_channels
     voxel = float(channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
-    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0)
+    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0)
 
 
 def array_bytes(plan: Plan) -> int:
@@ -202,8 +205,9 @@ class _Axis:
     """What adds up along one axis of a plan.
 
     Attributes:
-        reads, own_reads: chunks of the volume touched, summed over blocks, by their windows and by their own voxels.
-        shard_reads: the same of the volume's shards.
+        reads: chunks of the volume that the windows of each block touch, summed over blocks.
+        read_voxels, own_voxels: voxels in the chunks that a block's windows, and its own voxels, touch, summed.
+        shard_reads: shards of the volume, as `reads`.
         sums: voxels of the blocks' sums, summed.
         closed: blocks whose shards are all reached by them alone.
         pairs: (block, shard) where the block's sum reaches the shard.
@@ -211,8 +215,9 @@ class _Axis:
     """
 
     reads: int
+    read_voxels: int
+    own_voxels: int
     shard_reads: int
-    own_reads: int
     sums: int
     closed: int
     pairs: int
@@ -224,7 +229,7 @@ class _Axis:
 class _Sums:
     plan: Plan
     volume: Volume
-    chunk_bytes: float
+    voxel_bytes: float
     rates: Rates
     slots: Slots
 
@@ -242,10 +247,12 @@ class _Sums:
         open_blocks = {block for blocks in reached if len(blocks) > 1 for block in blocks}
         ends = [_ends(plan, axis, i) for i in range(plan.blocks.counts[axis])]
         own = [plan.blocks.box(_along(plan, axis, i)) for i in range(plan.blocks.counts[axis])]
+        n = plan.source.shape[axis]
         return _Axis(
             reads=sum(_touched(low, high, chunk) for low, high in ends),
             shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
-            own_reads=sum(_touched(box.start[axis], box.stop[axis] - 1, chunk) for box in own),
+            read_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
+            own_voxels=sum(_voxels_touched(box.start[axis], box.stop[axis] - 1, chunk, n) for box in own),
             sums=sum(plan.sum_box(_along(plan, axis, i)).shape[axis] for i in range(plan.blocks.counts[axis])),
             closed=plan.blocks.counts[axis] - len(open_blocks),
             pairs=sum(map(len, reached)),
@@ -299,7 +306,7 @@ class _Sums:
     @property
     def volume_bytes(self) -> float:
         """Stored bytes that the windows of all blocks need, indexes of shards included."""
-        chunks, volume = self.chunk_reads * self.chunk_bytes, self.volume
+        chunks, volume = self.product("read_voxels") * self.voxel_bytes, self.volume
         if volume.shards is None:
             return chunks
         inner = math.prod(s // c for s, c in zip(volume.shards, volume.chunks, strict=True))
@@ -337,6 +344,7 @@ class _Sums:
 
     def stages(self) -> Iterable[StageEstimate]:
         """Yield the stages, those without units too."""
+        yield from self._measure()
         yield self._factor()
         yield self._infer()
         yield self._reassemble()
@@ -350,6 +358,14 @@ class _Sums:
                 self.level_files(level),
                 finer * self.rates.coarsen_seconds,
             )
+
+    def _measure(self) -> Iterator[StageEstimate]:
+        choice, dtype = self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)
+        read, seconds = self.product("own_voxels") * self.voxel_bytes, self.rates.measure_seconds
+        for name, wanted in (("measure", needs_measuring), ("histogram", needs_histogram)):
+            if wanted(choice, dtype):
+                took = math.prod(self.plan.source.shape) * seconds
+                yield StageEstimate(name, len(self.plan.blocks), read, 0.0, 0, took)
 
     def _factor(self) -> StageEstimate:
         num_blocks, num_windows = len(self.plan.blocks), self.plan.lattice.num_windows
@@ -389,13 +405,6 @@ class _Sums:
         )
 
 
-def chunk_reads_of(plan: Plan, volume: Volume, block: int) -> int:
-    """Return how many chunks of `volume` the windows of `block` touch."""
-    chunk = _spatial(volume, volume.chunks)
-    ends = [_ends(plan, axis, i) for axis, i in enumerate(plan.blocks.index(block))]
-    return math.prod(_touched(low, high, c) for (low, high), c in zip(ends, chunk, strict=True))
-
-
 def index_bytes(num_chunks: int) -> int:
     """Return the size of the index of a shard of `num_chunks`: an offset and a length each, and a checksum."""
     return 16 * num_chunks + 4
@@ -420,6 +429,11 @@ def _ends(plan: Plan, axis: int, i: int) -> tuple[int, int]:
         return low, high
     seen = mirror(low, high + 1, n)
     return int(seen.min()), int(seen.max())
+
+
+def _voxels_touched(low: int, high: int, cell: int, size: int) -> int:
+    """Return the voxels in the cells that low..high touch, of an axis of `size`."""
+    return min(size, (high // cell + 1) * cell) - low // cell * cell
 
 
 def _touched(low: int, high: int, cell: int) -> int:

@@ -50,9 +50,9 @@ class Submitter(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """Some chunks of a volume: the stored bytes of the average one, and a normalisation good enough for timing."""
+    """Some chunks of a volume: stored bytes per voxel, all channels, and a normalisation good enough for timing."""
 
-    chunk_bytes: float
+    voxel_bytes: float
     normalise: Affine
 
 
@@ -62,16 +62,16 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
     chunk = tuple(known.get(axis, 1) for axis in "zyx")
     counts = [-(-n // c) for n, c in zip(plan.source.shape, chunk, strict=True)]
-    stop, before, voxels = time.perf_counter() + SAMPLE_SECONDS, transferred().read, []
+    stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
+    num_voxels, values = 0, []
     for _ in range(SAMPLED_CHUNKS):
         start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
         box = Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape)
-        voxels.append(reader.read(box).ravel()[: 1 << 16])
+        values.append(reader.read(box).ravel()[: 1 << 16])
+        num_voxels += box.num_voxels
         if time.perf_counter() > stop:
             break
-    chunks_each = -(-plan.source.num_channels // known.get("c", 1))
-    mean = (transferred().read - before) / (len(voxels) * chunks_each)
-    return Sample(mean, _normalisation(plan, np.concatenate(voxels)))
+    return Sample((transferred().read - before) / num_voxels, _normalisation(plan, np.concatenate(values)))
 
 
 def _normalisation(plan: Plan, voxels: np.ndarray) -> Affine:
@@ -148,6 +148,9 @@ def try_blocks(job: Job, units: Sequence[int]) -> Record:
 def _try(job: Job, units: Sequence[int]) -> Rates:
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
+    box = plan.blocks.box(units[0])
+    with _timed() as measuring:
+        _check(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
     with _timed() as warm:
         _check(worker.infer(job, units[:1]))
@@ -162,6 +165,7 @@ def _try(job: Job, units: Sequence[int]) -> Rates:
     return Rates(
         num_blocks=len(units),
         start_seconds=start,
+        measure_seconds=measuring.seconds / box.num_voxels,
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,

@@ -75,12 +75,13 @@ def estimate_table(found: Estimate, site: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "units", "tasks", "read", "written", "files", "time of a worker"):
         table.add_column(name, justify="left" if name == "stage" else "right")
+    reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
     for stage in found.stages:
         table.add_row(
             stage.name,
             f"{stage.units:,}",
             f"{stage.num_tasks:,}" if found.rates else "",
-            _bound(found, stage.read_bytes),
+            size(stage.read_bytes) if stage.name in reading else _bound(found, stage.read_bytes),
             _bound(found, stage.written_bytes),
             f"{stage.files:,}",
             duration(stage.seconds) if found.rates else "",
