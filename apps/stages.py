@@ -24,6 +24,10 @@ def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resour
     return worker.measure(job, units)
 
 
+def scan(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.scan(job, units)
+
+
 def factor(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
     return worker.factor(job, units)
 
@@ -54,6 +58,7 @@ class App:
 
 
 APPS = {
+    "scan": App(scan, "cpu", 9),
     "measure": App(measure, "cpu", 9),
     "histogram": App(measure, "cpu", 9),
     "factor": App(factor, "cpu", 9),

@@ -23,6 +23,7 @@ def perform(job: Job, stage: str, units: Sequence[int]) -> Record:
     if name == "discard":
         return worker.discard(job, units, argument)
     functions: dict[str, Callable[[Job, Sequence[int]], Record]] = {
+        "scan": worker.scan,
         "measure": worker.measure,
         "histogram": worker.measure,
         "factor": worker.factor,

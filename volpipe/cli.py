@@ -5,6 +5,7 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -70,6 +71,13 @@ def run(
     recipe: Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
     out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")] = None,
+    roi: Annotated[
+        str | None,
+        typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
+    ] = None,
+    mask: Annotated[
+        Path | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")
+    ] = None,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
@@ -80,7 +88,9 @@ def run(
 
     with _interruptible():
         start = on_site(config)
-        chosen = load_recipe(_find_recipe(recipe), settings or [])
+        named = {"roi": roi, "mask": mask}
+        region = [f"input.{key}={json.dumps(str(value))}" for key, value in named.items() if value is not None]
+        chosen = load_recipe(_find_recipe(recipe), [*(settings or []), *region])
         target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
         plan = prepare(volume, chosen, target.absolute(), Path.cwd())
         with _shown(plan) as on_progress:
@@ -204,7 +214,7 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     """Give a listener that shows progress: a live table on a terminal, a plain line now and then elsewhere."""
-    rate = Rate(math.prod(plan.out_shape) / len(plan.blocks))
+    rate = Rate(math.prod(plan.out_shape) / plan.num_active)
     if err.is_terminal:
         with Live(console=err, transient=True, refresh_per_second=4) as live:
 

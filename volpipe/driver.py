@@ -30,7 +30,8 @@ from volpipe.recipe import Recipe
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.tensors import Tensors, delete
-from volpipe.volume import open_volume
+from volpipe.volume import Volume, open_volume
+from volpipe.wanted import Wanted, gather, store_wanted
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     net = describe(recipe.net, str(search_path))
-    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path))
+    mask = _open_mask(recipe.input.mask, search_path)
+    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path), mask=mask)
     source, target = Path(volume.path).resolve(), out.resolve()
     if target == source or target in source.parents:
         raise PlanError(f"the output {out} would overwrite the volume {volume.path}; choose another --out")
@@ -85,6 +87,12 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
         raise PlanError(f"the output {out} would lie inside the volume {volume.path}; choose another --out")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def _open_mask(location: str | None, search_path: Path) -> Volume | None:
+    if location is None:
+        return None
+    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
 
 
 Start = Callable[[Path], AbstractContextManager[Executors]]
@@ -118,19 +126,27 @@ def execute(
         _claim(folder, plan, fresh)
         _agree_on_tensors(folder, keep_tensors)
         with _logging_to(folder.log), Journal(folder.journal) as journal:
-            schedule = Schedule(plan, keep_tensors=keep_tensors)
-            schedule.resume(_done(journal))
-            if schedule.is_complete:
+            wanted = folder.load_wanted(plan)
+            if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 _clean(plan, folder, keep_tensors)
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
                 job = Job(str(folder.path), plan.identity, session=session)
-                report = _work(plan, executors, job, journal, schedule, listener)
+                wanted = wanted or _scanned(plan, executors, job, folder, listener)
+                schedule = _schedule(wanted, journal, keep_tensors)
+                report = _work(wanted, executors, job, journal, schedule, listener)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
             return report
+
+
+def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
+    """Return what is to be done, less what the journal has."""
+    schedule = Schedule(wanted.plan, wanted, keep_tensors=keep_tensors)
+    schedule.resume(_done(journal))
+    return schedule
 
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
@@ -142,11 +158,12 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 
 
 def _work(
-    plan: Plan, executors: Executors, job: Job, journal: Journal, schedule: Schedule, listener: Listener
+    wanted: Wanted, executors: Executors, job: Job, journal: Journal, schedule: Schedule, listener: Listener
 ) -> Report:
+    plan = wanted.plan
     normalise = _normalisation(plan, executors, job, journal, listener)
-    job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
-    create_output(plan, provenance(plan, normalise))
+    job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
+    create_output(plan, provenance(wanted, normalise))
     job.tensors.create()
     loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
     loop.run()
@@ -184,20 +201,27 @@ def inspect_run(output: Path) -> Standing:
     if plan is None:
         raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
     totals: dict[str, Totals] = {}
-    schedule = Schedule(plan)
-    for record in read_records(folder.journal):
+    wanted = folder.load_wanted(plan)
+    schedule = SingleStage(_scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
+    for record in read_records(folder.scan if wanted is None else folder.journal):
         totals.setdefault(record.stage, Totals()).add(record)
         schedule.resume((record.stage, unit) for unit in record.done)
-    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete)
+    is_complete = isinstance(schedule, Schedule) and schedule.is_complete
+    return Standing(plan, folder.path, schedule.shown, totals, is_complete)
 
 
-def provenance(plan: Plan, normalise: Affine) -> dict[str, object]:
+def provenance(wanted: Wanted, normalise: Affine) -> dict[str, object]:
     """Return what the output says of its origin."""
+    plan = wanted.plan
+    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
     return {
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json"),
         "input": plan.source.model_dump(mode="json"),
+        "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
+        "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
+        "wanted": cells,
         "windows": {"shape": plan.window, "overlap": plan.overlap, "block": plan.block},
         "normalise": {"shift": normalise.shift, "scale": normalise.scale},
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
@@ -253,15 +277,56 @@ def _normalisation(plan: Plan, executors: Executors, job: Job, journal: Journal,
 def _measured(
     name: str, plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener
 ) -> Statistics:
-    stage = Stage(name, len(plan.blocks))
+    _finish_stage(Stage(name, len(plan.blocks)), executors, job, journal, listener)
+    return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+
+
+def _finish_stage(stage: Stage, executors: Executors, job: Job, journal: Journal, listener: Listener) -> None:
+    """Do all of a stage that stands alone, less what the journal has.
+
+    Raises:
+        RunStopped: some of it cannot be done, without which nothing else can.
+    """
     schedule = SingleStage(stage)
     schedule.resume(_done(journal))
     loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
     loop.run()
     if stage.failed:
         unit = min(stage.failed)
-        raise RunStopped(f"{name} of block {unit} failed: {loop.reasons[name, unit].splitlines()[-1]}")
-    return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+        raise RunStopped(f"{stage.name} of block {unit} failed: {loop.reasons[stage.name, unit].splitlines()[-1]}")
+
+
+def _scan_stage(plan: Plan) -> Stage:
+    """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
+    flags = Wanted(plan).owners
+    return Stage("scan", len(plan.blocks), active=flags)
+
+
+def _scanned(plan: Plan, executors: Executors, job: Job, folder: RunFolder, listener: Listener) -> Wanted:
+    """Return what tasks find wanted, stored for workers and for later sessions.
+
+    Raises:
+        PlanError: nothing is; the folder is as if nobody had begun.
+    """
+    with Journal(folder.scan) as journal:
+        _finish_stage(_scan_stage(plan), executors, job, journal, listener)
+        wanted = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
+    if wanted.num_cells:
+        store_wanted(folder.wanted_file, wanted)
+    else:
+        folder.plan_file.unlink()
+    folder.scan.unlink()
+    if not wanted.num_cells:
+        raise PlanError(_nothing_wanted(plan))
+    return wanted
+
+
+def _nothing_wanted(plan: Plan) -> str:
+    choice, where = plan.recipe.input, "the volume" if plan.is_whole else f"the roi {plan.roi_box}"
+    if plan.mask is not None and choice.empty is None:
+        return f"mask {choice.mask} is zero all over {where}, so nothing is wanted; use a mask with some other voxels"
+    masked = "" if plan.mask is None else f" and under mask {choice.mask}"
+    return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
 @contextmanager
