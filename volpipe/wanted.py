@@ -115,22 +115,15 @@ class Wanted:
         lattice = self.plan.lattice
         if self.is_everything:
             return lattice.windows_of(block)
-        before, after = support(lattice, self.plan.recipe.windows.blend)
-        ranges = [
-            [self._cells_of(axis, (i * s - before[axis], (i + 1) * s + after[axis])) for i in self._places(axis, block)]
-            for axis, s in enumerate(lattice.stride)
-        ]
-        base = block * lattice.windows_per_block
-        chosen = np.argwhere(self._flags(ranges)).tolist()
-        return [base + ravel(tuple(place), lattice.block) for place in chosen]
+        return [self._number(block, place) for place in self._computed(block).tolist()]
 
     def input_box(self, block: int) -> Box:
         """Return the voxels that the computed windows of `block` see; it reaches outside the volume at the faces."""
         if self.is_everything:
             return self.plan.lattice.input_box(block)
-        boxes = [self.plan.lattice.window_box(number) for number in self.windows_of(block)]
-        start, stop = zip(*((box.start, box.stop) for box in boxes), strict=True)
-        return Box(tuple(map(min, *start, start[0])), tuple(map(max, *stop, stop[0])))
+        places = self._computed(block)
+        first, last = (self._number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0)))
+        return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
 
     def mask(self, box: Box) -> np.ndarray | None:
         """Return for each voxel of `box` of the output whether it is wanted, (z, y, x), bool; None where all are."""
@@ -142,6 +135,19 @@ class Wanted:
             cell = (self.plan.roi[0][axis] + np.arange(start, stop) // scale) // stride
             places.append(cell - cell[0])
         return None if cells.all() else cells[np.ix_(*places)]
+
+    def _computed(self, block: int) -> np.ndarray:
+        """Return the places (z, y, x) within `block` of the windows that are computed, (windows, 3)."""
+        before, after = support(self.plan.lattice, self.plan.recipe.windows.blend)
+        ranges = [
+            [self._cells_of(axis, (i * s - before[axis], (i + 1) * s + after[axis])) for i in self._places(axis, block)]
+            for axis, s in enumerate(self.plan.lattice.stride)
+        ]
+        return np.argwhere(self._flags(ranges))
+
+    def _number(self, block: int, place: Sequence[int]) -> int:
+        lattice = self.plan.lattice
+        return block * lattice.windows_per_block + ravel(tuple(place), lattice.block)
 
     def _places(self, axis: int, block: int) -> range:
         """Return the windows of `block` along `axis`."""
