@@ -123,8 +123,8 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
         start = [d / v - (s - 1) / 2 for d, v, s in zip(moved, volume.voxel_size_nm, step, strict=True)]
     for axis, n, m, a, s in zip(AXES, sizes, shape, start, step, strict=True):
         # Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
-        slack = 1.5 * abs(s - 1) + 0.01
-        if abs(a) > slack or abs(a + m * s - n) > slack:
+        slack = abs(s - 1) + 0.01
+        if abs(a) > slack / 2 or abs(m * s - n) > slack:
             raise PlanError(
                 f"mask {mask}, axis {axis}: {m} voxels of {s:g} of the volume's cover {a:g} to {a + m * s:g}, the "
                 f"volume is 0 to {n}; use a mask of the same extent, or correct its voxel size and origin"

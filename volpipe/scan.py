@@ -14,8 +14,6 @@ from volpipe.plan import Plan
 from volpipe.volume import Volume
 from volpipe.wanted import Range, any_within, crossed
 
-MASK_CACHE_BYTES = 64 << 20  # a chunk of a coarse mask lies over many blocks
-
 
 def scan(plan: Plan, volume: Volume, mask: Volume | None, block: int) -> str:
     """Return the wanted cells of `block`, packed, in hexadecimal digits; "" where there are none.
@@ -50,7 +48,7 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
     assert laid is not None
     over = [[laid.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
     box = Box(tuple(min(a for a, _ in along) for along in over), tuple(max(b for _, b in along) for along in over))
-    data = mask.open(cache_bytes=MASK_CACHE_BYTES).read(box)[0]
+    data = mask.open().read(box)[0]
     inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
     return any_within(data != 0, inner)
 
