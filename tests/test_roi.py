@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 from plans import spans
+from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blend import FAMILIES
 from volpipe.dataset import WindowDataset
-from volpipe.driver import Report, execute, inspect_run, prepare
-from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.driver import execute, inspect_run, prepare
+from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.folder import RunFolder
 from volpipe.grid import Box
 from volpipe.plan import Plan
@@ -28,69 +28,6 @@ from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer
 
 SOME = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-# Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
-NET = """
-import pathlib, torch
-class Ramp(torch.nn.Module):
-    def __init__(self, scale, calls):
-        super().__init__()
-        self.scale, self.calls = tuple(scale), calls
-    def forward(self, x):
-        if not x.is_meta and self.calls:
-            with pathlib.Path(self.calls).open("a") as file:
-                file.write("called\\n" * len(x))
-        for axis, factor in enumerate(self.scale):
-            x = x.repeat_interleave(factor, 2 + axis)
-        z, y, x_ = (torch.arange(n, device=x.device) for n in x.shape[2:])
-        return x * (1 + 0.37 * z[:, None, None] + 0.11 * y[:, None] * y[:, None] + 0.053 * x_) + 1000
-def ramp(scale=(1, 1, 1), calls=""):
-    return Ramp(scale, calls)
-"""
-RAW = ("net.name=net.py:ramp", "normalise.method=none", "output.dtype=float32", "output.intensity=raw")
-
-
-@dataclass
-class Bench:
-    """A volume and a net in `folder`, and runs over them."""
-
-    folder: Path
-    division: list[str]
-    scale: tuple[int, ...] = (1, 1, 1)
-    num_runs: int = 0
-
-    def __post_init__(self) -> None:
-        (self.folder / "net.py").write_text(NET)
-
-    def plan(self, *more: str) -> Plan:
-        self.num_runs += 1
-        scale = list(self.scale)
-        chosen = [*RAW, f"net.scale={scale}", f"net.options={{scale={scale},calls='{self.calls}'}}", *self.division]
-        recipe = load_recipe(None, [*chosen, *more])
-        return prepare(str(self.folder / "in.n5"), recipe, self.folder / f"{self.num_runs}.zarr", self.folder)
-
-    def run(self, *more: str, seed: int = 0) -> Plan:
-        plan = self.plan(*more)
-        ran(plan, seed)
-        return plan
-
-    @property
-    def calls(self) -> Path:
-        return self.folder / f"calls.{self.num_runs}"
-
-    @property
-    def num_calls(self) -> int:
-        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
-
-
-def ran(plan: Plan, seed: int = 0) -> Report:
-    report = execute(plan, Inline(seed, 2).start)
-    assert report.missing == []
-    return report
-
-
-def result(plan: Plan, level: int = 0) -> np.ndarray:
-    return open_volume(plan.out, level=level).open()[...]
 
 
 @st.composite
@@ -111,17 +48,6 @@ def drawn_roi(data: st.DataObject, shape: tuple[int, ...]) -> list[tuple[int, in
 
 def written(roi: list[tuple[int, int]]) -> str:
     return "input.roi=" + ",".join(f"{a}:{b}" for a, b in roi)
-
-
-def windows_that_meet(plan: Plan, wanted: np.ndarray) -> int:
-    """Return how many windows add to a voxel of the volume (z, y, x) that is `wanted`, window by window."""
-    sides = []
-    for size, window, overlap in zip(plan.source.shape, plan.window, plan.overlap, strict=True):
-        stride, before = window - overlap, overlap // 2
-        own = (0, stride) if plan.recipe.windows.blend == "crop" else (-before, window - before)
-        starts = range(0, size, stride)
-        sides.append([slice(max(0, a + own[0]), min(size, a + own[1])) for a in starts])
-    return sum(bool(wanted[window].any()) for window in itertools.product(*sides))
 
 
 @SOME
@@ -260,67 +186,6 @@ def test_a_mask_that_changes_once_it_is_scanned_changes_nothing(bench: Bench) ->
     assert attributes["mask"]["step"] == [4.0, 4.0, 2.0]
 
 
-# A volume whose middle holds nothing: value 7, or chunks that were never written.
-def hollow(folder: Path, value: int, format_: str = "n5") -> np.ndarray:
-    """Write a volume of chunks of 8 voxels, most of which hold `value`; those of zeros are not stored."""
-    data = np.full((24, 24, 64), value, np.uint8)
-    data[:8, :, :8] = noise((8, 24, 8)) // 2 + 1
-    data[20:, :4, 60] = 9
-    sharded = format_ == "zarr3"
-    spec = ArraySpec(data.shape, data.dtype, (8, 8, 8), (8, 8, 16) if sharded else None, codec="gzip")
-    create_array(folder / "in.n5", "raw", spec, format_)
-    open_writer(folder / "in.n5", "raw").write(Box.of(data.shape), data)
-    return data
-
-
-def windows_with(plan: Plan, content: np.ndarray) -> np.ndarray:
-    """Return the voxels (z, y, x) of the cores of all windows that see any of `content`, mirrored at the faces."""
-    pad = [(o // 2, w) for w, o in zip(plan.window, plan.overlap, strict=True)]
-    seen, wanted = np.pad(content, pad, mode="reflect"), np.zeros_like(content)
-    strides = [w - o for w, o in zip(plan.window, plan.overlap, strict=True)]
-    for corner in itertools.product(*(range(0, n, s) for n, s in zip(content.shape, strides, strict=True))):
-        window = tuple(slice(a, a + w) for a, w in zip(corner, plan.window, strict=True))
-        wanted[tuple(slice(a, a + s) for a, s in zip(corner, strides, strict=True))] = seen[window].any()
-    return wanted
-
-
-EMPTY = {
-    "value": (7, "n5", "input.empty=7", np.uint8(7)),
-    "missing chunks of N5": (0, "n5", "input.empty=missing", None),
-    "missing chunks of Zarr v2": (0, "zarr2", "input.empty=missing", None),
-    "missing chunks of shards": (0, "zarr3", "input.empty=missing", None),
-}
-
-
-@pytest.mark.parametrize("blend", ["crop", "hann"])
-@pytest.mark.parametrize("case", EMPTY)
-def test_windows_without_content_are_not_wanted(tmp_path: Path, case: str, blend: str) -> None:
-    value, format_, setting, fill = EMPTY[case]
-    data = hollow(tmp_path, value, format_)
-    content = data != 0
-    if fill is not None:
-        content = data != fill
-    else:  # what shares a chunk with content is stored
-        chunks = content.reshape(3, 8, 3, 8, 8, 8).any(axis=(1, 3, 5))
-        content = np.kron(chunks, np.ones((8, 8, 8), bool))
-    bench = Bench(tmp_path, windowed((12, 12, 12), (4, 4, 4), (2, 2, 2), blend))
-    whole = result(bench.run())
-    plan = bench.run(setting)
-    wanted = windows_with(plan, content)
-    assert 0 < np.count_nonzero(wanted) < wanted.size
-    assert np.array_equal(result(plan), np.where(wanted, whole, 0))
-    assert bench.num_calls == windows_that_meet(plan, wanted)
-
-
-def test_a_stored_chunk_of_zeros_is_not_missing(tmp_path: Path) -> None:
-    hollow(tmp_path, 0)
-    (tmp_path / "in.n5/raw/0/0/2").touch()
-    volume = open_volume(tmp_path / "in.n5").open()
-    assert volume.is_stored(Box((16, 0, 0), (24, 8, 8)))
-    assert not volume.is_stored(Box((16, 8, 0), (24, 16, 8)))
-    assert volume.is_stored(Box((16, -1, 0), (24, 1, 8)))
-
-
 def test_a_mask_lies_where_its_voxel_size_and_origin_say(tmp_path: Path) -> None:
     place_volume(tmp_path / "in.n5", np.ones((24, 24, 24), np.uint8), (8.0, 4.0, 4.0), (80.0, 40.0, 0.0))
     mask = np.zeros((3, 4, 4), np.uint8)
@@ -391,6 +256,13 @@ def test_another_region_or_mask_on_the_same_output_is_refused(bench: Bench) -> N
             execute(changed, Inline().start)
 
 
+def test_an_output_over_its_mask_is_refused(bench: Bench) -> None:
+    recipe = load_recipe(None, [*RAW, "input.mask=mask.n5", *DIVISION])
+    for name in ("mask.n5", "mask.n5/out.zarr"):
+        with pytest.raises(PlanError, match=r"would (overwrite|lie inside) the mask .*/mask\.n5; choose another --out"):
+            prepare(str(bench.folder / "in.n5"), recipe, bench.folder / name, bench.folder)
+
+
 def test_a_mask_of_nothing_is_refused_and_once_mended_it_runs(bench: Bench) -> None:
     write_volume(bench.folder / "zero.n5", np.zeros((10, 11, 25), np.uint8))
     plan = bench.plan("input.mask=zero.n5", "input.roi=:30,:,:")
@@ -400,6 +272,20 @@ def test_a_mask_of_nothing_is_refused_and_once_mended_it_runs(bench: Bench) -> N
     write_volume(bench.folder / "zero.n5", np.ones((10, 11, 25), np.uint8))
     ran(plan)
     assert np.count_nonzero(result(plan)) == result(plan).size
+
+
+def test_what_the_net_makes_of_unwanted_voxels_is_not_even_looked_at(tmp_path: Path) -> None:
+    data = noise((8, 8, 32), "float32")
+    data[4, 4, 10] = np.nan
+    write_volume(tmp_path / "in.n5", data)
+    write_volume(tmp_path / "mask.n5", np.repeat(np.array([1, 0], np.uint8), (7, 25)) * np.ones((8, 8, 1), np.uint8))
+    bench = Bench(tmp_path, windowed((8, 8, 8), (0, 0, 4), (1, 1, 8), "hann"))
+    chosen = ("output.dtype=uint8", "output.levels=0")
+    with pytest.raises(RunStopped, match="1 of 2048 output voxels are NaN"):
+        bench.run(*chosen)
+    plan = bench.run(*chosen, "input.mask=mask.n5")
+    assert not result(plan)[:, :, 8:].any()
+    assert result(plan)[:, :, :8].any()
 
 
 def test_stored_windows_of_a_part_are_no_dataset(bench: Bench) -> None:

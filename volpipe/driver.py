@@ -80,13 +80,20 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
     net = describe(recipe.net, str(search_path))
     mask = _open_mask(recipe.input.mask, search_path)
     plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path), mask=mask)
-    source, target = Path(volume.path).resolve(), out.resolve()
-    if target == source or target in source.parents:
-        raise PlanError(f"the output {out} would overwrite the volume {volume.path}; choose another --out")
-    if source in target.parents:
-        raise PlanError(f"the output {out} would lie inside the volume {volume.path}; choose another --out")
+    _check_apart(out, volume, "volume")
+    if mask is not None:
+        _check_apart(out, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def _check_apart(out: Path, volume: Volume, what: str) -> None:
+    """Refuse an output that would change what the run reads."""
+    source, target = Path(volume.path).resolve(), out.resolve()
+    if target == source or target in source.parents:
+        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
+    if source in target.parents:
+        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:
@@ -311,13 +318,13 @@ def _scanned(plan: Plan, executors: Executors, job: Job, folder: RunFolder, list
     with Journal(folder.scan) as journal:
         _finish_stage(_scan_stage(plan), executors, job, journal, listener)
         wanted = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
-    if wanted.num_cells:
-        store_wanted(folder.wanted_file, wanted)
-    else:
-        folder.plan_file.unlink()
-    folder.scan.unlink()
     if not wanted.num_cells:
+        folder.plan_file.unlink()
+        folder.scan.unlink()
         raise PlanError(_nothing_wanted(plan))
+    store_wanted(folder.wanted_file, wanted)
+    folder.scan.unlink()
+    log.info("%d of %d windows are wanted, in %d blocks", wanted.num_cells, plan.lattice.num_windows, wanted.num_blocks)
     return wanted
 
 
