@@ -28,6 +28,10 @@ def rehearse(job: Job, units: Sequence[int], parsl_resource_specification: Resou
     return rehearsal.try_blocks(job, units)
 
 
+def scan(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.scan(job, units)
+
+
 def factor(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
     return worker.factor(job, units)
 
@@ -59,6 +63,7 @@ class App:
 
 APPS = {
     "rehearse": App(rehearse, "gpu", 9),
+    "scan": App(scan, "cpu", 9),
     "measure": App(measure, "cpu", 9),
     "histogram": App(measure, "cpu", 9),
     "factor": App(factor, "cpu", 9),

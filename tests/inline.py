@@ -24,6 +24,7 @@ def perform(job: Job, stage: str, units: Sequence[int]) -> Record:
         return worker.discard(job, units, argument)
     functions: dict[str, Callable[[Job, Sequence[int]], Record]] = {
         "rehearse": rehearsal.try_blocks,
+        "scan": worker.scan,
         "measure": worker.measure,
         "histogram": worker.measure,
         "factor": worker.factor,

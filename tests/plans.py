@@ -14,6 +14,7 @@ from volpipe.nets import NetFacts
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume
+from volpipe.wanted import Wanted
 
 Triple = tuple[int, int, int]
 
@@ -49,8 +50,15 @@ def planned(*settings: str, of: Volume | None = None, net: NetFacts | None = Non
 
 
 @st.composite
+def spans(draw: st.DrawFn, size: int) -> tuple[int, int]:
+    """A part of an axis of `size` voxels, that is not empty."""
+    start = draw(st.integers(0, size - 1))
+    return start, draw(st.integers(start + 1, size))
+
+
+@st.composite
 def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored", "streamed")) -> Plan:
-    """Small plans of every kind: any stride, overlap, blend, scale, block, shard and number of levels."""
+    """Small plans of every kind: any region, stride, overlap, blend, scale, block, shard and number of levels."""
 
     def each(low: int, high: int) -> list[int]:
         return [draw(st.integers(low, high)) for _ in range(3)]
@@ -63,8 +71,9 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
     core = [b * (w - o) * f for b, w, o, f in zip(block, window, overlap, scale, strict=True)]
     shard = [draw(st.sampled_from([d for d in range(1, c + 1) if c % d == 0 and 3 * d >= c])) for c in core]
     chunk = [draw(st.sampled_from([d for d in range(1, s + 1) if s % d == 0])) for s in shard]
+    roi = ",".join(f"{a}:{b}" for a, b in (draw(spans(n)) for n in (z, y, x))) if draw(st.booleans()) else ":,:,:"
     return planned(
-        f"windows.shape={window}", f"windows.overlap={overlap}", f"windows.block={block}",
+        f"input.roi={roi}", f"windows.shape={window}", f"windows.overlap={overlap}", f"windows.block={block}",
         f"windows.blend={draw(st.sampled_from(FAMILIES))}", f"output.shard={shard}", f"output.chunk={chunk}",
         f"output.levels={draw(st.integers(0, 3))}", f"tensors.mode={draw(st.sampled_from(modes))}",
         of=volume((z, y, x), voxel_size_nm=voxel),
@@ -72,8 +81,36 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
     )  # fmt: skip
 
 
+@st.composite
+def choices(draw: st.DrawFn, longest: int = 20) -> Wanted:
+    """Small plans of every kind, with all or a part of their cells wanted, some of them in the region."""
+    plan = draw(plans(longest))
+    if draw(st.booleans()):
+        return Wanted(plan)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    cells = rng.random(plan.lattice.counts) < draw(st.sampled_from([0.0, 0.05, 0.3]))
+    at = [draw(st.integers(a, b - 1)) // s for a, b, s in zip(*plan.roi, plan.lattice.stride, strict=True)]
+    cells[tuple(at)] = True
+    return Wanted(plan, np.packbits(cells, axis=-1))
+
+
+def wanted_voxels(wanted: Wanted) -> np.ndarray:
+    """Return for each voxel of the output whether it is wanted, found voxel by voxel (z, y, x)."""
+    plan = wanted.plan
+    if wanted.cells is None:
+        return np.ones(plan.out_shape, bool)
+    cells = np.unpackbits(wanted.cells, axis=-1).astype(bool)
+    strides = [w - o for w, o in zip(plan.window, plan.overlap, strict=True)]
+    for axis, (a, b, stride, scale) in enumerate(zip(*plan.roi, strides, plan.net.scale, strict=True)):
+        cells = cells.repeat(stride, axis).take(range(a, b), axis).repeat(scale, axis)
+    return cells
+
+
 def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
-    """Return the output voxels along `axis` that any window of each block adds to, found window by window."""
+    """Return the output voxels along `axis` that any window of each block adds to, found window by window.
+
+    They count from the region of interest, and others there are none.
+    """
     size, window, overlap = plan.source.shape[axis], plan.window[axis], plan.overlap[axis]
     stride, per_block, scale = window - overlap, plan.block[axis], plan.net.scale[axis]
     found: list[set[int]] = []
@@ -84,7 +121,8 @@ def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
         seen = range(first, first + window)
         if plan.recipe.windows.blend == "crop":
             seen = range(index * stride, (index + 1) * stride)
-        found[-1] |= {voxel * scale + i for voxel in seen if 0 <= voxel < size for i in range(scale)}
+        inside = (voxel - plan.roi[0][axis] for voxel in seen if plan.roi[0][axis] <= voxel < plan.roi[1][axis])
+        found[-1] |= {voxel * scale + i for voxel in inside for i in range(scale)}
     return found
 
 
@@ -98,7 +136,7 @@ def blocks_by_shard(plan: Plan) -> list[list[int]]:
     along = []
     for axis in range(3):
         blocks = voxels_of_blocks(plan, axis)
-        shards = voxels_of_shards(plan.source.shape[axis] * plan.net.scale[axis], plan.shard[axis])
+        shards = voxels_of_shards(plan.out_shape[axis], plan.shard[axis])
         along.append([[b for b, voxels in enumerate(blocks) if voxels & shard] for shard in shards])
     counts = tuple(len(voxels_of_blocks(plan, axis)) for axis in range(3))
     return [[ravelled(index, counts) for index in itertools.product(*choice)] for choice in itertools.product(*along)]

@@ -21,6 +21,7 @@ from volpipe.limits import Limits, check_limits
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.schedule import Schedule
+from volpipe.wanted import Wanted
 
 FEW = settings(deadline=None, max_examples=60)
 ONE = Slots(1, 1, shared=True)
@@ -35,7 +36,7 @@ def estimated(plan: Plan, rates: Rates | None = RATES, slots: Slots = ONE) -> Es
 def seen_chunks(plan: Plan, block: int) -> set[tuple[int, ...]]:
     """Return the chunks that any window of `block` shows a voxel of, found window by window and voxel by voxel."""
     found = set()
-    for number in plan.lattice.windows_of(block):
+    for number in Wanted(plan).windows_of(block):
         box = plan.lattice.window_box(number)
         ends = zip(box.start, box.stop, plan.source.shape, strict=True)
         along = [sorted({int(v) // CHUNK for v in mirror(a, b, n)}) for a, b, n in ends]

@@ -27,6 +27,7 @@ from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.tensors import Tensors
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, ahead, batches
 
 
@@ -259,7 +260,7 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     data = noise((8, 16, 24))
     plan, source, normalise = laid_out(tmp_path, data, IDENTITY)
     (tmp_path / "in.n5" / "raw" / "1" / "0" / "0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
-    outcomes = list(infer(plan, normalise, Tensors(plan, tmp_path), source, range(6)))
+    outcomes = list(infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, range(6)))
     assert sorted(block for block, _ in outcomes) == [0, 1, 2, 3, 4, 5]
     ((block, error),) = [(block, error) for block, error in outcomes if error is not None]
     assert block == 1
@@ -285,7 +286,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     data = noise((8, 16, 32)) // 2
     data[0, 0, 9] = 255  # in the second window of block 0, and of none else
     plan, source, normalise = laid_out(tmp_path, data, "net.name=fussy.py:fussy", "windows.block=[1,2,2]")
-    outcomes = list(infer(plan, normalise, Tensors(plan, tmp_path), source, [0, 1]))
+    outcomes = list(infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, [0, 1]))
     assert [(block, repr(error)) for block, error in outcomes] == [
         (0, "ArithmeticError('255 is too much')"),
         (1, "None"),
@@ -296,7 +297,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
 
 def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
     plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
-    stream = infer(plan, normalise, Tensors(plan, tmp_path), source, range(16))
+    stream = infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, range(16))
     assert next(stream) == (0, None)
     stream.close()  # type: ignore[attr-defined]  # a generator
     del stream

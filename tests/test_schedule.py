@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,10 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import blocks_by_shard, finer_by_shard, planned, plans, volume
+from plans import (
+    blocks_by_shard,
+    choices,
+    finer_by_shard,
+    planned,
+    volume,
+    voxels_of_blocks,
+    voxels_of_shards,
+    wanted_voxels,
+)
 
-from volpipe.plan import Plan
+from volpipe.grid import unravel
 from volpipe.schedule import Schedule, SingleStage, Stage, Unit
+from volpipe.wanted import Wanted
 
 MANY = settings(deadline=None, max_examples=60)
 
@@ -22,32 +33,38 @@ MANY = settings(deadline=None, max_examples=60)
 class Table:
     """All units of a plan and what each needs, by brute force."""
 
-    plan: Plan
+    wanted: Wanted
     needs: dict[Unit, set[Unit]] = field(default_factory=dict)
     readers: dict[Unit, set[Unit]] = field(default_factory=dict)  # of each discard: who must be done before
 
     def __post_init__(self) -> None:
-        plan, by_shard = self.plan, blocks_by_shard(self.plan)
+        plan = self.wanted.plan
         stored = plan.mode == "stored"
-        for block in range(len(plan.blocks)):
+        active = some_wanted(self.wanted, [voxels_of_blocks(plan, axis) for axis in range(3)])
+        shards = [voxels_of_shards(n, s) for n, s in zip(plan.out_shape, plan.shard, strict=True)]
+        by_shard = dict(enumerate(blocks_by_shard(plan)))
+        by_shard = {shard: by_shard[shard] for shard in some_wanted(self.wanted, shards)}
+        for block in active:
             if stored:
                 self.needs["factor", block] = set()
                 self.readers["discard windows", block] = {("infer", block)}
             self.needs["infer", block] = {("factor", block)} if stored else set()
-        writers: list[Unit] = []
-        for shard, blocks in enumerate(by_shard):
+        writers: dict[int, Unit] = {}
+        for shard, blocks in by_shard.items():
             if len(blocks) == 1:
-                writers.append(("infer", blocks[0]))
+                writers[shard] = ("infer", blocks[0])
                 continue
-            writers.append(("reassemble", shard))
-            self.needs["reassemble", shard] = {("infer", block) for block in blocks}
-            for block in blocks:
+            writers[shard] = ("reassemble", shard)
+            self.needs["reassemble", shard] = {("infer", block) for block in blocks if block in active}
+            for block in active.intersection(blocks):
                 self.readers.setdefault(("discard sum", block), set()).add(("reassemble", shard))
         for level in range(1, len(plan.factors)):
             name = f"pyramid {level}"
+            below, writers = writers, {}
             for shard, finer in enumerate(finer_by_shard(plan, level)):
-                self.needs[name, shard] = {writers[i] for i in finer}
-            writers = [(name, shard) for shard in range(len(plan.shards(level)))]
+                if below.keys() & finer:
+                    self.needs[name, shard] = {below[i] for i in finer if i in below}
+                    writers[shard] = (name, shard)
 
     def possible_without(self, broken: Iterable[Unit]) -> set[Unit]:
         """Return what can be done where the `broken` units cannot."""
@@ -56,6 +73,17 @@ class Table:
             if unit not in broken and needs <= possible:
                 possible.add(unit)
         return possible
+
+
+def some_wanted(wanted: Wanted, along: list[list[set[int]]]) -> set[int]:
+    """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
+    voxels, found = wanted_voxels(wanted), set()
+    counts = tuple(map(len, along))
+    for number in range(math.prod(counts)):
+        box = [sorted(sides[i]) for sides, i in zip(along, unravel(number, counts), strict=True)]
+        if voxels[np.ix_(*box)].any():
+            found.add(number)
+    return found
 
 
 @dataclass
@@ -119,9 +147,9 @@ class Simulation:
 
 @st.composite
 def simulations(draw: st.DrawFn) -> Simulation:
-    plan = draw(plans(longest=14))
-    schedule = Schedule(plan, most_waiting=draw(st.integers(1, 5)))
-    return Simulation(Table(plan), schedule, random.Random(draw(st.integers(0, 2**32))))
+    wanted = draw(choices(longest=14))
+    schedule = Schedule(wanted.plan, wanted, most_waiting=draw(st.integers(1, 5)))
+    return Simulation(Table(wanted), schedule, random.Random(draw(st.integers(0, 2**32))))
 
 
 @MANY
@@ -140,7 +168,7 @@ def test_all_is_done_once_and_in_order_and_scratch_goes_when_nobody_needs_it(sim
 def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulation, first: int, second: int) -> None:
     table, journal = simulation.table, list[Unit]()
     for steps in (first, second, 10**9):
-        schedule = Schedule(table.plan, most_waiting=simulation.schedule.most_waiting)
+        schedule = Schedule(table.wanted.plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
         simulation.random.shuffle(journal)
         schedule.resume(journal)
         session = Simulation(table, schedule, simulation.random, done=set(journal))
@@ -169,9 +197,10 @@ def test_what_fails_for_good_keeps_back_what_needs_it_and_nothing_else(
 
 
 @MANY
-@given(plans(longest=14))
-def test_tensors_that_are_to_be_kept_are_not_discarded(plan: Plan) -> None:
-    simulation = Simulation(Table(plan), Schedule(plan, keep_tensors=True), random.Random(0))
+@given(choices(longest=14))
+def test_tensors_that_are_to_be_kept_are_not_discarded(wanted: Wanted) -> None:
+    schedule = Schedule(wanted.plan, wanted, keep_tensors=True)
+    simulation = Simulation(Table(wanted), schedule, random.Random(0))
     simulation.run()
     assert simulation.schedule.is_complete
     assert simulation.done == set(simulation.table.needs)

@@ -30,13 +30,15 @@ class Alternative:
     is_chosen: bool = False
 
 
-def alternatives(plan: Plan, chosen: Estimate, volume: Volume, voxel_bytes: float, slots: Slots) -> list[Alternative]:
-    """Return `plan` first, then those that differ in the way to the net or in the block's shape."""
+def alternatives(
+    plan: Plan, chosen: Estimate, volume: Volume, voxel_bytes: float, slots: Slots, share: float = 1.0
+) -> list[Alternative]:
+    """Return `plan` first, then those that differ in the way to the net or in the block's shape; see `estimate`."""
     others = []
     for other in _others(plan, volume):
         rates = _rates_of(other, plan, chosen.rates) if chosen.rates else None
-        others.append((other, estimate(other, volume, voxel_bytes, slots, rates)))
-    rows = [Alternative(other, took, _against(took, chosen, len(other.blocks), slots)) for other, took in others]
+        others.append((other, estimate(other, volume, voxel_bytes, slots, rates, share)))
+    rows = [Alternative(other, took, _against(took, chosen, other.num_active, slots)) for other, took in others]
     return [Alternative(plan, chosen, _for(plan, chosen, [took for _, took in others]), is_chosen=True), *rows]
 
 

@@ -5,6 +5,7 @@ Not here: anything that a notebook would want as well (driver). Exit codes: 0 do
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -72,6 +73,12 @@ RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; wi
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")]
 
+RoiOption = Annotated[
+    str | None,
+    typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
+]
+MaskOption = Annotated[Path | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
+
 
 @app.command()
 def run(
@@ -80,6 +87,8 @@ def run(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     out_path: OutOption = None,
+    roi: RoiOption = None,
+    mask: MaskOption = None,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
@@ -89,7 +98,7 @@ def run(
 
     with _interruptible():
         start = on_site(config)
-        plan = _prepare(volume, recipe, settings, out_path)
+        plan = _prepare(volume, recipe, _with_region(settings, roi, mask), out_path)
         with _shown(plan) as on_progress:
             listener = Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
@@ -118,6 +127,8 @@ def plan(
     recipe: RecipeOption = None,
     settings: SetOption = None,
     out_path: OutOption = None,
+    roi: RoiOption = None,
+    mask: MaskOption = None,
     quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
@@ -129,7 +140,7 @@ def plan(
             from volpipe.apps.start import on_site
 
             start = on_site(config)
-        chosen = _prepare(volume, recipe, settings, out_path)
+        chosen = _prepare(volume, recipe, _with_region(settings, roi, mask), out_path)
         out.print(plan_table(chosen, config))
         found = preview(chosen, start)
     out.print(estimate_table(found.estimate, config))
@@ -243,7 +254,7 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     """Give a listener that shows progress: a live table on a terminal, a plain line now and then elsewhere."""
-    rate = Rate(math.prod(plan.out_shape) / len(plan.blocks))
+    rate = Rate(math.prod(plan.out_shape) / plan.num_active)
     if err.is_terminal:
         with Live(console=err, transient=True, refresh_per_second=4) as live:
 
@@ -265,11 +276,18 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     yield on_pipe
 
 
-def _prepare(volume: str, recipe: Path | None, settings: list[str] | None, out_path: Path | None) -> Plan:
+def _with_region(settings: list[str] | None, roi: str | None, mask: Path | None) -> list[str]:
+    """Return `settings` and those that `roi` and `mask` stand for."""
+    named = {"roi": roi, "mask": mask}
+    region = [f"input.{key}={json.dumps(str(value))}" for key, value in named.items() if value is not None]
+    return [*(settings or []), *region]
+
+
+def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: Path | None) -> Plan:
     from volpipe.driver import prepare
     from volpipe.recipe import load_recipe
 
-    chosen = load_recipe(_find_recipe(recipe), settings or [])
+    chosen = load_recipe(_find_recipe(recipe), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
     return prepare(volume, chosen, target.absolute(), Path.cwd())
 

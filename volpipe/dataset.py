@@ -186,7 +186,10 @@ def _lattice(tensors: Volume) -> Lattice:
 
 
 def _check_whole(tensors: Volume, lattice: Lattice) -> None:
-    """Raise if the journal beside `tensors` lacks blocks; windows that were never written would be read as zeros."""
+    """Raise if the run of `tensors` has not made all windows; those never written would be read as zeros."""
+    described = tensors.attributes.get("volpipe")
+    if isinstance(described, dict) and not described.get("is_whole", True):
+        raise VolumeError(f"{tensors} holds the windows of a part of its volume; run without roi, mask and empty")
     journal = RunFolder(Path(tensors.path).parent).journal
     if not journal.is_file():  # moved away from their run
         return

@@ -14,34 +14,29 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import numpy as np
-
 import volpipe
-from volpipe.alternatives import Alternative, alternatives
+from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
-from volpipe.estimate import Estimate, Slots, estimate
+from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
-from volpipe.limits import Limits, check_limits, disk_limits
-from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import Affine
 from volpipe.output import create_output, sweep
+from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import Recipe
-from volpipe.rehearsal import Sample, rehearse, sample
 from volpipe.resolve import told
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume, open_volume
+from volpipe.wanted import Wanted
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
 log = logging.getLogger(__name__)
 
-WORTH_REHEARSING = 100  # blocks per worker: three of them cost 3 % of the time
-UNKNOWN_SLOTS = Slots(1, 1, shared=True)
 PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
 
 
@@ -72,30 +67,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Appraisal:
-    """What a plan will take, and what that rests on: its volume, some chunks of it, and the workers."""
-
-    plan: Plan
-    volume: Volume
-    sample: Sample
-    slots: Slots
-    limits: Limits
-    estimate: Estimate
-
-    def check(self, share_left: float = 1.0) -> None:
-        """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
-
-        Raises:
-            PlanError: with what is needed, what there is, and what would fit.
-        """
-        check_limits(self.plan, self.estimate, self.limits, share_left)
-
-    def alternatives(self) -> list[Alternative]:
-        """Return the plan beside those that were turned down."""
-        return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots)
-
-
-@dataclass(frozen=True)
 class Listener:
     """Whom the driver tells: of the plan and of what it will take, before anything runs, and of progress."""
 
@@ -111,14 +82,28 @@ def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     net = describe(recipe.net, str(search_path))
-    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path))
-    source, target = Path(volume.path).resolve(), out.resolve()
-    if target == source or target in source.parents:
-        raise PlanError(f"the output {out} would overwrite the volume {volume.path}; choose another --out")
-    if source in target.parents:
-        raise PlanError(f"the output {out} would lie inside the volume {volume.path}; choose another --out")
+    mask = _open_mask(recipe.input.mask, search_path)
+    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path), mask=mask)
+    _check_apart(out, volume, "volume")
+    if mask is not None:
+        _check_apart(out, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
+
+
+def _check_apart(out: Path, volume: Volume, what: str) -> None:
+    """Refuse an output that would change what the run reads."""
+    source, target = Path(volume.path).resolve(), out.resolve()
+    if target == source or target in source.parents:
+        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
+    if source in target.parents:
+        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
+
+
+def _open_mask(location: str | None, search_path: Path) -> Volume | None:
+    if location is None:
+        return None
+    return open_volume(location if "://" in location else search_path / Path(location).expanduser())
 
 
 Start = Callable[[Path], AbstractContextManager[Executors]]
@@ -152,19 +137,21 @@ def execute(
         _claim(folder, plan, fresh)
         _agree_on_tensors(folder, keep_tensors)
         with _logging_to(folder.log), Journal(folder.journal) as journal:
-            schedule = Schedule(plan, keep_tensors=keep_tensors)
-            schedule.resume(_done(journal))
-            if schedule.is_complete:
+            wanted = folder.load_wanted(plan)
+            if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 _clean(plan, folder, keep_tensors)
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
                 job = Job(str(folder.path), plan.identity, session=session)
-                found = _appraise_run(plan, folder, executors, schedule.share_left)
+                stages = Passes(executors, job, listener.on_progress)
+                wanted = wanted or scanned(stages, folder)
+                schedule = _schedule(wanted, journal, keep_tensors)
+                found = appraise_run(wanted, folder, executors, schedule.share_left)
                 listener.on_estimate(found)
                 found.check(schedule.share_left)
-                report = _work(plan, executors, job, journal, schedule, listener)
+                report = _work(wanted, executors, stages, journal, schedule)
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
@@ -180,46 +167,16 @@ def preview(plan: Plan, start: Start | None) -> Appraisal:
     """
     folder = RunFolder.of_output(Path(plan.out))
     if start is None:
-        return _appraisal(plan, folder, None)
+        return appraise(plan, folder)
     with folder.locked(), _logging_to(folder.log), start(folder.parsl) as executors:
-        return _appraise(plan, folder, executors)
+        return rehearsed(plan, folder, executors)
 
 
-def _appraise(plan: Plan, folder: RunFolder, executors: Executors) -> Appraisal:
-    """Return what `plan` will take, after a rehearsal if there was none before.
-
-    Raises:
-        PlanError: a worker cannot hold a block.
-        RunStopped: a block cannot be computed.
-    """
-    found = _appraisal(plan, folder, executors)
-    if found.estimate.rates is not None:
-        return found
-    found.check(share_left=0.0)  # of disk, so that memory alone counts
-    folder.store_rates(plan, rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal))
-    return _appraisal(plan, folder, executors)
-
-
-def _appraise_run(plan: Plan, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
-    """Return what `plan` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
-    if share_left < 1 or len(plan.blocks) < WORTH_REHEARSING * executors.slots["gpu"]:
-        return _appraisal(plan, folder, executors)
-    try:
-        return _appraise(plan, folder, executors)
-    except RunStopped as error:  # blocks that fail are the run's to retry and to name
-        log.warning("the rehearsal failed: %s", error)
-        return _appraisal(plan, folder, executors)
-
-
-def _appraisal(plan: Plan, folder: RunFolder, executors: Executors | None) -> Appraisal:
-    """Return what `plan` takes by what is known of its rates."""
-    volume, slots, worker_bytes = open_volume(plan.source.path, plan.source.key), UNKNOWN_SLOTS, None
-    if executors is not None:
-        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
-        worker_bytes = executors.worker_bytes
-    limits, seen = disk_limits(Path(plan.out), worker_bytes), sample(plan, volume)
-    found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan))
-    return Appraisal(plan, volume, seen, slots, limits, found)
+def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
+    """Return what is to be done, less what the journal has."""
+    schedule = Schedule(wanted.plan, wanted, keep_tensors=keep_tensors)
+    schedule.resume(done_in(journal))
+    return schedule
 
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
@@ -230,22 +187,19 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
         Tensors(plan, folder.path).remove()
 
 
-def _work(
-    plan: Plan, executors: Executors, job: Job, journal: Journal, schedule: Schedule, listener: Listener
-) -> Report:
-    totals: dict[str, Totals] = {}
-    normalise = _normalisation(plan, executors, job, journal, listener, totals)
-    job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
-    create_output(plan, provenance(plan, normalise))
+def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal, schedule: Schedule) -> Report:
+    plan, normalise = wanted.plan, normalisation(passes, journal)
+    job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
+    create_output(plan, provenance(wanted, normalise))
     job.tensors.create()
-    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
+    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, passes.show)
     loop.run()
     missing = [Missing(stage, unit, box, loop.reasons[stage, unit]) for stage, unit, box in schedule.missing()]
     return Report(
         plan,
         Path(job.folder),
         missing,
-        {name: t for name, t in (totals | loop.progress.totals).items() if t.tasks},
+        {name: t for name, t in (passes.totals | loop.progress.totals).items() if t.tasks},
         loop.progress.seconds,
         loop.progress.first_task,
         loop.progress.most_scratch_bytes,
@@ -275,20 +229,27 @@ def inspect_run(output: Path) -> Standing:
     if plan is None:
         raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
     totals: dict[str, Totals] = {}
-    schedule = Schedule(plan)
-    for record in read_records(folder.journal):
+    wanted = folder.load_wanted(plan)
+    schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
+    for record in read_records(folder.scan if wanted is None else folder.journal):
         totals.setdefault(record.stage, Totals()).add(record)
         schedule.resume((record.stage, unit) for unit in record.done)
-    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete)
+    is_complete = isinstance(schedule, Schedule) and schedule.is_complete
+    return Standing(plan, folder.path, schedule.shown, totals, is_complete)
 
 
-def provenance(plan: Plan, normalise: Affine) -> dict[str, object]:
+def provenance(wanted: Wanted, normalise: Affine) -> dict[str, object]:
     """Return what the output says of its origin."""
+    plan = wanted.plan
+    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
     return {
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json"),
         "input": plan.source.model_dump(mode="json"),
+        "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
+        "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
+        "wanted": cells,
         "windows": {"shape": plan.window, "overlap": plan.overlap, "block": plan.block},
         "normalise": {"shift": normalise.shift, "scale": normalise.scale},
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
@@ -323,39 +284,6 @@ def _agree_on_tensors(folder: RunFolder, keep_tensors: bool) -> None:
             f"the run in {folder.path} was started without --keep-tensors and some tensors are gone; "
             "go on without, or use --fresh to start over"
         )
-
-
-def _done(journal: Journal) -> Iterator[tuple[str, int]]:
-    return ((record.stage, unit) for record in journal.records() for unit in record.done)
-
-
-def _normalisation(
-    plan: Plan, executors: Executors, job: Job, journal: Journal, listener: Listener, totals: dict[str, Totals]
-) -> Affine:
-    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
-
-    What the tasks took is added to `totals`.
-    """
-    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
-
-    def measured(name: str, job: Job) -> Statistics:
-        stage = Stage(name, len(plan.blocks))
-        schedule = SingleStage(stage)
-        schedule.resume(_done(journal))
-        loop = Loop(schedule, executors.submitter(job), executors.slots, journal, listener.on_progress)
-        loop.run()
-        totals[name] = loop.progress.totals[name]
-        if stage.failed:
-            unit = min(stage.failed)
-            raise RunStopped(f"{name} of block {unit} failed: {loop.reasons[name, unit].splitlines()[-1]}")
-        return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
-
-    if not needs_measuring(choice, dtype):
-        return affine(choice, dtype, None)
-    found = measured("measure", job)
-    if needs_histogram(choice, dtype):
-        found = measured("histogram", dataclasses.replace(job, bins=(found.low, found.high)))
-    return affine(choice, dtype, found)
 
 
 @contextmanager

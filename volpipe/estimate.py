@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from volpipe.grid import Box, mirror
+from volpipe.blend import support
+from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.plan import Plan
 from volpipe.volume import Volume
@@ -69,6 +70,19 @@ class StageEstimate:
     files: int
     seconds: float
     label: str = "cpu"
+
+    def part(self, share: float) -> StageEstimate:
+        """Return the same for a `share` of the units; the measuring of statistics is always of all."""
+        if share == 1.0 or self.name in ("measure", "histogram"):
+            return self
+        return replace(
+            self,
+            units=round(share * self.units),
+            read_bytes=share * self.read_bytes,
+            written_bytes=share * self.written_bytes,
+            files=round(share * self.files),
+            seconds=share * self.seconds,
+        )
 
     @property
     def units_per_task(self) -> int:
@@ -147,7 +161,9 @@ class Slots:
         return max(spent["cpu"] / self.cpu, spent["gpu"] / self.gpu)
 
 
-def estimate(plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: Rates | None = None) -> Estimate:
+def estimate(
+    plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: Rates | None = None, share: float = 1.0
+) -> Estimate:
     """Return what `plan` will take.
 
     Args:
@@ -156,19 +172,20 @@ def estimate(plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates
         voxel_bytes: stored, per voxel of `volume`, all channels.
         slots: workers of the site.
         rates: what a few blocks took, where that is known.
+        share: of the blocks in the region that are wanted; the rest costs nothing.
     """
     sums = _Sums(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
-    stages = tuple(stage for stage in sums.stages() if stage.units)
-    num_waiting = min(len(plan.blocks), BLOCKS_WAITING) if plan.mode == "stored" else 0
+    stages = tuple(stage.part(share) for stage in sums.stages() if stage.units)
+    num_waiting = min(sums.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
     files = windows if plan.recipe.tensors.format == "n5" else num_waiting
     return Estimate(
         stages=stages,
         rates=rates,
-        chunk_reads=sums.chunk_reads,
+        chunk_reads=round(share * sums.chunk_reads),
         num_chunks=sums.num_chunks,
-        output_bytes=sums.output_bytes,
-        output_files=sums.output_files,
+        output_bytes=share * sums.output_bytes,
+        output_files=math.ceil(share * sums.output_files),
         scratch_bytes=windows * sums.rates.window_bytes + sums.most_sums(slots) * sums.bytes_per_sum,
         scratch_files=files + sums.most_sums(slots),
         memory_bytes=rates.peak_bytes * SAFETY if rates else WORKER_BYTES + array_bytes(plan),
@@ -202,9 +219,10 @@ def array_bytes(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class _Axis:
-    """What adds up along one axis of a plan.
+    """What adds up along one axis of a plan, in its region.
 
     Attributes:
+        blocks, windows: that are computed.
         reads: chunks of the volume that the windows of each block touch, summed over blocks.
         read_voxels, own_voxels: voxels in the chunks that a block's windows, and its own voxels, touch, summed.
         shard_reads: shards of the volume, as `reads`.
@@ -214,6 +232,8 @@ class _Axis:
         direct: shards that one block reaches; `direct_voxels` in them.
     """
 
+    blocks: int
+    windows: int
     reads: int
     read_voxels: int
     own_voxels: int
@@ -238,23 +258,24 @@ class _Sums:
         return tuple(self._axis(axis) for axis in range(3))
 
     def _axis(self, axis: int) -> _Axis:
-        plan = self.plan
+        plan, n = self.plan, self.plan.source.shape[axis]
         chunk, shard = _spatial(self.volume, self.volume.chunks)[axis], 0
         if self.volume.shards is not None:
             shard = _spatial(self.volume, self.volume.shards)[axis]
         reached = [plan.blocks_along(axis, i) for i in range(plan.shards().counts[axis])]
         alone = [len(blocks) == 1 for blocks in reached]
-        open_blocks = {block for blocks in reached if len(blocks) > 1 for block in blocks}
-        ends = [_ends(plan, axis, i) for i in range(plan.blocks.counts[axis])]
-        own = [plan.blocks.box(_along(plan, axis, i)) for i in range(plan.blocks.counts[axis])]
-        n = plan.source.shape[axis]
+        reach = [stop - start for start, stop in plan.reach_along(axis) if start < stop]
+        windows, ends = _windows_along(plan, axis), _ends(plan, axis)
+        own = [(a, min(a + plan.blocks.cell[axis], n) - 1) for a in range(0, n, plan.blocks.cell[axis])]
         return _Axis(
+            blocks=len(reach),
+            windows=len(windows),
             reads=sum(_touched(low, high, chunk) for low, high in ends),
-            shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
             read_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
-            own_voxels=sum(_voxels_touched(box.start[axis], box.stop[axis] - 1, chunk, n) for box in own),
-            sums=sum(plan.sum_box(_along(plan, axis, i)).shape[axis] for i in range(plan.blocks.counts[axis])),
-            closed=plan.blocks.counts[axis] - len(open_blocks),
+            own_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
+            shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
+            sums=sum(reach) * plan.net.scale[axis],
+            closed=len(reach) - len({block for blocks in reached if len(blocks) > 1 for block in blocks}),
             pairs=sum(map(len, reached)),
             direct=sum(alone),
             direct_voxels=sum(_length(plan, axis, i) for i, one in enumerate(alone) if one),
@@ -283,7 +304,7 @@ class _Sums:
     @property
     def num_sums(self) -> int:
         """Number of blocks with a tensor."""
-        return len(self.plan.blocks) - self.product("closed") if self.plan.num_sums else 0
+        return self.product("blocks") - self.product("closed")
 
     def most_sums(self, slots: Slots) -> int:
         """Return how many block tensors exist at a time, when blocks are computed in ascending order.
@@ -291,7 +312,7 @@ class _Sums:
         That of a block goes when the last block that shares a shard with it is done: one layer, one row and one
         block later, and when the tasks that were sent meanwhile are back.
         """
-        _, ny, nx = self.plan.blocks.counts
+        ny, nx = (axis.blocks for axis in self.axes[1:])
         return min(self.num_sums, ny * nx + nx + 2 + 2 * slots.gpu * self._infer().units_per_task)
 
     @property
@@ -368,7 +389,7 @@ class _Sums:
                 yield StageEstimate(name, len(self.plan.blocks), read, 0.0, 0, took)
 
     def _factor(self) -> StageEstimate:
-        num_blocks, num_windows = len(self.plan.blocks), self.plan.lattice.num_windows
+        num_blocks, num_windows = self.product("blocks"), self.product("windows")
         return StageEstimate(
             "factor",
             num_blocks if self.plan.mode == "stored" else 0,
@@ -379,10 +400,10 @@ class _Sums:
         )
 
     def _infer(self) -> StageEstimate:
-        num_windows = self.plan.lattice.num_windows
+        num_windows = self.product("windows")
         return StageEstimate(
             "infer",
-            len(self.plan.blocks),
+            self.product("blocks"),
             num_windows * self.rates.window_bytes if self.plan.mode == "stored" else self.volume_bytes,
             self.direct_voxels * self.rates.output_bytes + self.sum_voxels * self.rates.sum_bytes,
             self.direct_files + self.num_sums,
@@ -410,24 +431,38 @@ def index_bytes(num_chunks: int) -> int:
     return 16 * num_chunks + 4
 
 
-def _along(plan: Plan, axis: int, i: int) -> int:
-    """Return the number of the block at `i` of `axis` and at the start of the others."""
-    return plan.blocks.number(tuple(i if a == axis else 0 for a in range(3)))
-
-
 def _length(plan: Plan, axis: int, i: int) -> int:
     """Return the voxels along `axis` of the shards at `i` there."""
     return min(plan.shard[axis], plan.out_shape[axis] - i * plan.shard[axis])
 
 
-def _ends(plan: Plan, axis: int, i: int) -> tuple[int, int]:
-    """Return the first and the last voxel along `axis` that the windows of block `i` there show."""
-    box: Box = plan.lattice.input_box(_along(plan, axis, i))
-    n = plan.source.shape[axis]
-    low, high = box.start[axis], box.stop[axis] - 1
-    if low >= 0 and high < n:
+def _windows_along(plan: Plan, axis: int) -> range:
+    """Return the windows along `axis` that are computed: those that add to a voxel of the region."""
+    before, after = support(plan.lattice, plan.recipe.windows.blend)
+    (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
+    return range(
+        max(0, (first - after[axis]) // stride), min(plan.lattice.counts[axis], -(-(last + before[axis]) // stride))
+    )
+
+
+def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
+    """Return for each block along `axis` the first and the last voxel that its windows show, if any is computed."""
+    lattice, computed = plan.lattice, _windows_along(plan, axis)
+    stride, margin, size = lattice.stride[axis], lattice.margin[axis], plan.source.shape[axis]
+    found = []
+    for start in range(0, lattice.counts[axis], lattice.block[axis]):
+        own = range(max(start, computed.start), min(start + lattice.block[axis], computed.stop))
+        if own:
+            low, high = own.start * stride - margin, (own.stop - 1) * stride - margin + lattice.window[axis] - 1
+            found.append(_shown(low, high, size))
+    return found
+
+
+def _shown(low: int, high: int, size: int) -> tuple[int, int]:
+    """Return the first and the last voxel of an axis that low..high shows, which is mirrored outside of it."""
+    if low >= 0 and high < size:
         return low, high
-    seen = mirror(low, high + 1, n)
+    seen = mirror(low, high + 1, size)
     return int(seen.min()), int(seen.max())
 
 

@@ -23,7 +23,8 @@ from volpipe.estimate import Rates
 from volpipe.plan import Plan
 from volpipe.recipe import differences
 from volpipe.tensors import delete
-from volpipe.worker import LOCK_FILE, PLAN_FILE
+from volpipe.wanted import Wanted, read_wanted
+from volpipe.worker import LOCK_FILE, PLAN_FILE, WANTED_FILE
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,16 @@ class RunFolder:
         return self.path / "rates.json"
 
     @property
+    def scan(self) -> Path:
+        """The journal of the scan for what is wanted, until all is known."""
+        return self.path / "scan.jsonl"
+
+    @property
+    def wanted_file(self) -> Path:
+        """The cells that are wanted, once they are known."""
+        return self.path / WANTED_FILE
+
+    @property
     def plan_file(self) -> Path:
         return self.path / PLAN_FILE
 
@@ -79,6 +90,16 @@ class RunFolder:
             raise RunError(
                 f"{self.plan_file} cannot be understood (written by another version?); run with --fresh to start over"
             ) from error
+
+    def load_wanted(self, plan: Plan) -> Wanted | None:
+        """Return what is wanted of `plan`, or None where a scan has still to tell.
+
+        Raises:
+            RunError: what is stored is damaged.
+        """
+        if not plan.needs_scan:
+            return Wanted(plan)
+        return read_wanted(self.wanted_file, plan) if self.wanted_file.is_file() else None
 
     def store_plan(self, plan: Plan) -> None:
         """Store `plan` whole, or leave what was there."""

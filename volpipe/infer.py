@@ -19,9 +19,10 @@ from volpipe.blend import span
 from volpipe.grid import Box
 from volpipe.nets import build_net
 from volpipe.ops import Affine
-from volpipe.output import finish, write_voxels
+from volpipe.output import write_total
 from volpipe.plan import Plan
 from volpipe.tensors import NO_SUM, Tensors
+from volpipe.wanted import Wanted
 from volpipe.windows import Batch, WindowSource, ahead, batches
 
 if TYPE_CHECKING:
@@ -190,26 +191,31 @@ class BlockSum:
         part = out[:, z.start : z.stop, y.start : y.stop, x.start : x.stop]
         if blend != "crop":
             part = part * z.weights[:, None, None] * y.weights[:, None] * x.weights
-        corner = Box(plan.lattice.window_box(number).start, plan.window).scaled(scale).start
-        start = tuple(c + s.start - b for c, s, b in zip(corner, (z, y, x), self.box.start, strict=True))
-        place = tuple(slice(a, a + n) for a, n in zip(start, part.shape[1:], strict=True))
-        self.total[:, *place] += part
+        corner = plan.lattice.window_box(number).relative_to(plan.roi_box.start).scaled(scale).start
+        start = tuple(c + s.start for c, s in zip(corner, (z, y, x), strict=True))
+        box = Box(start, tuple(a + n for a, n in zip(start, part.shape[1:], strict=True)))
+        inside = box & self.box  # a region of interest may cut through windows
+        self.total[:, *inside.relative_to(self.box.start).slices] += part[:, *inside.relative_to(start).slices]
 
 
-def write_block(plan: Plan, normalise: Affine, tensors: Tensors, done: BlockSum) -> None:
-    """Write a finished block: the shards that it alone determines, and its tensor if neighbours need the rest."""
-    shards = plan.shards_of_block(done.block)
+def write_block(wanted: Wanted, normalise: Affine, tensors: Tensors, done: BlockSum) -> None:
+    """Write a finished block: the shards that it alone determines, and its tensor if neighbours need the rest.
+
+    Shards without a wanted voxel do not count.
+    """
+    plan = wanted.plan
+    shards = [shard for shard in plan.shards_of_block(done.block) if wanted.touches(plan.shards().box(shard))]
     direct = [shard for shard in shards if plan.is_direct(shard)]
     if len(direct) < len(shards):
         tensors.write_sum(done.block, done.total)
     for shard in direct:
         box = plan.shards().box(shard)
         inner = box.relative_to(done.box.start)
-        write_voxels(plan, 0, box, finish(plan, normalise, done.total[:, *inner.slices]))
+        write_total(wanted, normalise, box, done.total[:, *inner.slices])
 
 
 def infer(
-    plan: Plan,
+    wanted: Wanted,
     normalise: Affine,
     tensors: Tensors,
     source: WindowSource,
@@ -225,12 +231,13 @@ def infer(
 
     def write(done: BlockSum) -> None:
         before_write()
-        write_block(plan, normalise, tensors, done)
+        write_block(wanted, normalise, tensors, done)
 
-    runner = load_runner(plan)
+    runner = load_runner(wanted.plan)
     writing: tuple[int, Future[None]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
-        for block, outcome in block_sums(plan, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)):
+        incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
+        for block, outcome in block_sums(wanted, runner, incoming):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
@@ -241,7 +248,7 @@ def infer(
             yield writing[0], _outcome(writing[1])
 
 
-def block_sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterator[tuple[int, BlockSum | Exception]]:
+def block_sums(wanted: Wanted, runner: Runner, incoming: Iterator[Batch]) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each block with its sum as soon as its last window is added, or with the first error that it met."""
     growing: BlockSum | None = None
     failed: int | None = None
@@ -249,7 +256,7 @@ def block_sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterato
         if batch.block == failed:
             continue
         if growing is None or growing.block != batch.block:
-            growing = BlockSum(plan, batch.block)
+            growing = BlockSum(wanted.plan, batch.block)
         error = batch.error
         if batch.windows is not None:
             try:
@@ -260,7 +267,7 @@ def block_sums(plan: Plan, runner: Runner, incoming: Iterator[Batch]) -> Iterato
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.numbers[-1] == plan.lattice.windows_of(batch.block)[-1]:
+        elif batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
             done, growing = growing, None
             yield batch.block, done
 

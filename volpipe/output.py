@@ -15,6 +15,7 @@ from volpipe.grid import Box
 from volpipe.ops import Affine, to_dtype, unit_scale
 from volpipe.plan import Plan
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
+from volpipe.wanted import Wanted
 
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
 
@@ -68,6 +69,16 @@ def create_output(plan: Plan, provenance: dict[str, object]) -> None:
     create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
 
 
+def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) -> None:
+    """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
+
+    There a sum may be partial, so that not even the checks of `finish` may see it.
+    """
+    mask, nothing = wanted.mask(box), np.float32(0)
+    data = finish(wanted.plan, normalise, total if mask is None else np.where(mask, total, nothing))
+    write_voxels(wanted.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+
+
 def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> None:
     """Write `data` (c, z, y, x) to `box` of `level`, whole shards only; each shard has one writer."""
     writer = open_writer(plan.out, level_key(level))
@@ -96,11 +107,13 @@ def _axes(plan: Plan) -> tuple[str, ...]:
 def _multiscale(plan: Plan) -> Multiscale:
     """Return where the levels lie.
 
-    An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from the input's.
+    An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of the
+    first voxel of the region of interest.
     """
     source, scale = plan.source, plan.net.scale
-    voxel = source.voxel_size_nm or (1.0, 1.0, 1.0)
-    moved = (o + (1 / s - 1) / 2 * v for o, s, v in zip(source.origin_nm, scale, voxel, strict=True))
+    voxel = source.voxel_size_nm or scale  # where the size is unknown, output voxels are the unit
+    places = zip(source.origin_nm, plan.roi_box.start, scale, voxel, strict=True)
+    moved = (o + (r + (1 / s - 1) / 2) * v for o, r, s, v in places)
     fine = (v / s for v, s in zip(voxel, scale, strict=True))
     return Multiscale(
         tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(plan.factors)),

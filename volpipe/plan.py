@@ -21,6 +21,7 @@ from volpipe.errors import PlanError
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
 from volpipe.nets import NetFacts
 from volpipe.recipe import Output, Recipe, Windows
+from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volume import Volume
 
 Triple = tuple[int, int, int]
@@ -68,6 +69,8 @@ class Plan(BaseModel):
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
     factors: tuple[Triple, ...]
+    roi: tuple[Triple, Triple]
+    mask: Mask | None = None
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -78,8 +81,28 @@ class Plan(BaseModel):
         return self.lattice.blocks
 
     @cached_property
+    def roi_box(self) -> Box:
+        """The voxels of the volume that the output shows; output voxels count from its corner."""
+        return Box(*self.roi)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the output shows the whole volume, so that every block has something to add to it."""
+        return self.roi_box == Box.of(self.source.shape)
+
+    @property
+    def needs_scan(self) -> bool:
+        """Whether a mask or the volume's own voxels decide which windows are wanted."""
+        return self.mask is not None or self.recipe.input.empty is not None
+
+    @cached_property
+    def num_active(self) -> int:
+        """Number of blocks that reach the region of interest; of these a mask may leave fewer."""
+        return math.prod(sum(a < b for a, b in self.reach_along(axis)) for axis in range(3))
+
+    @cached_property
     def out_shape(self) -> Triple:
-        return _triple(n * s for n, s in zip(self.source.shape, self.net.scale, strict=True))
+        return _triple(n * s for n, s in zip(self.roi_box.shape, self.net.scale, strict=True))
 
     @cached_property
     def identity(self) -> str:
@@ -103,12 +126,19 @@ class Plan(BaseModel):
         return _triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
 
     def sum_box(self, block: int) -> Box:
-        """Return the output voxels that the weighted sum of `block` reaches."""
+        """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
         before, after = support(self.lattice, self.recipe.windows.blend)
         core = self.blocks.box(block)
         start = tuple(a - b for a, b in zip(core.start, before, strict=True))
         stop = tuple(b + a for b, a in zip(core.stop, after, strict=True))
-        return (Box(start, stop) & Box.of(self.source.shape)).scaled(self.net.scale)
+        return (Box(start, stop) & self.roi_box).relative_to(self.roi_box.start).scaled(self.net.scale)
+
+    def reach_along(self, axis: int) -> list[tuple[int, int]]:
+        """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
+        before, after = support(self.lattice, self.recipe.windows.blend)
+        (first, last), cell = (corner[axis] for corner in self.roi), self.blocks.cell[axis]
+        starts = range(0, self.source.shape[axis], cell)
+        return [(max(a - before[axis], first), min(a + cell + after[axis], last)) for a in starts]
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
@@ -119,8 +149,8 @@ class Plan(BaseModel):
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
         before, after = support(self.lattice, self.recipe.windows.blend)
         size, scale, cell = self.shard[axis], self.net.scale[axis], self.blocks.cell[axis]
-        start = index * size // scale - after[axis]
-        stop = -(-min((index + 1) * size, self.out_shape[axis]) // scale) + before[axis]
+        start = self.roi[0][axis] + index * size // scale - after[axis]
+        stop = self.roi[0][axis] - (-min((index + 1) * size, self.out_shape[axis]) // scale) + before[axis]
         return range(max(0, start // cell), min(self.blocks.counts[axis], -(-stop // cell)))
 
     def is_direct(self, shard: int) -> bool:
@@ -134,10 +164,11 @@ class Plan(BaseModel):
     @cached_property
     def num_sums(self) -> int:
         """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
-        num_direct = 1
-        for axis in range(3):
-            num_direct *= sum(len(self.blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis]))
-        return len(self.shards()) - num_direct
+        return len(self.shards()) - math.prod(sum(self.direct_along(axis)) for axis in range(3))
+
+    def direct_along(self, axis: int) -> list[bool]:
+        """Return which places along `axis` have shards that one block determines, as far as this axis goes."""
+        return [len(self.blocks_along(axis, i)) == 1 for i in range(self.shards().counts[axis])]
 
     @cached_property
     def sum_chunk(self) -> Triple:
@@ -159,7 +190,7 @@ class Plan(BaseModel):
 
     def sum_origin(self, block: int) -> Index:
         """Return the output voxel at which the tensor of `block` begins; it may lie outside the volume."""
-        core = self.blocks.box(block).scaled(self.net.scale)
+        core = self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale)
         return tuple(a - m for a, m in zip(core.start, self.sum_margin, strict=True))
 
     def _padded(self, reach: tuple[int, ...]) -> Triple:
@@ -175,7 +206,9 @@ def load_plan(path: str, identity: str) -> Plan:
     return plan
 
 
-def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, search_path: str = "") -> Plan:
+def make_plan(
+    recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, search_path: str = "", mask: Volume | None = None
+) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
     Args:
@@ -184,6 +217,7 @@ def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, searc
         net: the facts of the recipe's net.
         out: where the output goes.
         search_path: folder that the recipe's relative names count from.
+        mask: the volume that the recipe names as its mask, as found.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -196,7 +230,8 @@ def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, searc
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
     shard = _shard(recipe.output, core)
     chunk = _chunk(recipe.output, shard)
-    out_shape = tuple(n * f for n, f in zip(shape, net.scale, strict=True))
+    roi = find_roi(recipe.input.roi, volume)
+    out_shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
     voxel = volume.voxel_size_nm or (1.0, 1.0, 1.0)
     source = Source(
         path=volume.path,
@@ -225,6 +260,8 @@ def make_plan(recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, searc
         out_dtype=_out_dtype(recipe.output, volume.dtype, intensity),
         intensity=intensity,
         factors=_factors(recipe.output, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))),
+        roi=(_triple(roi.start), _triple(roi.stop)),
+        mask=None if mask is None else lay_mask(mask, volume),
     )
 
 

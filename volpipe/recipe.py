@@ -27,10 +27,17 @@ class Section(BaseModel):
 
 
 class Input(Section):
-    """Which array of the volume is read."""
+    """Which array of the volume is read, and which part of it is wanted.
+
+    `roi` is a box, ``z0:z1,y0:y1,x0:x1``, in voxels or with units; `mask` a volume, nonzero where voxels are wanted.
+    `empty` is a value: windows that hold nothing else are not wanted; or "missing": windows without a stored chunk.
+    """
 
     key: str | None = None
     level: int = Field(0, ge=0)
+    roi: str | None = None
+    mask: str | None = None
+    empty: Literal["missing"] | Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
 class NetChoice(Section):

@@ -32,6 +32,7 @@ from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume
+from volpipe.wanted import Wanted
 from volpipe.windows import batches
 from volpipe.worker import Job
 
@@ -106,19 +107,29 @@ def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: i
 
 
 def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
-    """Return a block at random, away from the faces, where blocks are small, if there are others."""
-    index = [int(dice.integers(1, n - 1)) if n > 2 else int(dice.integers(n)) for n in plan.blocks.counts]
-    return plan.blocks.number(tuple(index))
+    """Return a block of the region at random, away from faces, where blocks are small, if there are others."""
+    along = []
+    for axis in range(3):
+        active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
+        along.append(int(dice.choice(active[1:-1] or active)))
+    return plan.blocks.number(tuple(along))
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
-    own = plan.model_copy(update={"out": str(path / "out")})
+    own = _whole(plan).model_copy(update={"out": str(path / "out")})
     path.mkdir(parents=True)
     RunFolder(path).store_plan(own)
     create_output(own, {})
     Tensors(own, path).create()
     Tensors(_stored(own), path).create()
     return Job(str(path), own.identity, normalise.shift, normalise.scale)
+
+
+def _whole(plan: Plan) -> Plan:
+    """Return the plan without its region, so that every block is whole."""
+    everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
+    recipe = plan.recipe.model_copy(update={"input": everything})
+    return plan.model_copy(update={"recipe": recipe, "roi": ((0, 0, 0), plan.source.shape), "mask": None})
 
 
 def _mean(rates: list[Rates]) -> Rates:
@@ -185,7 +196,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
     with _timed() as took:
         for block in blocks:
-            factor(stored, volume, job.normalise, tensors, block)
+            factor(Wanted(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
     return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
@@ -218,7 +229,7 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
     runner, source = load_runner(job.plan), worker.window_source(job)
-    ((_, total),) = block_sums(plan, runner, batches(source, [block], runner.batch))
+    ((_, total),) = block_sums(Wanted(plan), runner, batches(source, [block], runner.batch))
     if isinstance(total, Exception):
         raise total
     shard = next(iter(plan.shards_of_block(block)))

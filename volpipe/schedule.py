@@ -18,6 +18,9 @@ import numpy as np
 
 from volpipe.grid import Box
 from volpipe.plan import Plan
+from volpipe.wanted import Wanted
+
+SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
 
 Unit = tuple[str, int]
 
@@ -29,8 +32,9 @@ class Stage:
     Attributes:
         name: as the journal has it.
         size: one more than the largest unit.
-        num_units: how many there are; fewer than `size` where some numbers are another stage's work.
+        num_units: how many there are; fewer than `size` where some numbers are another stage's work, or nobody's.
         label: of the executors that run it, "cpu" or "gpu".
+        active: a flag for each number, whether there is such a unit; None where there are all.
         waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
         marked: whether the journal remembers it.
     """
@@ -41,6 +45,7 @@ class Stage:
     label: str = "cpu"
     waits: Callable[[int], bool] | None = None
     marked: bool = True
+    active: np.ndarray | None = field(default=None, repr=False)
     done: np.ndarray = field(init=False, repr=False)
     taken: np.ndarray = field(init=False, repr=False)
     failed: set[int] = field(default_factory=set)
@@ -50,10 +55,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.num_units < 0:
-            self.num_units = self.size
+            self.num_units = self.size if self.active is None else int(np.count_nonzero(self.active))
         self.done = np.zeros(self.size, bool)
         self.taken = np.zeros(self.size, bool)
-        self._scan = iter(range(0 if self.waits else self.size))
+        self._scan = iter(()) if self.waits else self._units()
 
     @property
     def num_left(self) -> int:
@@ -66,7 +71,7 @@ class Stage:
 
     def look_again(self) -> None:
         """Go through all units once more: a resumed run has inputs that nobody will announce."""
-        self._scan = iter(range(self.size))
+        self._scan = self._units()
 
     def offer(self, unit: int) -> None:
         """Let `unit` start when its turn comes, if its inputs are there and nobody has it."""
@@ -93,8 +98,19 @@ class Stage:
                 units.append(unit)
         return units
 
+    def has(self, unit: int) -> bool:
+        """Return whether there is such a unit."""
+        return self.active is None or bool(self.active[unit])
+
     def _may_start(self, unit: int) -> bool:
-        return not self.taken[unit] and not (self.waits is not None and self.waits(unit))
+        return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
+
+    def _units(self) -> Iterator[int]:
+        if self.active is None:
+            yield from range(self.size)
+            return
+        for start in range(0, self.size, SCAN_AT_ONCE):
+            yield from (np.flatnonzero(self.active[start : start + SCAN_AT_ONCE]) + start).tolist()
 
 
 class SingleStage:
@@ -123,22 +139,30 @@ class Schedule:
 
     Args:
         plan: the plan.
+        wanted: what of it is wanted; all of its region where it is not said.
         keep_tensors: whether window tensors and block tensors stay.
         most_waiting: blocks of windows that may wait for the net at a time, beside those that it failed on.
     """
 
-    def __init__(self, plan: Plan, *, keep_tensors: bool = False, most_waiting: int = 64) -> None:
+    def __init__(
+        self, plan: Plan, wanted: Wanted | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
+    ) -> None:
         self.plan = plan
+        wanted = wanted or Wanted(plan)
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
-        self.factor = Stage("factor", num_blocks if stored else 0)
-        self.infer = Stage("infer", num_blocks, label="gpu", waits=self._lacks_windows if stored else None)
-        num_shards = len(plan.shards()) if plan.num_sums else 0
-        self.reassemble = Stage("reassemble", num_shards, plan.num_sums, waits=self._lacks_sums)
+        blocks, num_sums = wanted.blocks, wanted.num_sums()
+        self.written = [wanted.shards(level) for level in range(len(plan.factors))]
+        self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
+        waits = self._lacks_windows if stored else None
+        self.infer = Stage("infer", num_blocks, label="gpu", waits=waits, active=blocks)
+        num_shards = len(plan.shards()) if num_sums else 0
+        active = self.written[0] if num_sums else None
+        self.reassemble = Stage("reassemble", num_shards, num_sums, waits=self._lacks_sums, active=active)
         self.pyramid = [
-            Stage(f"pyramid {level}", len(plan.shards(level)), waits=partial(self._lacks_finer, level))
-            for level in range(1, len(plan.factors))
+            Stage(f"pyramid {i}", len(plan.shards(i)), waits=partial(self._lacks_finer, i), active=self.written[i])
+            for i in range(1, len(plan.factors))
         ]
         self.discards = {
             what: Stage(f"discard {what}", num_blocks, waits=lambda block: True, marked=False)
@@ -203,7 +227,7 @@ class Schedule:
         plan = self.plan
         if plan.mode == "stored":
             self._discard("windows", block)
-        for shard in plan.shards_of_block(block):
+        for shard in filter(partial(self._is_due, 0), plan.shards_of_block(block)):
             if plan.is_direct(shard):
                 self._finish_shard(0, shard)
             else:
@@ -217,8 +241,8 @@ class Schedule:
                 self.pyramid[level].offer(coarser)
 
     def _discard_sum(self, block: int) -> None:
-        shards = self.plan.shards_of_block(block)
-        if all(self.reassemble.done[s] or self.plan.is_direct(s) for s in shards):
+        shards = filter(partial(self._is_due, 0), self.plan.shards_of_block(block))
+        if self.infer.has(block) and all(self.reassemble.done[s] or self.plan.is_direct(s) for s in shards):
             self._discard("sum", block)
 
     def _discard(self, what: str, block: int) -> None:
@@ -232,13 +256,18 @@ class Schedule:
 
     def _lacks_sums(self, shard: int) -> bool:
         blocks = self.plan.blocks_of_shard(shard)
-        return len(blocks) == 1 or not all(self.infer.done[block] for block in blocks)
+        return len(blocks) == 1 or not all(self.infer.done[block] for block in blocks if self.infer.has(block))
 
     def _lacks_finer(self, level: int, shard: int) -> bool:
         plan = self.plan
         box = plan.shards(level).box(shard).scaled(plan.step(level))
         finer = plan.shards(level - 1).touching(box)
-        return not all(self._is_written(level - 1, s) for s in finer)
+        return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
+
+    def _is_due(self, level: int, shard: int) -> bool:
+        """Return whether `shard` of `level` holds anything that is wanted."""
+        flags = self.written[level]
+        return flags is None or bool(flags[shard])
 
     def _is_written(self, level: int, shard: int) -> bool:
         if level > 0:

@@ -53,13 +53,18 @@ def plan_table(plan: Plan, site: str) -> Table:
     source = plan.source
     table.add_row("volume", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {_voxel(source.voxel_size_nm)}")
+    if not plan.is_whole:
+        table.add_row("roi", f"{plan.roi_box} (z, y, x)")
+    if plan.mask is not None:
+        table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
     table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
     table.add_row(
         "windows",
         f"{lattice.num_windows:,} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
         f"blend {plan.recipe.windows.blend}, {plan.mode}",
     )
-    table.add_row("blocks", f"{len(plan.blocks):,} of {shape(plan.block)} windows")
+    needed = "" if plan.is_whole else f"{plan.num_active:,} of "
+    table.add_row("blocks", f"{needed}{len(plan.blocks):,} of {shape(plan.block)} windows")
     table.add_row("output", f"{plan.out}")
     table.add_row(
         "",

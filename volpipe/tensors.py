@@ -164,6 +164,7 @@ class Tensors:
                 "block": lattice.block,
             },
             "num_windows": lattice.num_windows,
+            "is_whole": self.plan.is_whole and not self.plan.needs_scan,
             "normalise": self.plan.recipe.normalise.model_dump(),
         }
 

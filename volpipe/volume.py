@@ -163,8 +163,23 @@ class Reader:
         Raises:
             VolumeError: the box is empty or leaves the volume, a chunk is damaged, or the array has a time axis.
         """
-        volume = self.volume
-        shape = volume.spatial_shape
+        return self._canonical(self._read(self._stored_index(box)))
+
+    def is_stored(self, box: Box) -> bool:
+        """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.
+
+        True also for an array of which only a read can tell.
+        """
+        if not isinstance(self._array, store.TensorStoreArray):
+            return True
+        seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
+        index = self._stored_index(Box(tuple(int(p.min()) for p in seen), tuple(int(p.max()) + 1 for p in seen)))
+        with _naming(self.volume, box):
+            return self._array.is_stored(index)
+
+    def _stored_index(self, box: Box) -> store.Index:
+        """Return `box` (z, y, x) as an index of the stored axes."""
+        volume, shape = self.volume, self.volume.spatial_shape
         if len(box.start) != 3 or box.is_empty or not Box.of(shape).contains(box):
             raise VolumeError(f"{volume}: box {box} is empty or leaves the volume {shape} (z, y, x)")
         index: list[slice | int] = []
@@ -181,7 +196,7 @@ class Reader:
                     f"{volume}: axis {axis} has {n} entries; volpipe reads (c, z, y, x), so save one "
                     "entry as an array of its own"
                 )
-        return self._canonical(self._read(tuple(index)))
+        return tuple(index)
 
     def _canonical(self, data: np.ndarray) -> np.ndarray:
         """Return `data`, in stored order and without the axes that are neither c nor space, as (c, z, y, x)."""

@@ -9,14 +9,14 @@ import itertools
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from volpipe.grid import Lattice
+from volpipe.grid import Box, Lattice
 from volpipe.ops import Affine
 from volpipe.volume import Volume
 
@@ -54,11 +54,15 @@ class StoredWindows:
 
 @dataclass
 class StreamedWindows:
-    """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while."""
+    """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
+
+    Where not all windows of a block are wanted, `input_box` says what those of it see together.
+    """
 
     volume: Volume
     lattice: Lattice
     normalise: Affine
+    input_box: Callable[[int], Box] | None = None
     _blocks: OrderedDict[int, Future[np.ndarray]] = field(default_factory=OrderedDict, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -71,7 +75,7 @@ class StreamedWindows:
 
     def _cut(self, number: int) -> np.ndarray:
         block = number // self.lattice.windows_per_block
-        window = self.lattice.window_box(number).relative_to(self.lattice.input_box(block).start)
+        window = self.lattice.window_box(number).relative_to(self._box(block).start)
         return self._voxels(block)[:, *window.slices]
 
     def _voxels(self, block: int) -> np.ndarray:
@@ -96,10 +100,14 @@ class StreamedWindows:
             return self._blocks[block]
 
     def _read_block(self, block: int) -> np.ndarray:
-        return self.volume.open().read_mirrored(self.lattice.input_box(block))
+        return self.volume.open().read_mirrored(self._box(block))
+
+    def _box(self, block: int) -> Box:
+        return self.lattice.input_box(block) if self.input_box is None else self.input_box(block)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"volume": self.volume, "lattice": self.lattice, "normalise": self.normalise}
+        names = ("volume", "lattice", "normalise", "input_box")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # voxels, threads and locks stay in their process
@@ -115,14 +123,17 @@ class Batch:
     error: Exception | None = None
 
 
-def batches(source: WindowSource, blocks: Sequence[int], size: int) -> Iterator[Batch]:
+def batches(
+    source: WindowSource, blocks: Sequence[int], size: int, windows_of: Callable[[int], Sequence[int]] | None = None
+) -> Iterator[Batch]:
     """Yield the windows of `blocks`, block by block, `size` at a time; a batch never spans two blocks.
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
+    `windows_of` tells which windows of a block are wanted, where not all are.
     """
     for block, following in itertools.zip_longest(blocks, blocks[1:]):
-        numbers = source.lattice.windows_of(block)
+        numbers = (windows_of or source.lattice.windows_of)(block)
         for start in range(0, len(numbers), size):
             chosen = tuple(numbers[start : start + size])
             try:

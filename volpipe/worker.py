@@ -28,10 +28,12 @@ from volpipe.ops import Affine
 from volpipe.plan import Plan, load_plan
 from volpipe.tensors import Tensors, grown
 from volpipe.volume import Volume, open_volume
+from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
 LOCK_FILE = "lock"
+WANTED_FILE = "wanted.npy"
 
 Outcomes = Iterator[tuple[int, Exception | None]]
 
@@ -45,6 +47,7 @@ class Job:
         identity: of the plan in it.
         shift, scale: the normalisation, once it is known.
         bins: ends of the histogram of a second measuring pass, where there is one.
+        cells: fingerprint of the wanted cells in the folder, once they are known; "" where all are wanted.
         session: what the folder's lock says while the driver that sends this holds it; "" asks for no such lock.
     """
 
@@ -54,10 +57,16 @@ class Job:
     scale: float = 1.0
     bins: tuple[float, float] | None = None
     session: str = ""
+    cells: str = ""
 
     @property
     def plan(self) -> Plan:
         return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
+
+    @property
+    def wanted(self) -> Wanted:
+        folder = Path(self.folder)
+        return load_wanted(str(folder / PLAN_FILE), self.identity, str(folder / WANTED_FILE), self.cells)
 
     @property
     def normalise(self) -> Affine:
@@ -92,12 +101,26 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
+def scan(job: Job, units: Sequence[int]) -> Record:
+    """Return which cells of the given blocks are wanted."""
+    from volpipe.scan import scan as scan_block
+
+    found: list[tuple[int, str]] = []
+
+    def one(block: int) -> None:
+        laid = job.plan.mask
+        mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
+        found.append((block, scan_block(job.plan, open_source(job), mask, block)))
+
+    return dataclasses.replace(work("scan", units, _each(one, units, job)), result=tuple(found))
+
+
 def factor(job: Job, units: Sequence[int]) -> Record:
     """Write the window tensors of the given blocks."""
     from volpipe.factor import factor as factor_block
 
     def one(block: int) -> None:
-        factor_block(job.plan, open_source(job), job.normalise, job.tensors, block)
+        factor_block(job.wanted, open_source(job), job.normalise, job.tensors, block)
 
     return work("factor", units, _each(one, units, job))
 
@@ -108,7 +131,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
 
     def outcomes() -> Outcomes:
         yield from infer_blocks(
-            job.plan, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
+            job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
         )
 
     return work("infer", units, outcomes())
@@ -119,7 +142,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
     from volpipe.reassemble import reassemble as reassemble_shard
 
     def one(shard: int) -> None:
-        reassemble_shard(job.plan, job.normalise, job.tensors, shard)
+        reassemble_shard(job.wanted, job.normalise, job.tensors, shard)
 
     return work("reassemble", units, _each(one, units, job))
 
@@ -141,7 +164,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise)
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.wanted.input_box)
 
 
 @lru_cache(maxsize=4)

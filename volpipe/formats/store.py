@@ -59,6 +59,11 @@ class TensorStoreArray:
         data: np.ndarray = self._array[index].read(order="C").result()
         return data
 
+    def is_stored(self, index: Index) -> bool:
+        """Return whether some chunk at `index` is stored; no chunk is read."""
+        _check_process()
+        return not self._array[index].storage_statistics(query_not_stored=True).result().not_stored
+
     def write(self, index: Index, data: np.ndarray) -> None:
         import tensorstore as ts
 

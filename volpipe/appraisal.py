@@ -1,0 +1,96 @@
+"""The appraisal: what a plan will take on the workers that there are, and whether there is as much.
+
+Not here: the arithmetic (estimate), trying blocks (rehearsal), the limits (limits).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.alternatives import Alternative, alternatives
+from volpipe.errors import RunStopped
+from volpipe.estimate import Estimate, Slots, estimate
+from volpipe.folder import RunFolder
+from volpipe.limits import Limits, check_limits, disk_limits
+from volpipe.plan import Plan
+from volpipe.rehearsal import Sample, rehearse, sample
+from volpipe.run import Executors
+from volpipe.volume import Volume, open_volume
+from volpipe.wanted import Wanted
+
+log = logging.getLogger(__name__)
+
+WORTH_REHEARSING = 100  # blocks per worker: three of them cost 3 % of the time
+UNKNOWN_SLOTS = Slots(1, 1, shared=True)
+
+
+@dataclass(frozen=True)
+class Appraisal:
+    """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
+
+    `share` of the region's blocks is wanted, where a mask leaves some out.
+    """
+
+    plan: Plan
+    volume: Volume
+    sample: Sample
+    slots: Slots
+    limits: Limits
+    share: float
+    estimate: Estimate
+
+    def check(self, share_left: float = 1.0) -> None:
+        """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
+
+        Raises:
+            PlanError: with what is needed, what there is, and what would fit.
+        """
+        check_limits(self.plan, self.estimate, self.limits, share_left)
+
+    def alternatives(self) -> list[Alternative]:
+        """Return the plan beside those that were turned down."""
+        return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots, self.share)
+
+
+def appraise(plan: Plan, folder: RunFolder, executors: Executors | None = None, share: float = 1.0) -> Appraisal:
+    """Return what `plan` takes by what the run's `folder` knows of its rates.
+
+    Args:
+        share: of the region's blocks that are wanted, where a mask leaves some out.
+    """
+    volume, slots, worker_bytes = open_volume(plan.source.path, plan.source.key), UNKNOWN_SLOTS, None
+    if executors is not None:
+        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
+        worker_bytes = executors.worker_bytes
+    limits, seen = disk_limits(Path(plan.out), worker_bytes), sample(plan, volume)
+    found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
+    return Appraisal(plan, volume, seen, slots, limits, share, found)
+
+
+def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0) -> Appraisal:
+    """Return what `plan` will take, after a rehearsal if there was none before.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    found = appraise(plan, folder, executors, share)
+    if found.estimate.rates is not None:
+        return found
+    found.check(share_left=0.0)  # of disk, so that memory alone counts
+    folder.store_rates(plan, rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal))
+    return appraise(plan, folder, executors, share)
+
+
+def appraise_run(wanted: Wanted, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
+    """Return what is `wanted` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
+    share = wanted.num_blocks / wanted.plan.num_active
+    if share_left < 1 or wanted.num_blocks < WORTH_REHEARSING * executors.slots["gpu"]:
+        return appraise(wanted.plan, folder, executors, share)
+    try:
+        return rehearsed(wanted.plan, folder, executors, share)
+    except RunStopped as error:  # blocks that fail are the run's to retry and to name
+        log.warning("the rehearsal failed: %s", error)
+        return appraise(wanted.plan, folder, executors, share)

@@ -1,0 +1,111 @@
+"""The passes over a volume before the net sees it: the scan for what is wanted, and the measuring of its statistics.
+
+Not here: what a task of them does (worker, scan, measure).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from volpipe.errors import PlanError, RunStopped
+from volpipe.folder import RunFolder
+from volpipe.journal import Journal
+from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
+from volpipe.ops import Affine
+from volpipe.plan import Plan
+from volpipe.run import Executors, Loop, Show, Totals
+from volpipe.schedule import SingleStage, Stage
+from volpipe.wanted import Wanted, gather, store_wanted
+from volpipe.worker import Job
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Passes:
+    """Stages that stand alone, on the workers of a run.
+
+    Attributes:
+        totals: what the tasks of each took in this session.
+    """
+
+    executors: Executors
+    job: Job
+    show: Show
+    totals: dict[str, Totals] = field(default_factory=dict)
+
+    def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
+        """Do all of `stage`, less what the journal has.
+
+        Raises:
+            RunStopped: some of it cannot be done, without which nothing else can.
+        """
+        schedule = SingleStage(stage)
+        schedule.resume(done_in(journal))
+        loop = Loop(schedule, self.executors.submitter(job or self.job), self.executors.slots, journal, self.show)
+        loop.run()
+        self.totals[stage.name] = loop.progress.totals[stage.name]
+        if stage.failed:
+            unit = min(stage.failed)
+            reason = loop.reasons[stage.name, unit].splitlines()[-1]
+            raise RunStopped(f"{stage.name} of block {unit} failed: {reason}")
+
+
+def done_in(journal: Journal) -> Iterator[tuple[str, int]]:
+    """Yield stage and unit of all that the journal has as done."""
+    return ((record.stage, unit) for record in journal.records() for unit in record.done)
+
+
+def scan_stage(plan: Plan) -> Stage:
+    """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
+    return Stage("scan", len(plan.blocks), active=Wanted(plan).owners)
+
+
+def scanned(passes: Passes, folder: RunFolder) -> Wanted:
+    """Return what tasks find wanted, stored for workers and for later sessions.
+
+    Raises:
+        PlanError: nothing is; the folder is as if nobody had begun.
+    """
+    plan = passes.job.plan
+    with Journal(folder.scan) as journal:
+        passes.finish(scan_stage(plan), journal)
+        wanted = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
+    if not wanted.num_cells:
+        folder.plan_file.unlink()
+        folder.scan.unlink()
+        raise PlanError(_nothing_wanted(plan))
+    store_wanted(folder.wanted_file, wanted)
+    folder.scan.unlink()
+    log.info("%d of %d windows are wanted, in %d blocks", wanted.num_cells, plan.lattice.num_windows, wanted.num_blocks)
+    return wanted
+
+
+def _nothing_wanted(plan: Plan) -> str:
+    choice, where = plan.recipe.input, "the volume" if plan.is_whole else f"the roi {plan.roi_box}"
+    if plan.mask is not None and choice.empty is None:
+        return f"mask {choice.mask} is zero all over {where}, so nothing is wanted; use a mask with some other voxels"
+    masked = "" if plan.mask is None else f" and under mask {choice.mask}"
+    return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
+
+
+def normalisation(passes: Passes, journal: Journal) -> Affine:
+    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type."""
+    plan = passes.job.plan
+    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+
+    def measured(name: str, job: Job) -> Statistics:
+        passes.finish(Stage(name, len(plan.blocks)), journal, job)
+        return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+
+    if not needs_measuring(choice, dtype):
+        return affine(choice, dtype, None)
+    found = measured("measure", passes.job)
+    if needs_histogram(choice, dtype):
+        found = measured("histogram", dataclasses.replace(passes.job, bins=(found.low, found.high)))
+    return affine(choice, dtype, found)

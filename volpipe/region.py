@@ -1,0 +1,138 @@
+"""The region: which part of a volume a recipe asks for, as a box of voxels and as a mask laid over the volume.
+
+Not here: which windows, blocks and shards that means (wanted), or voxels of the mask (scan).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pydantic import BaseModel, ConfigDict
+
+from volpipe.errors import PlanError
+from volpipe.formats.metadata import nanometres
+from volpipe.grid import Box
+from volpipe.volume import Volume
+
+AXES = "zyx"
+BOUND = re.compile(r"\s*(\d+|-?\d+(?:\.\d*)?(?=\s*[^\d\s.]))\s*([^\d\s.]*)\s*")  # a length may be broken or negative
+SLIVER = 1e-6  # of a voxel: what rounding of sizes in nm may leave
+
+
+class Mask(BaseModel):
+    """A mask as it lies over a volume, (z, y, x).
+
+    Attributes:
+        path, key: where its array is.
+        shape: in voxels of its own.
+        step: voxels of the volume per voxel of the mask.
+        start: where its first voxel begins, in voxels of the volume.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    key: str
+    shape: tuple[int, int, int]
+    step: tuple[float, float, float]
+    start: tuple[float, float, float]
+
+    def under(self, axis: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the voxels of the mask, first and one past last, that lie over the volume's `start:stop` on `axis`.
+
+        Past the ends of the mask, its last voxel counts.
+        """
+        first = math.floor((start - self.start[axis]) / self.step[axis] + SLIVER)
+        last = math.ceil((stop - self.start[axis]) / self.step[axis] - SLIVER)
+        first = min(max(first, 0), self.shape[axis] - 1)
+        return first, min(max(last, first + 1), self.shape[axis])
+
+
+def find_roi(text: str | None, volume: Volume) -> Box:
+    """Return the box of voxels (z, y, x) that ``z0:z1,y0:y1,x0:x1`` names in `volume`; all of it without a text.
+
+    A bound is a number of voxels, or a length in the volume's own coordinates: of "100nm:900nm" the voxels count whose
+    centres lie from 100 nm to before 900 nm. Without a bound, the region reaches the face.
+
+    Raises:
+        PlanError: it cannot be understood, is empty, or leaves the volume.
+    """
+    shape = volume.spatial_shape
+    if text is None:
+        return Box.of(shape)
+    parts = text.split(",")
+    if len(parts) != 3 or any(part.count(":") != 1 for part in parts):
+        raise PlanError(f"roi {text!r}: write z0:z1,y0:y1,x0:x1, such as 0:64,100:300,: (a bare : is a whole axis)")
+    bounds = [_bounds(part, axis, volume) for axis, part in enumerate(parts)]
+    return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+
+
+def _bounds(part: str, axis: int, volume: Volume) -> tuple[int, int]:
+    size = volume.spatial_shape[axis]
+    low, high = part.split(":")
+    start = _bound(low, axis, volume) if low.strip() else 0
+    stop = _bound(high, axis, volume) if high.strip() else size
+    if start >= size or stop > size:
+        fits = f"{start if start < size else 0}:{min(stop, size)}"
+        raise PlanError(f"roi, axis {AXES[axis]}: {start}:{stop} leaves the volume of {size} voxels; use {fits}, say")
+    if start > stop:
+        raise PlanError(f"roi, axis {AXES[axis]}: {part.strip()} ends before it begins; turn it round")
+    if start == stop:
+        raise PlanError(f"roi, axis {AXES[axis]}: {part.strip()} holds no voxel; end it at {start + 1} or more")
+    return start, stop
+
+
+def _bound(text: str, axis: int, volume: Volume) -> int:
+    """Return the voxel at which a bound lies: a number, or a length."""
+    found = BOUND.fullmatch(text)
+    number, unit = found.groups() if found else ("", "")
+    if number and not unit:
+        return int(number)
+    factor = nanometres(unit)
+    if not number or factor is None:
+        raise PlanError(
+            f"roi, axis {AXES[axis]}: {text.strip()!r} is neither a number of voxels nor a length; write 120, or 960nm"
+        )
+    if volume.voxel_size_nm is None:
+        raise PlanError(f"roi, axis {AXES[axis]}: {text.strip()} needs a voxel size, which {volume} lacks; use voxels")
+    place = (float(number) * factor - volume.origin_nm[axis]) / volume.voxel_size_nm[axis]
+    if place < -0.5 - SLIVER:
+        raise PlanError(
+            f"roi, axis {AXES[axis]}: {text.strip()} lies before the volume, whose first voxel is at "
+            f"{volume.origin_nm[axis]:g} nm; leave the bound open"
+        )
+    return max(0, math.ceil(place - SLIVER))
+
+
+def lay_mask(mask: Volume, volume: Volume) -> Mask:
+    """Return how `mask` lies over `volume`: by voxel sizes and origins where both have them, else stretched over it.
+
+    Raises:
+        PlanError: the mask has channels, or covers another extent than the volume.
+    """
+    if mask.num_channels != 1:
+        raise PlanError(f"mask {mask} has {mask.num_channels} channels; a mask has one: save it on its own")
+    sizes, shape = volume.spatial_shape, mask.spatial_shape
+    if mask.voxel_size_nm is None or volume.voxel_size_nm is None:
+        step = [n / m for n, m in zip(sizes, shape, strict=True)]
+        start = [0.0, 0.0, 0.0]
+    else:
+        step = [m / v for m, v in zip(mask.voxel_size_nm, volume.voxel_size_nm, strict=True)]
+        moved = (m - o for m, o in zip(mask.origin_nm, volume.origin_nm, strict=True))
+        start = [d / v - (s - 1) / 2 for d, v, s in zip(moved, volume.voxel_size_nm, step, strict=True)]
+    for axis, n, m, a, s in zip(AXES, sizes, shape, start, step, strict=True):
+        # Coarser grids differ by half a voxel in what they call their origin, and by one in how they round their end.
+        slack = abs(s - 1) + 0.01
+        if abs(a) > slack / 2 or abs(m * s - n) > slack:
+            raise PlanError(
+                f"mask {mask}, axis {axis}: {m} voxels of {s:g} of the volume's cover {a:g} to {a + m * s:g}, the "
+                f"volume is 0 to {n}; use a mask of the same extent, or correct its voxel size and origin"
+            )
+    return Mask(
+        path=mask.path,
+        key=mask.key,
+        shape=shape,
+        step=(step[0], step[1], step[2]),
+        start=(start[0], start[1], start[2]),
+    )

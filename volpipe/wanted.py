@@ -1,0 +1,277 @@
+"""What is wanted of a plan: the windows, blocks and shards that its region of interest, mask and empty space leave.
+
+Not here: how a recipe says it (region), or looking at voxels (scan). A window's core is its cell, and a cell is wanted
+or not, whole: one bit for each, in C order, is all that is kept. An output voxel is wanted if it lies in the region and
+in a wanted cell. Whatever adds to a wanted voxel is computed, so that it has the bits of the whole run; the sums of
+other voxels may be partial, and they are written as 0::
+
+    cells            |----|----|####|----|----|----|     one is wanted
+    windows                 |=========|                  computed: they overlap it (hann)
+                       |=========|  |=========|
+    output           |0000|0000|####|0000|0000|0000|
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.blend import support
+from volpipe.errors import RunError
+from volpipe.grid import Box, ravel
+from volpipe.plan import Plan, load_plan
+
+Range = tuple[int, int]  # half-open; empty where it does not ascend
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """The wanted part of `plan`.
+
+    Attributes:
+        cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are wanted.
+    """
+
+    plan: Plan
+    cells: np.ndarray | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self.cells is None and self.plan.is_whole
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of the cells, "" where all are wanted."""
+        return "" if self.cells is None else hashlib.sha256(self.cells.tobytes()).hexdigest()[:16]
+
+    @cached_property
+    def num_cells(self) -> int:
+        """Number of windows whose cores are wanted."""
+        return sum(int(np.unpackbits(slab).sum()) for slab in self.cells) if self.cells is not None else 0
+
+    @cached_property
+    def blocks(self) -> np.ndarray | None:
+        """A flag for each block: whether some window of it is computed; None where all are."""
+        if self.is_everything:
+            return None
+        return self._flags(
+            [[self._cells_of(axis, r) for r in self.plan.reach_along(axis)] for axis in range(3)]
+        ).ravel()
+
+    @property
+    def owners(self) -> np.ndarray | None:
+        """A flag for each block: whether some voxel of its own is in the region; None where all are."""
+        if self.plan.is_whole:
+            return None
+        inside = []
+        for axis, (first, last) in enumerate(_sides(self.plan.roi_box)):
+            starts = np.arange(0, self.plan.source.shape[axis], self.plan.blocks.cell[axis])
+            inside.append((starts < last) & (starts + self.plan.blocks.cell[axis] > first))
+        return crossed(inside).ravel()
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Number of blocks that are computed."""
+        return len(self.plan.blocks) if self.blocks is None else int(np.count_nonzero(self.blocks))
+
+    def shards(self, level: int) -> np.ndarray | None:
+        """Return a flag for each shard of `level`, whether it is written; None where all are."""
+        if self.cells is None:
+            return None
+        plan, grid = self.plan, self.plan.shards(level)
+        ranges = []
+        for axis, (count, size) in enumerate(zip(grid.counts, grid.cell, strict=True)):
+            factor, end = plan.factors[level][axis], plan.out_shape[axis]
+            along = ((i * size * factor, min((i + 1) * size * factor, end)) for i in range(count))
+            ranges.append([self._cells_of(axis, self._input(axis, r)) for r in along])
+        return self._flags(ranges).ravel()
+
+    def num_sums(self) -> int:
+        """Return the number of shards that are written and are added from several blocks' sums."""
+        flags = self.shards(0)
+        if flags is None:
+            return self.plan.num_sums
+        direct = crossed(self.plan.direct_along(axis) for axis in range(3)).ravel()
+        return int(np.count_nonzero(flags & ~direct))
+
+    def has_block(self, block: int) -> bool:
+        """Return whether some window of `block` is computed."""
+        return self.touches(self.plan.sum_box(block))
+
+    def touches(self, box: Box) -> bool:
+        """Return whether some voxel of `box` of the output is wanted."""
+        ranges = zip(box.start, box.stop, strict=True)
+        spans = [[self._cells_of(axis, self._input(axis, r))] for axis, r in enumerate(ranges)]
+        return bool(self._flags(spans).any())
+
+    def windows_of(self, block: int) -> list[int]:
+        """Return the numbers, ascending, of the windows of `block` that are computed."""
+        lattice = self.plan.lattice
+        if self.is_everything:
+            return lattice.windows_of(block)
+        return [self._number(block, place) for place in self._computed(block).tolist()]
+
+    def input_box(self, block: int) -> Box:
+        """Return the voxels that the computed windows of `block` see; it reaches outside the volume at the faces."""
+        if self.is_everything:
+            return self.plan.lattice.input_box(block)
+        places = self._computed(block)
+        first, last = (self._number(block, corner.tolist()) for corner in (places.min(axis=0), places.max(axis=0)))
+        return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
+
+    def mask(self, box: Box) -> np.ndarray | None:
+        """Return for each voxel of `box` of the output whether it is wanted, (z, y, x), bool; None where all are."""
+        if self.cells is None:
+            return None
+        cells, places = self._unpacked([self._cells_of(i, self._input(i, r)) for i, r in enumerate(_sides(box))]), []
+        for axis, (start, stop) in enumerate(_sides(box)):
+            scale, stride = self.plan.net.scale[axis], self.plan.lattice.stride[axis]
+            cell = (self.plan.roi[0][axis] + np.arange(start, stop) // scale) // stride
+            places.append(cell - cell[0])
+        return None if cells.all() else cells[np.ix_(*places)]
+
+    def _computed(self, block: int) -> np.ndarray:
+        """Return the places (z, y, x) within `block` of the windows that are computed, (windows, 3)."""
+        before, after = support(self.plan.lattice, self.plan.recipe.windows.blend)
+        ranges = [
+            [self._cells_of(axis, (i * s - before[axis], (i + 1) * s + after[axis])) for i in self._places(axis, block)]
+            for axis, s in enumerate(self.plan.lattice.stride)
+        ]
+        return np.argwhere(self._flags(ranges))
+
+    def _number(self, block: int, place: Sequence[int]) -> int:
+        lattice = self.plan.lattice
+        return block * lattice.windows_per_block + ravel(tuple(place), lattice.block)
+
+    def _places(self, axis: int, block: int) -> range:
+        """Return the windows of `block` along `axis`."""
+        lattice = self.plan.lattice
+        first = lattice.blocks.index(block)[axis] * lattice.block[axis]
+        return range(first, min(first + lattice.block[axis], lattice.counts[axis]))
+
+    def _input(self, axis: int, side: Range) -> Range:
+        """Return the voxels of the volume that the output voxels `side` show."""
+        first, scale = self.plan.roi[0][axis], self.plan.net.scale[axis]
+        return first + side[0] // scale, first - (-side[1] // scale)
+
+    def _cells_of(self, axis: int, side: Range) -> Range:
+        """Return the cells that voxels `side` of the volume touch within the region."""
+        start, stop = max(side[0], self.plan.roi[0][axis]), min(side[1], self.plan.roi[1][axis])
+        stride = self.plan.lattice.stride[axis]
+        return (start // stride, -(-stop // stride)) if start < stop else (0, 0)
+
+    def _flags(self, ranges: Sequence[Sequence[Range]]) -> np.ndarray:
+        """Return for each combination of ranges of cells (z, y, x) whether one of these cells is wanted, bool."""
+        if self.cells is None:
+            return crossed([a < b for a, b in along] for along in ranges)
+        out = np.zeros([len(along) for along in ranges], bool)
+        rows, columns = (_hull(along) for along in ranges[1:])
+        inner = [[(0, 1)], _moved(ranges[1], rows[0]), _moved(ranges[2], columns[0])]
+        for i, slab in enumerate(ranges[0]):  # slab by slab: the cells are never unpacked all at once
+            flags = self._unpacked([slab, rows, columns])
+            out[i] = any_within(np.asarray(flags.any(axis=0, keepdims=True)), inner)[0]
+        return out
+
+    def _unpacked(self, ranges: Sequence[Range]) -> np.ndarray:
+        """Return the cells in ranges (z, y, x), bool."""
+        assert self.cells is not None
+        (z0, z1), (y0, y1), (x0, x1) = ranges
+        bits = np.unpackbits(self.cells[z0:z1, y0:y1, x0 // 8 : -(-x1 // 8)], axis=-1)
+        return bits[..., x0 % 8 : x0 % 8 + max(0, x1 - x0)].astype(bool)
+
+
+def crossed(along: Iterable[Sequence[bool] | np.ndarray]) -> np.ndarray:
+    """Return for each combination of places (z, y, x) whether all three flags are set, bool."""
+    z, y, x = (np.asarray(flags, bool) for flags in along)
+    return np.asarray(z[:, None, None] & y[:, None] & x)
+
+
+def any_within(flags: np.ndarray, ranges: Sequence[Sequence[Range]]) -> np.ndarray:
+    """Return for each combination of ranges (z, y, x) whether `flags` (z, y, x) has one within, bool."""
+    for axis, along in enumerate(ranges):
+        turned = np.moveaxis(flags, axis, 0)
+        flags = np.moveaxis(np.stack([turned[a:b].any(axis=0) for a, b in along]), 0, axis)
+    return flags
+
+
+def gather(plan: Plan, found: Iterable[tuple[int, str]]) -> Wanted:
+    """Return what is wanted, from what scanning `found`: each block's cells, packed, in hexadecimal digits."""
+    nz, ny, nx = plan.lattice.counts
+    wanted = Wanted(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
+    for block, digits in found:
+        if digits:
+            _put(wanted, block, np.frombuffer(bytes.fromhex(digits), np.uint8))
+    return wanted
+
+
+def _put(wanted: Wanted, block: int, packed: np.ndarray) -> None:
+    assert wanted.cells is not None
+    z, y, x = (wanted._places(axis, block) for axis in range(3))
+    own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
+    place = wanted.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
+    bits = np.unpackbits(place, axis=-1)
+    bits[..., x.start % 8 : x.start % 8 + len(x)] = own
+    place[...] = np.packbits(bits, axis=-1)
+
+
+def store_wanted(path: Path, wanted: Wanted) -> None:
+    """Write the cells to `path`, whole or not at all; a resume rests on them."""
+    assert wanted.cells is not None
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.save(file, wanted.cells)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_wanted(path: Path, plan: Plan) -> Wanted:
+    """Return what is wanted of `plan`, from the cells stored at `path`.
+
+    Raises:
+        RunError: they are damaged, or of another plan.
+    """
+    nz, ny, nx = plan.lattice.counts
+    try:
+        cells = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise RunError(f"{path} cannot be read ({error}); use --fresh to start over") from error
+    if not isinstance(cells, np.ndarray) or cells.dtype != np.uint8 or cells.shape != (nz, ny, -(-nx // 8)):
+        raise RunError(f"{path} does not hold the {nz} × {ny} × {nx} windows of its plan; use --fresh to start over")
+    return Wanted(plan, cells)
+
+
+@lru_cache(maxsize=4)
+def load_wanted(plan_path: str, identity: str, path: str, fingerprint: str) -> Wanted:
+    """Return what is wanted as a run's folder has it; without a `fingerprint`, all of the region.
+
+    Raises:
+        RunError: the cells at `path` are not those of `fingerprint`.
+    """
+    plan = load_plan(plan_path, identity)
+    if not fingerprint:
+        return Wanted(plan)
+    wanted = read_wanted(Path(path), plan)
+    if wanted.fingerprint != fingerprint:
+        raise RunError(f"{path} holds windows {wanted.fingerprint}, not {fingerprint}: another run took its place")
+    return wanted
+
+
+def _sides(box: Box) -> Iterable[Range]:
+    return zip(box.start, box.stop, strict=True)
+
+
+def _hull(ranges: Iterable[Range]) -> Range:
+    """Return the one range that holds all of `ranges`; the empty ones do not count."""
+    some = [(a, b) for a, b in ranges if a < b] or [(0, 0)]
+    return min(a for a, _ in some), max(b for _, b in some)
+
+
+def _moved(ranges: Iterable[Range], by: int) -> list[Range]:
+    return [(a - by, b - by) if a < b else (0, 0) for a, b in ranges]
