@@ -26,6 +26,7 @@ from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer
+from volpipe.wanted import Wanted
 
 SOME = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -66,7 +67,7 @@ def test_a_roi_is_the_crop_of_the_whole_and_costs_its_windows(
         assert np.array_equal(result(plan), crop)
         wanted = np.zeros(shape, bool)
         wanted[tuple(slice(a, b) for a, b in roi)] = True
-        assert bench.num_calls == windows_that_meet(plan, wanted)
+        assert bench.num_calls == windows_that_meet(plan, wanted) == Wanted(plan).num_windows
 
 
 RATIOS = [(1, 1, 1), (4, 4, 4), (1, 2, 4), (3, 1, 2), (5, 7, 3)]
@@ -97,7 +98,9 @@ def test_under_a_mask_the_cores_that_it_touches_have_the_whole_run_s_bytes_and_o
         outside[inside] = False
         wanted &= ~outside
         assert np.array_equal(result(plan), np.where(wanted, whole, 0)[inside])
-        assert bench.num_calls == windows_that_meet(plan, wanted)
+        found = RunFolder.of_output(Path(plan.out)).load_wanted(plan)
+        assert found is not None
+        assert bench.num_calls == windows_that_meet(plan, wanted) == found.num_windows
         check_shards(plan, wanted[inside])
 
 
