@@ -19,7 +19,7 @@ def hollow(folder: Path, value: int, format_: str = "n5") -> np.ndarray:
     """Write a volume of chunks of 8 voxels, most of which hold `value`; those of zeros are not stored."""
     data = np.full((24, 24, 64), value, np.uint8)
     data[:8, :, :8] = noise((8, 24, 8)) // 2 + 1
-    data[20:, :4, 60] = 9
+    data[20:, :4, 60] = data[9, 8, 41] = 9  # the last is seen by a window that has it in its halo alone
     sharded = format_ == "zarr3"
     spec = ArraySpec(data.shape, data.dtype, (8, 8, 8), (8, 8, 16) if sharded else None, codec="gzip")
     create_array(folder / "in.n5", "raw", spec, format_)

@@ -26,6 +26,7 @@ from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer
+from volpipe.wanted import Wanted
 
 SOME = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -66,7 +67,7 @@ def test_a_roi_is_the_crop_of_the_whole_and_costs_its_windows(
         assert np.array_equal(result(plan), crop)
         wanted = np.zeros(shape, bool)
         wanted[tuple(slice(a, b) for a, b in roi)] = True
-        assert bench.num_calls == windows_that_meet(plan, wanted)
+        assert bench.num_calls == windows_that_meet(plan, wanted) == Wanted(plan).num_windows
 
 
 RATIOS = [(1, 1, 1), (4, 4, 4), (1, 2, 4), (3, 1, 2), (5, 7, 3)]
@@ -97,7 +98,9 @@ def test_under_a_mask_the_cores_that_it_touches_have_the_whole_run_s_bytes_and_o
         outside[inside] = False
         wanted &= ~outside
         assert np.array_equal(result(plan), np.where(wanted, whole, 0)[inside])
-        assert bench.num_calls == windows_that_meet(plan, wanted)
+        found = RunFolder.of_output(Path(plan.out)).load_wanted(plan)
+        assert found is not None
+        assert bench.num_calls == windows_that_meet(plan, wanted) == found.num_windows
         check_shards(plan, wanted[inside])
 
 
@@ -137,6 +140,19 @@ def bench(tmp_path: Path) -> Bench:
     mask[9, 0, 20:] = 1
     write_volume(tmp_path / "mask.n5", mask)
     return Bench(tmp_path, [*DIVISION, *SHARDS])
+
+
+def test_a_block_whose_wanted_shards_are_its_own_leaves_no_tensor(tmp_path: Path) -> None:
+    write_volume(tmp_path / "in.n5", noise((8, 8, 64)))
+    mask = np.zeros((1, 1, 8), np.uint8)
+    mask[..., 1] = 1
+    write_volume(tmp_path / "mask.n5", mask)
+    bench = Bench(tmp_path, [*windowed((8, 8, 8), (0, 0, 4), (1, 1, 8), "hann"), "output.shard=[8,8,8]"])
+    plan = bench.plan("input.mask=mask.n5")
+    assert plan.is_direct(1)
+    assert not plan.is_direct(3)
+    report = execute(plan, Inline().start, keep_tensors=True)
+    assert not list((report.folder / "tensors.zarr").rglob("c"))
 
 
 def test_coarser_levels_are_made_from_what_is_written(bench: Bench) -> None:
@@ -269,8 +285,12 @@ def test_a_mask_of_nothing_is_refused_and_once_mended_it_runs(bench: Bench) -> N
         execute(plan, Inline().start)
     assert not Path(plan.out).exists()
     write_volume(bench.folder / "zero.n5", np.ones((10, 11, 25), np.uint8))
-    ran(plan)
-    assert np.count_nonzero(result(plan)) == result(plan).size
+    for setting in ("input.mask=mask.n5", "input.mask=zero.n5"):
+        mended = bench.plan(setting, "input.roi=:30,:,:").model_copy(update={"out": plan.out})
+        ran(mended)
+        Path(plan.out).rename(bench.folder / setting)
+        RunFolder.of_output(Path(plan.out)).path.rename(bench.folder / f"{setting}.run")
+    assert (open_volume(bench.folder / setting).open()[...] != 0).all()
 
 
 def test_what_the_net_makes_of_unwanted_voxels_is_not_even_looked_at(tmp_path: Path) -> None:

@@ -233,6 +233,22 @@ def test_blocks_that_failed_take_no_room_from_the_others() -> None:
     assert schedule.take(schedule.factor, 9) == [2, 3]
 
 
+def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_alone() -> None:
+    plan = planned(
+        "windows.shape=[8,8,8]", "windows.overlap=4", "windows.block=[4,4,4]", "windows.blend=hann",
+        "tensors.mode=stored", "output.levels=1", of=volume((16, 16, 48)),
+    )  # fmt: skip
+    assert plan.blocks_of_shard(0) == (0, 1)
+    cells = np.zeros((4, 4, 12), bool)
+    cells[1, 1, 2] = True  # voxels 8:12, and block 1 reaches to 14
+    wanted = Wanted(plan, np.packbits(cells, axis=-1))
+    simulation = Simulation(Table(wanted), Schedule(plan, wanted), random.Random(0))
+    simulation.run()
+    work = {("factor", 0), ("infer", 0), ("reassemble", 0), ("pyramid 1", 0)}
+    assert simulation.done == work | {("discard windows", 0), ("discard sum", 0)}
+    assert simulation.schedule.is_complete
+
+
 def test_blocks_are_begun_in_ascending_order() -> None:
     plan = planned("windows.block=[1,1,1]", of=volume((128, 128, 320)))
     schedule = Schedule(plan)

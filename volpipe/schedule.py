@@ -152,7 +152,7 @@ class Schedule:
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
-        blocks, num_sums = wanted.blocks, wanted.num_sums()
+        blocks, num_sums = wanted.blocks, wanted.num_sums
         self.written = [wanted.shards(level) for level in range(len(plan.factors))]
         self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
         waits = self._lacks_windows if stored else None

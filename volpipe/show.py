@@ -16,6 +16,7 @@ from rich.table import Table
 from volpipe.estimate import Estimate
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
+from volpipe.wanted import Wanted
 
 if TYPE_CHECKING:
     from volpipe.alternatives import Alternative
@@ -49,7 +50,7 @@ def shape(values: tuple[int, ...]) -> str:
 
 def plan_table(plan: Plan, site: str) -> Table:
     """Return what is about to run."""
-    lattice, table = plan.lattice, _pairs()
+    lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
     source = plan.source
     table.add_row("volume", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {_voxel(source.voxel_size_nm)}")
@@ -60,11 +61,10 @@ def plan_table(plan: Plan, site: str) -> Table:
     table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
     table.add_row(
         "windows",
-        f"{lattice.num_windows:,} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
+        f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
         f"blend {plan.recipe.windows.blend}, {plan.mode}",
     )
-    needed = "" if plan.is_whole else f"{plan.num_active:,} of "
-    table.add_row("blocks", f"{needed}{len(plan.blocks):,} of {shape(plan.block)} windows")
+    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
     table.add_row("output", f"{plan.out}")
     table.add_row(
         "",
@@ -292,6 +292,10 @@ def _pairs() -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     return table
+
+
+def _part(num: int, whole: int) -> str:
+    return f"{num:,}" if num == whole else f"{num:,} (of {whole:,})"
 
 
 def _voxel(voxel_size_nm: tuple[float, float, float] | None) -> str:

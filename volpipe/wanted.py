@@ -80,6 +80,12 @@ class Wanted:
         """Number of blocks that are computed."""
         return len(self.plan.blocks) if self.blocks is None else int(np.count_nonzero(self.blocks))
 
+    @cached_property
+    def num_windows(self) -> int:
+        """Number of windows that the net is given."""
+        z, *others = ([*self._cells_under(axis, range(n))] for axis, n in enumerate(self.plan.lattice.counts))
+        return sum(int(np.count_nonzero(self._flags([[slab], *others]))) for slab in z)
+
     def shards(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written; None where all are."""
         if self.cells is None:
@@ -92,8 +98,9 @@ class Wanted:
             ranges.append([self._cells_of(axis, self._input(axis, r)) for r in along])
         return self._flags(ranges).ravel()
 
+    @cached_property
     def num_sums(self) -> int:
-        """Return the number of shards that are written and are added from several blocks' sums."""
+        """Number of shards that are written and are added from several blocks' sums."""
         flags = self.shards(0)
         if flags is None:
             return self.plan.num_sums
@@ -138,12 +145,13 @@ class Wanted:
 
     def _computed(self, block: int) -> np.ndarray:
         """Return the places (z, y, x) within `block` of the windows that are computed, (windows, 3)."""
+        return np.argwhere(self._flags([self._cells_under(axis, self._places(axis, block)) for axis in range(3)]))
+
+    def _cells_under(self, axis: int, windows: Iterable[int]) -> list[Range]:
+        """Return for each of `windows` along `axis` the cells to which it adds."""
         before, after = support(self.plan.lattice, self.plan.recipe.windows.blend)
-        ranges = [
-            [self._cells_of(axis, (i * s - before[axis], (i + 1) * s + after[axis])) for i in self._places(axis, block)]
-            for axis, s in enumerate(self.plan.lattice.stride)
-        ]
-        return np.argwhere(self._flags(ranges))
+        stride = self.plan.lattice.stride[axis]
+        return [self._cells_of(axis, (i * stride - before[axis], (i + 1) * stride + after[axis])) for i in windows]
 
     def _number(self, block: int, place: Sequence[int]) -> int:
         lattice = self.plan.lattice
