@@ -246,12 +246,12 @@ def _value(attributes: Mapping[str, Any], name: str) -> object:
         return None
 
 
-def write(path: Path, key: str, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
-    """Write an array to the new file `path`, at `key`, from its parts, whole chunks, in any order."""
+def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
+    """Write an array to the file `path`, at `key`, from its parts, whole chunks, in any order."""
     import h5py
 
     codec = {"gzip": {"compression": "gzip", "compression_opts": spec.codec_level}}.get(spec.codec, {})
-    with h5py.File(path, "x") as file:
+    with h5py.File(path, "w") as file:
         dataset = file.create_dataset(key, spec.shape, spec.dtype, chunks=spec.chunks, **codec)
         for axis, dim in zip(spec.axes, dataset.dims, strict=True):
             dim.label = axis

@@ -155,8 +155,8 @@ def _labels(said: np.void) -> list[str]:
 
 
 def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
-    """Write an array (z, y, x) to the new file `path` from its parts, whole planes, in any order."""
-    with path.open("xb") as stream:
+    """Write an array (z, y, x) to the file `path` from its parts, whole planes, in any order."""
+    with path.open("wb") as stream:
         stream.truncate(SIZE + num_bytes(spec.shape, spec.dtype))
         found = _Statistics()
         for box, data in parts:

@@ -59,10 +59,10 @@ def open_array(header: Header) -> FlatArray | Turned:
     return Turned(array) if known["turned"] else array
 
 
-def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
-    """Write an array to the new file `path` from its parts, whole planes, in any order; `.npy` says no voxel size."""
+def write(path: Path, spec: ArraySpec, parts: Iterable[Part]) -> None:
+    """Write an array to the file `path` from its parts, whole planes, in any order; `.npy` says no voxel size."""
     header = {"descr": np.lib.format.dtype_to_descr(spec.dtype), "fortran_order": False, "shape": spec.shape}
-    with path.open("xb") as stream:
+    with path.open("wb") as stream:
         np.lib.format.write_array_header_2_0(stream, header)
         offset = stream.tell()
         stream.truncate(offset + num_bytes(spec.shape, spec.dtype))

@@ -14,9 +14,8 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.formats import tiff
-from volpipe.formats.flat import FlatArray
 from volpipe.formats.metadata import Header, Place
-from volpipe.formats.store import Index
+from volpipe.formats.store import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
 OPEN_SLICES = 128
@@ -116,7 +115,7 @@ class SliceArray:
             out[z] = self._open(file).read(tuple(rest))
         return out
 
-    def _open_slice(self, file: Path) -> FlatArray | tiff.PagedArray:
+    def _open_slice(self, file: Path) -> StoredArray:
         header = _slice_header(file)
         if header.shape != self._header.shape[1:] or header.dtype != self._header.dtype:
             raise VolumeError(
