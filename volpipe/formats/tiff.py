@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+PLACES = (273, 279, 324, 325)  # StripOffsets, StripByteCounts, TileOffsets, TileByteCounts
+TYPE_BYTES = {3: 2, 4: 4, 13: 4, 16: 8}  # SHORT, LONG, IFD, LONG8
 MAX_PAGES = 10_000_000
 CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the pages' tags
 IMAGEJ_DTYPES = ("uint8", "uint16", "float32")
@@ -115,7 +117,8 @@ def _check_chain(file: Path) -> None:
     big = start[2:4] in (b"+\0", b"\0+")
     if size < (16 if big else 8):
         raise VolumeError(f"{file} has {size} bytes: it is cut short; copy it again")
-    width, count_format, tag = (8, "Q", 20) if big else (4, "H", 12)
+    width, count_format = (8, "Q") if big else (4, "H")
+    tag = np.dtype([("code", order + "u2"), ("type", order + "u2")] + [(n, f"{order}u{width}") for n in ("num", "at")])
     number = struct.Struct(order + ("Q" if big else "I"))
     counter = struct.Struct(order + count_format)
     (offset,) = number.unpack(start[width : 2 * width])
@@ -124,10 +127,19 @@ def _check_chain(file: Path) -> None:
             return
         check_end(file, offset + counter.size)
         (count,) = counter.unpack(raw.read(offset, counter.size))
-        after = offset + counter.size + count * tag
+        after = offset + counter.size + count * tag.itemsize
         check_end(file, after + width)
+        tags = np.frombuffer(raw.read(offset + counter.size, count * tag.itemsize), tag)
+        check_end(file, _end_of_values(tags, width))
         (offset,) = number.unpack(raw.read(after, width))
     raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
+
+
+def _end_of_values(tags: np.ndarray, width: int) -> int:
+    """Return where the numbers of the tags end that say where the voxels are."""
+    placed = tags[np.isin(tags["code"], PLACES) & np.isin(tags["type"], list(TYPE_BYTES))]
+    sizes = [(int(tag["num"]) * TYPE_BYTES[int(tag["type"])], int(tag["at"])) for tag in placed]
+    return max((at + size for size, at in sizes if size > width), default=0)
 
 
 def _find(tif: TiffFile, key: str) -> tuple[int | None, int | None]:
