@@ -60,10 +60,10 @@ def find_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted((name for name in names if name.lower().endswith(SUFFIXES)), key=natural))
 
 
-def natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return what sorts names as people do: numbers by their value, the rest letter by letter."""
+def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
+    """Return what sorts names as people do: numbers by their value, before the rest letter by letter."""
     parts = re.findall(r"\d+|\D+", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part.lower()) for part in parts], name
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part.lower()) for part in parts], name
 
 
 def check(header: Header) -> None:
