@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 import tempfile
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from volumes import noise
 
 from volpipe.errors import VolumeError
+from volpipe.formats import tiff
+from volpipe.formats.metadata import Place
 from volpipe.grid import Box
-from volpipe.volume import list_arrays, open_volume
+from volpipe.volume import ArraySpec, list_arrays, open_volume
 
 ZYX, ZCYX = ("z", "y", "x"), ("z", "c", "y", "x")
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
@@ -335,6 +338,19 @@ def test_a_box_takes_the_memory_of_the_box_and_of_what_it_touches(tmp_path: Path
     tifffile.memmap(tmp_path / "a.tif", shape=shape, dtype=np.uint8, bigtiff=True, photometric="minisblack")
     assert (tmp_path / "a.tif").stat().st_size > 100e9
     assert memory_of_boxes(tmp_path / "a.tif") < 8 * MiB
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.tif", "uint8"), ("a.ome.tif", "uint8"), ("b.tif", "int64")])
+def test_what_is_written_reads_back_whatever_its_shape(tmp_path: Path, name: str, dtype: str) -> None:
+    for shape in itertools.product(((), (3,)), (1, 2, 3), (1, 2, 4), (1, 3, 5)):
+        data = noise((*shape[0], *shape[1:]), dtype)
+        spec = ArraySpec(data.shape, data.dtype, data.shape, axes=("c", "z", "y", "x")[-data.ndim :], codec="raw")
+        channels = data.reshape(-1, *data.shape[-3:])
+        box = Box.of(data.shape[-3:])
+        tiff.write(tmp_path / name, spec, Place((3, 2, 1)), [(box, channels)], tiff.choose_style(name, spec))
+        volume = open_volume(tmp_path / name)
+        assert volume.voxel_size_nm == (3, 2, 1)
+        assert np.array_equal(volume.open().read(box), channels)
 
 
 @pytest.mark.real

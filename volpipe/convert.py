@@ -278,7 +278,9 @@ def _growing(target: Target) -> Iterator[None]:
 
 def _publish(target: Target) -> None:
     if target.is_folder and target.path.exists() and target.key:
-        (target.partial / target.key).rename(target.path / target.key)  # fails where something came in between
+        place = target.path / target.key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (target.partial / target.key).rename(place)  # fails where something came in between
         return
     if target.path.exists():
         raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
@@ -291,7 +293,8 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     If memory allows: where it does not, chunks of the source, above all whole planes, are decoded more than once.
     """
     shape, unit = volume.spatial_shape, target.unit
-    stored = dict(zip(volume.axes, volume.chunks, strict=True))
+    is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw"  # any rows cost what they are
+    stored = {} if is_flat else dict(zip(volume.axes, volume.chunks, strict=True))
     cell = [_up(max(u, min(stored.get(a, 1), n)), u) for a, u, n in zip("zyx", unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
     for i in (1, 2, 0):

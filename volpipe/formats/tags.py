@@ -51,10 +51,9 @@ def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
         sizes, units = _ome(tif.ome_metadata or "", number)
     else:
         sizes, units = _described(_description(tif, number), series.keyframe, is_imagej=series.kind == "imagej")
-    spatial = [axis for axis in names if axis in "zyx"]
-    if any(axis not in sizes for axis in spatial):
+    if any(axis not in sizes for axis in names if axis in "zyx"):
         return Place()
-    return place({axis: sizes[axis] for axis in spatial}, {}, units)
+    return place(sizes, {}, units)
 
 
 def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:

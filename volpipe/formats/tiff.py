@@ -298,10 +298,11 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
 def choose_style(name: str, spec: ArraySpec) -> str:
     """Return what the file says of itself: "ome", "imagej", or "plain" where OME has no such type.
 
-    Fiji reads all three; ImageJ's is left where it cannot be: other types, beyond 4 GiB, and compressed.
+    Fiji reads all three; ImageJ's is left where it cannot be: other types, beyond 4 GiB, compressed, and images one
+    voxel wide, which tifffile 2026.3 turns.
     """
     is_named_ome = bool(re.search(r"\.ome\.tiff?$", name.lower()))
-    small = num_bytes(spec.shape, spec.dtype) <= CLASSIC_BYTES
+    small = num_bytes(spec.shape, spec.dtype) <= CLASSIC_BYTES and spec.shape[-1] > 1
     if spec.dtype.name in IMAGEJ_DTYPES and small and spec.codec == "raw" and not is_named_ome:
         return "imagej"
     return "ome" if spec.dtype.name in OME_DTYPES else "plain"
