@@ -37,6 +37,7 @@ FIELDS = np.dtype(
 MODES = {0: "i1", 1: "i2", 2: "f4", 6: "u2", 12: "f2"}
 OTHER_MODES = {3: "complex integers", 4: "complex floats", 16: "RGB colours", 101: "values of 4 bits"}
 WRITTEN = {"int8": 0, "int16": 1, "float32": 2, "uint16": 6, "float16": 12}
+VALUES_AT_ONCE = 2**18
 IMOD_STAMP = 1146047817  # "IMOD"
 IMOD_SIGNED, IMOD_ORIGIN = 1, 4  # flags: bytes are signed; the origin is the first voxel's place, not minus that
 VOLUMES = range(401, 631)  # space groups of a stack of volumes: 400 more than the group
@@ -188,12 +189,14 @@ class _Statistics:
         self._num, self._total, self._squares = 0, 0.0, 0.0
 
     def add(self, data: np.ndarray) -> None:
-        for plane in data.reshape(-1, *data.shape[-2:]):
-            values = plane.astype(np.float64)
+        rows = data.reshape(-1, data.shape[-1])
+        step = max(1, VALUES_AT_ONCE // rows.shape[1])
+        for first in range(0, len(rows), step):
+            values = rows[first : first + step].astype(np.float64).ravel()
             self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
             self._num += values.size
             self._total += values.sum()
-            self._squares += np.square(values).sum()
+            self._squares += values.dot(values)
 
     @property
     def mean(self) -> float:
