@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -265,25 +267,50 @@ def test_a_disk_too_small_for_a_raw_copy_is_refused_before_the_start(tmp_path: P
             convert(open_volume(tmp_path / "a.npy"), tmp_path / name)
 
 
-def test_a_killed_copy_leaves_its_workers_no_life_and_no_copy(tmp_path: Path) -> None:
-    """After kill -9 what was written stays under .partial, for the user to remove, and never under its name."""
-    with (tmp_path / "a.npy").open("wb") as stream:
-        np.lib.format.write_array_header_2_0(
-            stream, {"descr": "|u1", "fortran_order": False, "shape": (1000, 2000, 2000)}
-        )
+@contextmanager
+def copying(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """Give the command that makes a large copy `b.n5` in `folder`, once it has begun to write, and its workers."""
+    with (folder / "a.npy").open("wb") as stream:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (1000, 2000, 2000)}
+        np.lib.format.write_array_header_2_0(stream, header)
         stream.truncate(stream.tell() + 4 * 10**9)
-    command = [*COMMAND, "convert", "--workers", "2", "--codec", "raw", "a.npy", "b.n5"]
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT) as process:
+    command = [*COMMAND, "convert", "--workers", "2", "--codec", "gzip", "a.npy", "b.n5"]
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "b.n5.partial/raw/0").exists() and time.monotonic() < deadline:
+        children: list[psutil.Process] = []
+        while len(children) < 3 and time.monotonic() < deadline:  # two workers, and the tracker of their resources
             time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-    assert len(children) >= 2
+            children = psutil.Process(process.pid).children(recursive=True)
+        assert (folder / "b.n5.partial").exists()
+        try:
+            yield process, children
+        finally:
+            process.kill()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
-    assert not (tmp_path / "b.n5").exists()
-    assert (tmp_path / "b.n5.partial").exists()
+    assert not (folder / "b.n5").exists()
+
+
+def test_a_killed_copy_leaves_no_process_and_no_copy_under_its_name(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, _):
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+    assert (tmp_path / "b.n5.partial").exists()  # for its user to remove
+
+
+def test_a_terminated_copy_leaves_nothing(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_a_copy_whose_worker_is_killed_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, children):
+        next(child for child in children if "spawn_main" in " ".join(child.cmdline())).kill()
+        _, printed = process.communicate(timeout=60)
+        assert (process.returncode, "was killed" in printed) == (2, True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
 
 
 COPY = """

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,8 +142,8 @@ def convert(
     """Return the copy of `volume` at `out`, which is there when it is whole, and not before.
 
     N5 and Zarr are written by processes, each whole chunks or shards; a single file is written in order by this
-    process, while threads read ahead. Memory is a few boxes of MAX_BOX_BYTES for each worker, whatever the volume; where
-    a shard, or a plane of a single file, is larger, that is the box.
+    process, while threads read ahead. Memory is a few boxes of MAX_BOX_BYTES for each worker, whatever the volume;
+    where a shard, or a plane of a single file, is larger, that is the box.
 
     Args:
         volume: what to copy; its channels are stored before z, in TIFF within z.
@@ -338,6 +339,10 @@ def _written(target: Target, volume: Volume, boxes: Grid, workers: int) -> Itera
                     for future in done:
                         future.result()
                         yield
+        except BrokenProcessPool as error:
+            raise VolumeError(
+                f"a process that wrote {target.path} was killed, maybe for want of memory; try fewer workers"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -400,8 +405,8 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
             npy.write(path, spec, parts)
     except VolumeError:
         raise
-    except OSError as error:
-        raise VolumeError(f"{target.path} cannot be written: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: HDF5's, such as of a full disk
+        raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
 
 def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
