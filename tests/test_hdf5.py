@@ -78,6 +78,20 @@ def test_external_linked_and_virtual_datasets(tmp_path: Path) -> None:
         open_volume(tmp_path / "a.h5", "nowhere")
 
 
+def test_a_virtual_dataset_whose_source_is_missing_is_refused(tmp_path: Path) -> None:
+    """HDF5 itself shows zeros in its place."""
+    layout = h5py.VirtualLayout((4, 6, 8), np.uint8)
+    layout[:] = h5py.VirtualSource("parts.h5", "a", (4, 6, 8))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_virtual_dataset("raw", layout)
+    with pytest.raises(VolumeError, match=r"of which parts\.h5 is missing"):
+        open_volume(tmp_path / "a.h5")
+    data = noise((4, 6, 8))
+    with h5py.File(tmp_path / "parts.h5", "w") as file:
+        file["a"] = data
+    check_reads(open_volume(tmp_path / "a.h5"), data)
+
+
 def test_voxels_never_written_are_the_fill_value(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("raw", (20, 20, 20), "u2", chunks=(8, 8, 8), fillvalue=7)[:4] = 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,23 @@ def test_any_index_of_a_flat_array_is_what_numpy_has_there(draw: st.DataObject, 
     assert found.dtype == np.dtype(dtype).newbyteorder("=")
     assert found.shape == data[index].shape
     assert np.array_equal(found, data[index])
+
+
+def test_what_is_stepped_over_is_not_read(tmp_path: Path) -> None:
+    shape = (1000, 5000, 4000)
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)))
+    reader = open_volume(tmp_path / "a.npy").open()
+    tracemalloc.start()
+    try:
+        for index in ((slice(0, 1000, 999),), (slice(None), slice(0, 1), slice(0, 1)), (0, slice(None), slice(7, 9))):
+            found = reader[index]
+            assert tracemalloc.get_traced_memory()[1] < found.nbytes + 16 * MiB
+            del found
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
 
 
 def test_rows_far_from_each_other_are_read_one_by_one(tmp_path: Path) -> None:

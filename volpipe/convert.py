@@ -255,38 +255,49 @@ def _check_free(target: Target, volume: Volume) -> None:
 @contextlib.contextmanager
 def _growing(target: Target) -> Iterator[None]:
     """Make an empty place for the copy to grow at; then put it in its place, or remove it on any other way out."""
-    partial = target.partial
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_folder and target.path.exists():
-        create_groups(target.path, target.key, FOLDERS[target.format])
-    try:
-        if target.is_folder:
-            partial.mkdir()
-        else:
-            partial.touch(exist_ok=False)
-    except FileExistsError as error:
-        raise VolumeError(
-            f"{partial} exists: another copy is being made, or was killed; remove it if none is at work"
-        ) from error
+    _claim(target)
     try:
         yield
         _publish(target)
     finally:
         if target.is_folder:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(target.partial, ignore_errors=True)
         else:
-            partial.unlink(missing_ok=True)
+            target.partial.unlink(missing_ok=True)
+
+
+def _claim(target: Target) -> None:
+    """Make the empty place, which nobody else may have made."""
+    partial = target.partial
+    if target.is_folder and target.path.exists():
+        create_groups(target.path, target.key, FOLDERS[target.format])
+    try:
+        if not partial.parent.is_dir():
+            partial.parent.mkdir(parents=True)
+        if target.is_folder:
+            partial.mkdir()
+        else:
+            partial.touch(exist_ok=False)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and partial.parent.is_dir():
+            raise VolumeError(
+                f"{partial} exists: another copy is being made, or was killed; remove it if none is at work"
+            ) from error
+        raise VolumeError(f"{partial} cannot be made: {error.strerror}; choose another place") from error
 
 
 def _publish(target: Target) -> None:
-    if target.is_folder and target.path.exists() and target.key:
+    if target.is_folder and target.key and target.path.exists():
+        create_groups(target.path, target.key, FOLDERS[target.format])
         place = target.path / target.key
         place.parent.mkdir(parents=True, exist_ok=True)
-        (target.partial / target.key).rename(place)  # fails where something came in between
+        if not place.exists():
+            (target.partial / target.key).rename(place)
+            return
+    elif not target.path.exists():
+        target.partial.rename(target.path)
         return
-    if target.path.exists():
-        raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
-    target.partial.rename(target.path)
+    raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
 
 
 def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
@@ -405,7 +416,7 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
             npy.write(path, spec, parts)
     except VolumeError:
         raise
-    except (OSError, RuntimeError) as error:  # RuntimeError: HDF5's, such as of a full disk
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError and ValueError: HDF5's
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
 

@@ -21,7 +21,8 @@ from volpipe.grid import Box
 
 Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
 
-NEAR_BYTES = 4096  # runs closer than a page of the disk's cache are read as one
+NEAR_BYTES = 4096  # runs closer than a page of the disk's cache are read as one,
+MAX_JOINED_BYTES = 2**23  # if that takes little memory
 
 
 class RawFile:
@@ -75,7 +76,9 @@ class FlatArray:
         last = len(ranges) - 1
         while last and len(ranges[last]) == self._shape[last]:
             last -= 1
-        if self._joins(ranges, last, steps):
+        if ranges[last].step > 1 and last < len(ranges) - 1:
+            last += 1  # else what is stepped over would be read
+        elif self._joins(ranges, last, steps):
             last -= 1
         inner = tuple(slice(p[0] - p.start, p[-1] + 1 - p.start, p.step) for p in ranges[last:])
         shape = [p[-1] + 1 - p.start for p in ranges[last:]]
@@ -88,7 +91,7 @@ class FlatArray:
         if not last or ranges[last - 1].step != 1:
             return False
         run = (ranges[last][-1] + 1 - ranges[last].start) * steps[last]
-        return steps[last - 1] - run <= NEAR_BYTES
+        return steps[last - 1] - run <= NEAR_BYTES and len(ranges[last - 1]) * steps[last - 1] <= MAX_JOINED_BYTES
 
     def _read_runs(
         self, out: np.ndarray, offset: int, shape: list[int], steps: Sequence[int], inner: tuple[slice, ...]

@@ -7,6 +7,7 @@ The library reads one thing at a time, so threads take turns.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -164,6 +165,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
+    _check_sources(file, dataset, name)
     shape = voxels(dataset.shape, "shape", Path(name))
     dtype = voxel_dtype(dataset.dtype, name)
     attributes = _attributes(dataset)
@@ -180,6 +182,15 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
         known={"file": file, "key": key},
         unsupported="an HDF5 file",
     )
+
+
+def _check_sources(file: Path, dataset: h5py.Dataset, name: str) -> None:
+    """Raise where a file that a virtual dataset is made of is missing: HDF5 would show fill in its place."""
+    sources = {source.file_name for source in dataset.virtual_sources()} if dataset.is_virtual else set()
+    for source in sorted(sources - {"."}):
+        found = any(path.exists() for path in (file.parent / source, Path(source)))
+        if not found and "%b" not in source and "HDF5_VDS_PREFIX" not in os.environ:
+            raise VolumeError(f"{name} is made of several files, of which {source} is missing; put it beside {file}")
 
 
 def _codec(dataset: h5py.Dataset, name: str) -> str:
