@@ -1,4 +1,4 @@
-"""The command line: `volpipe run`, `plan`, `info`, `status`, `sample`, `sites`; the only code that prints.
+"""The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
 
 Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
 """
@@ -67,7 +67,7 @@ def console(*, stderr: bool) -> Console:
 out, err = console(stderr=False), console(stderr=True)
 
 
-VolumeArgument = Annotated[str, typer.Argument(help="The volume, or an array inside a container.")]
+VolumeArgument = Annotated[str, typer.Argument(help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside.")]
 SiteOption = Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
 RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
@@ -182,15 +182,40 @@ def sample(
 
     sizes = _parse_shape(shape)
     started = time.perf_counter()
-    with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
-
-        def on_progress(done: int, total: int) -> None:
-            if live is not None:
-                live.update(Text(f"box {done} of {total}"), refresh=True)
-
+    with _counting() as on_progress:
         write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
+
+
+@app.command()
+def convert(
+    volume: Annotated[str, typer.Argument(help="A volume of any format, or an array inside a container.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
+    format: Annotated[
+        str, typer.Option(help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy.")
+    ] = "auto",
+    chunk: Annotated[str | None, typer.Option(help="Voxels z,y,x; one number for all three.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Voxels z,y,x, of Zarr v3.")] = None,
+    codec: Annotated[str, typer.Option(help="zstd, gzip or raw.")] = "auto",
+    workers: Annotated[int, typer.Option(help="How many read at once.", min=1)] = 1,
+    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+) -> None:
+    """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
+    from volpipe.convert import Choice, parse_sizes
+    from volpipe.convert import convert as copy
+    from volpipe.volume import open_volume
+
+    sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
+    started = time.perf_counter()
+    with _counting() as on_progress:
+        made = copy(
+            open_volume(volume, level=level), target, Choice(format, *sizes, codec),
+            workers=workers, on_progress=on_progress,
+        )  # fmt: skip
+    out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
+    for line in info_lines(made):
+        out.print(line)
 
 
 @app.command()
@@ -249,6 +274,18 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _fail("interrupted; the same command again goes on from here", INCOMPLETE)
+
+
+@contextmanager
+def _counting() -> Iterator[Callable[[int, int], None]]:
+    """Give a listener that shows on a terminal how many boxes are done."""
+    with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
+
+        def on_progress(done: int, total: int) -> None:
+            if live is not None:
+                live.update(Text(f"box {done} of {total}"), refresh=True)
+
+        yield on_progress
 
 
 @contextmanager

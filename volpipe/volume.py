@@ -22,9 +22,10 @@ from typing import TypeVar
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import ome, store, zarr
+from volpipe.formats import ome, single, store, zarr
 from volpipe.formats.container import (
     absolute,
+    check_files,
     create_array,
     create_multiscale,
     locate,
@@ -63,9 +64,9 @@ class Volume:
     """A reference to one array: cheap, picklable by value, opened where it is used.
 
     Attributes:
-        path: the container on disk, absolute.
+        path: the container on disk, a file or a folder, absolute.
         key: the array in it, "" where the path itself is the array.
-        format: "n5", "zarr2" or "zarr3".
+        format: "n5", "zarr2", "zarr3", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
         shape: as stored, C order (that of N5 is reversed).
         dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
         chunks: what is read and decoded at once, in stored axes.
@@ -279,7 +280,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
-        location: an N5 or Zarr container, or a path into one.
+        location: an N5 or Zarr container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF slices, or a path into one.
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
 
@@ -289,6 +290,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     container, key = locate(location, key)
     _check_exists(container, key)
     volume = _resolve(container, key, level)
+    if volume.format in single.FORMATS:
+        check_files(container / volume.key)
     length = dict(zip(volume.axes, volume.shape, strict=True))
     if length.get("t", 1) > 1:
         raise VolumeError(f"{volume} has {length['t']} points in time; volpipe reads one: save it on its own")
@@ -333,10 +336,18 @@ def _once(folder: Path, purpose: object, make: Callable[[], T]) -> T:
 
 
 def _state(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return what changes when an array's metadata do; a folder of slices has none but its names."""
+    inside = single.split(folder)
+    named = [folder / name for name in METADATA_FILES.values()]
+    found = _stamps([inside[0]] if inside else named)
+    return found or _stamps([folder])
+
+
+def _stamps(paths: list[Path]) -> tuple[tuple[int, int, int], ...]:
     found = []
-    for name in METADATA_FILES.values():
+    for path in paths:
         try:
-            status = (folder / name).stat()
+            status = path.stat()
         except OSError:
             continue
         found.append((status.st_ino, status.st_mtime_ns, status.st_size))
@@ -348,7 +359,9 @@ def _reopen(volume: Volume, cache_bytes: int) -> Reader:
 
 
 def _open_for_reading(header: Header, cache_bytes: int) -> store.StoredArray:
-    """Return the array through tensorstore, or through zarr-python what tensorstore does not know."""
+    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
+    if header.format in single.FORMATS:
+        return single.open_array(header, cache_bytes)
     try:
         if not header.unsupported:
             return store.open_array(header, cache_bytes=cache_bytes)
@@ -395,13 +408,11 @@ def _plain_axis(entry: object, n: int) -> slice | int:
 
 
 def _check_exists(container: Path, key: str) -> None:
-    """Raise, with what there is instead, unless there is a folder."""
+    """Raise, with what there is instead, unless there is a folder, or something in a file."""
     folder = container / key
-    if folder.is_dir():
+    if folder.is_dir() or (container.is_file() and single.exists(container, key)):
         return
-    if folder.is_file():
-        raise VolumeError(f"{folder} is a file; N5 and Zarr volumes are folders, so import it into one of them first")
-    if not container.is_dir():
+    if not container.exists():
         raise VolumeError(f"no volume at {folder}")
     names = list(walk(container, enter_groups=False))
     raise VolumeError(f"no volume at {folder}; {container} holds {_listed(names) or 'no arrays'}")
@@ -437,7 +448,7 @@ def _only_key(container: Path, key: str) -> str:
     if not names:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
-            "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array) and OME-Zarr (multiscales)"
+            "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales) and TIFF slices"
         )
     if len(names) > 1:
         raise VolumeError(f"{folder} holds {len(names)} volumes; choose one by its key: {_listed(names)}")

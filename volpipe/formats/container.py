@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolumeError
-from volpipe.formats import cosem, n5, ome, zarr
+from volpipe.formats import cosem, n5, ome, single, slices, zarr
 from volpipe.formats.metadata import (
     ArraySpec,
     Header,
@@ -37,7 +37,8 @@ MAX_FOLDERS = 10_000
 def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Path, str]:
     """Return the container that `location` is, or lies in, and the key of what is meant in it.
 
-    A container is the nearest folder named .n5 or .zarr, or else the topmost of the folders that say they are groups.
+    A container is the nearest file, or folder named .n5 or .zarr, or else the topmost of the folders that say they are
+    groups.
 
     Raises:
         VolumeError: `location` is a URL, or `key` leaves the container.
@@ -60,7 +61,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 def _root(path: Path) -> Path:
     for folder in (path, *path.parents):
-        if folder.suffix.lower() in SUFFIXES:
+        if folder.suffix.lower() in SUFFIXES or folder.is_file():
             return folder
     root = path
     while root != root.parent and _is_marked(root.parent):
@@ -74,11 +75,24 @@ def _is_marked(folder: Path) -> bool:
 
 def read_header(folder: Path) -> Header | None:
     """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
-    return n5.read_header(folder) or zarr.read_header(folder)
+    inside = single.split(folder)
+    if inside is not None:
+        return single.read_header(*inside)
+    return n5.read_header(folder) or zarr.read_header(folder) or slices.read_header(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Raise unless the files of an array that is made of several, such as slices, fit together."""
+    header = read_header(folder)
+    if header is not None:
+        single.check(header)
 
 
 def read_attributes(folder: Path) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
+    inside = single.split(folder)
+    if inside is not None:
+        return single.read_attributes(*inside)
     return n5.read_attributes(folder) or zarr.read_attributes(folder)
 
 
@@ -90,7 +104,8 @@ def read_datasets(folder: Path) -> tuple[Dataset, ...] | None:
     Raises:
         VolumeError: its metadata are wrong.
     """
-    named = ome.read_datasets(read_attributes(folder), folder)
+    inside = single.split(folder)
+    named = single.read_datasets(*inside) if inside else ome.read_datasets(read_attributes(folder), folder)
     if named is not None:
         return named
     count = 0
@@ -108,6 +123,8 @@ def _holds_array(folder: Path) -> bool:
 
 def read_place(header: Header, container: Path) -> Place:
     """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
+    if header.format in single.FORMATS:
+        return single.read_place(header)
     if header.format != "n5":
         return zarr.read_place(header)
     inside = header.folder.relative_to(container)
@@ -121,6 +138,10 @@ def walk(root: Path, *, enter_groups: bool) -> Iterator[str]:
     Raises:
         VolumeError: there are too many folders to look into.
     """
+    inside = single.split(root)
+    if inside is not None:
+        yield from single.walk(*inside, enter_groups=enter_groups)
+        return
     stack, seen = [""], 0
     while stack:
         key = stack.pop()
@@ -166,6 +187,9 @@ def create_array(path: str | os.PathLike[str], key: str, spec: ArraySpec, format
     if format not in MARKS:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(MARKS)}")
     container, key = absolute(path), key.strip("/")
+    inside = single.split(container)
+    if inside is not None:
+        raise VolumeError(f"{inside[0]} is a file; {format} needs a folder: choose another place")
     documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
     folder = container / key
     for name, tree in documents.items():

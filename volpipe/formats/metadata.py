@@ -65,14 +65,15 @@ class Header:
 
     Attributes:
         folder: where it lies on disk.
-        format: "n5", "zarr2" or "zarr3".
+        format: "n5", "zarr2", "zarr3", "hdf5", "tiff", "mrc" or "npy".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
         axes: as the array itself names them, None where it does not.
         attributes: what users stored with it.
-        known: its metadata less all that tensorstore does not know.
+        known: its metadata less all that tensorstore does not know; or what else its format needs to open it.
         unsupported: why tensorstore cannot read it, "" where it can.
+        place: where it lies, None where its attributes and those around it say so.
     """
 
     folder: Path
@@ -86,6 +87,7 @@ class Header:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     known: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     unsupported: str = ""
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         if len(self.chunks) != len(self.shape):
@@ -310,6 +312,24 @@ def mapping(value: object, what: str, file: Path) -> Tree:
     if not isinstance(value, dict):
         raise VolumeError(f"{file}: {what} {_short(value)} is not an object")
     return value
+
+
+def voxel_dtype(stored: np.dtype, what: object) -> np.dtype:
+    """Return what voxels stored as `stored` are read as: the same in native byte order, bool as uint8.
+
+    Raises:
+        VolumeError: they are no numbers that volpipe reads; `what` is named.
+    """
+    if stored.kind == "b":
+        return np.dtype(np.uint8)
+    if stored.kind not in "iuf" or stored.itemsize > 8 or stored.names is not None:
+        raise VolumeError(f"{what} holds {stored}; volpipe reads integers, floats of 16 to 64 bits, and bool")
+    return stored.newbyteorder("=")
+
+
+def flat_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a plane: what is cheap to read at once where voxels lie one after another."""
+    return (1,) * (len(shape) - 2) + shape[-2:]
 
 
 def _short(value: object) -> str:

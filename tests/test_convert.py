@@ -1,0 +1,413 @@
+"""Copies from every format to every other: the same voxels, the same voxel size, whole or absent, in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import mrcfile
+import numpy as np
+import psutil
+import pytest
+import tifffile
+import zarr
+from boxes import MiB
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inline import Inline
+from volumes import fingerprint, noise
+
+from volpipe import convert as module
+from volpipe.convert import CODECS, FORMATS, Choice, convert, parse_sizes
+from volpipe.driver import execute, prepare
+from volpipe.errors import VolumeError
+from volpipe.grid import Box
+from volpipe.recipe import load_recipe
+from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+
+SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
+ENDINGS = {"n5": "n5", "hdf5": "h5", "tiff": "tif", "mrc": "mrc", "npy": "npy"}  # the others are .zarr
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+COMMAND = [sys.executable, "-m", "volpipe"]
+
+
+def make(path: Path, data: np.ndarray, chunk: int = 16) -> Volume:
+    """Write `data`, (z, y, x) or (c, z, y, x), as N5 with a voxel size and an origin."""
+    attributes = {"resolution": SIZE[::-1], "offset": ORIGIN[::-1], "units": ["nm"] * 3}
+    spec = ArraySpec(
+        data.shape, data.dtype, tuple(min(chunk, n) for n in data.shape), axes=("c", "z", "y", "x")[-data.ndim :],
+        codec="gzip", attributes=attributes,
+    )  # fmt: skip
+    create_array(path, "raw", spec, "n5")
+    open_writer(path, "raw").write(Box.of(data.shape), data)
+    return open_volume(path)
+
+
+def place_of(folder: Path, format: str, name: str = "copy") -> Path:
+    return folder / f"{name}.{ENDINGS.get(format, 'zarr')}"
+
+
+def voxels(volume: Volume) -> np.ndarray:
+    """Return all voxels as (c, z, y, x)."""
+    return volume.open().read(Box.of(volume.spatial_shape))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_has_the_voxels_and_the_place_of_the_original(tmp_path: Path, format: str) -> None:
+    data = noise((40, 37, 51), "uint16")
+    told: list[tuple[int, int]] = []
+    made = convert(
+        make(tmp_path / "a.n5", data), place_of(tmp_path, format), Choice(format), on_progress=lambda *n: told.append(n)
+    )
+    assert np.array_equal(voxels(made)[0], data)
+    assert made.dtype == data.dtype
+    assert made.voxel_size_nm == (None if format == "npy" else pytest.approx(SIZE))
+    assert made.origin_nm == (pytest.approx(ORIGIN) if format not in ("npy", "tiff") else (0, 0, 0))
+    assert told == [(i, len(told)) for i in range(1, len(told) + 1)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", place_of(tmp_path, format).name]
+
+
+def test_every_format_becomes_every_other(tmp_path: Path) -> None:
+    data = noise((11, 12, 13), "int16")
+    first = make(tmp_path / "a.n5", data)
+    made = {format: convert(first, place_of(tmp_path, format, f"from_{format}"), Choice(format)) for format in FORMATS}
+    for (old, source), new in itertools.product(made.items(), FORMATS):
+        copy = convert(source, place_of(tmp_path, new, f"{old}_to_{new}"), Choice(new))
+        assert np.array_equal(voxels(copy)[0], data)
+        known = "npy" not in (old, new)
+        assert copy.voxel_size_nm == (pytest.approx(SIZE) if known else None)
+
+
+def test_other_software_reads_what_is_written(tmp_path: Path) -> None:
+    data = noise((11, 12, 13), "uint16")
+    source = make(tmp_path / "a.n5", data)
+    for name in ("b.h5", "b.tif", "b.ome.tif", "b.mrc", "b.npy", "b.zarr"):
+        convert(source, tmp_path / name)
+    with h5py.File(tmp_path / "b.h5") as file:
+        assert np.array_equal(file["raw"][...], data)
+        assert file["raw"].attrs["resolution"].tolist() == list(SIZE)
+        assert file["raw"].attrs["element_size_um"] == pytest.approx([v / 1000 for v in SIZE])
+        assert [dim.label for dim in file["raw"].dims] == ["z", "y", "x"]
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        assert np.array_equal(file.asarray(), data)
+        assert (file.imagej_metadata["spacing"], file.imagej_metadata["unit"]) == (6.5, "nm")
+        assert file.imagej_metadata["slices"] == 11
+        assert file.pages[0].resolution == pytest.approx((1 / 4, 1 / 5))
+    with tifffile.TiffFile(tmp_path / "b.ome.tif") as file:
+        assert np.array_equal(file.asarray(), data)
+        assert 'PhysicalSizeZ="6.5" PhysicalSizeZUnit="nm"' in file.ome_metadata
+    assert mrcfile.validate(tmp_path / "b.mrc")
+    with mrcfile.open(tmp_path / "b.mrc") as file:
+        assert np.array_equal(file.data, data)
+        assert [float(file.voxel_size[axis]) for axis in "xyz"] == pytest.approx([40, 50, 65])
+        assert (float(file.header.dmin), float(file.header.dmax)) == (data.min(), data.max())
+        assert float(file.header.rms) == pytest.approx(data.std(), rel=1e-5)
+    assert np.array_equal(np.load(tmp_path / "b.npy"), data)
+    assert np.array_equal(zarr.open_array(tmp_path / "b.zarr/s0", mode="r")[...], data)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "uint64", "float16", "float32", "float64"])
+def test_types_are_kept_or_refused(tmp_path: Path, dtype: str) -> None:
+    data = noise((5, 12, 13), dtype)
+    np.save(tmp_path / "a.npy", data)
+    source = open_volume(tmp_path / "a.npy")
+    lacking = {"n5": ("float16",), "mrc": ("int32", "uint64", "float64")}
+    for format in FORMATS:
+        if dtype in lacking.get(format, ()):
+            with pytest.raises(VolumeError, match=f"has no {dtype}"):
+                convert(source, place_of(tmp_path, format, format), Choice(format))
+            continue
+        made = convert(source, place_of(tmp_path, format, format), Choice(format))
+        assert np.array_equal(voxels(made)[0], data)
+        assert made.dtype == ("uint16" if (format, dtype) == ("mrc", "uint8") else dtype)
+
+
+def test_channels_are_kept_and_mrc_refuses_them(tmp_path: Path) -> None:
+    data = noise((2, 11, 12, 13), "uint16")
+    source = make(tmp_path / "a.n5", data)
+    for format in FORMATS:
+        if format == "mrc":
+            with pytest.raises(VolumeError, match="MRC has no channels, and the volume has 2"):
+                convert(source, tmp_path / "a.mrc")
+            continue
+        made = convert(source, place_of(tmp_path, format, format), Choice(format))
+        assert np.array_equal(voxels(made), data)
+        assert made.num_channels == 2
+    assert made.axes == ("c", "z", "y", "x")
+    again = convert(open_volume(tmp_path / "tiff.tif"), tmp_path / "again.n5")
+    assert np.array_equal(voxels(again), data)
+
+
+def test_slices_and_colours_become_a_volume(tmp_path: Path) -> None:
+    data = noise((5, 12, 13, 3))
+    (tmp_path / "slices").mkdir()
+    for z, plane in enumerate(data):
+        tifffile.imwrite(tmp_path / f"slices/{z + 8}.tif", plane, photometric="rgb")
+    made = convert(open_volume(tmp_path / "slices"), tmp_path / "a.zarr")
+    assert np.array_equal(voxels(made), np.moveaxis(data, -1, 0))
+
+
+@pytest.mark.parametrize(("format", "codec"), [(format, codec) for format in FORMATS for codec in CODECS[format]])
+def test_every_codec(tmp_path: Path, format: str, codec: str) -> None:
+    data = noise((9, 12, 13), "uint16")
+    made = convert(make(tmp_path / "a.n5", data), place_of(tmp_path, format), Choice(format, codec=codec))
+    expected = {"gzip": "deflate", "zstd": "zstd", "raw": "raw"}[codec] if format == "tiff" else codec
+    assert made.codec.split()[0] == expected
+    assert np.array_equal(voxels(made)[0], data)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_number_of_workers_does_not_change_a_byte(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MIN_BOX_BYTES", 1)
+    monkeypatch.setattr(module, "MAX_BOX_BYTES", 20_000)  # so that there are many boxes
+    data = noise((40, 37, 51), "uint16")
+    source = make(tmp_path / "a.n5", data)
+    small = {"chunk": (8, 16, 16)} if format not in ("tiff", "mrc", "npy") else {}
+    small |= {"shard": (16, 32, 32)} if format in ("zarr3", "ome-zarr-0.5") else {}
+    told: list[tuple[int, int]] = []
+    for workers in (1, 2):
+        (tmp_path / str(workers)).mkdir()
+        convert(
+            source, place_of(tmp_path / str(workers), format), Choice(format, **small), workers=workers,
+            on_progress=lambda *n: told.append(n),
+        )  # fmt: skip
+    assert len(told) > 10
+    assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+    assert np.array_equal(voxels(open_volume(place_of(tmp_path / "2", format)))[0], data)
+
+
+@settings(max_examples=25, deadline=None)
+@given(draw=st.data())
+def test_any_grid_of_boxes_copies_every_voxel_once(
+    tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    data = noise(tuple(draw.draw(st.integers(1, 20)) for _ in range(3)), "uint8", 1)
+    source = make(folder / "a.n5", data, chunk=draw.draw(st.integers(1, 9)))
+    format = draw.draw(st.sampled_from(["n5", "zarr3", "hdf5", "tiff", "npy"]))
+    chunk = tuple(draw.draw(st.integers(1, 9)) for _ in range(3)) if format not in ("tiff", "npy") else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_BOX_BYTES", draw.draw(st.integers(1, 2000)))
+        patch.setattr(module, "MAX_BOX_BYTES", draw.draw(st.integers(1, 2000)))
+        made = convert(source, place_of(folder, format), Choice(format, chunk=chunk))
+    assert np.array_equal(voxels(made)[0], data)
+
+
+def test_an_array_joins_a_container_that_exists(tmp_path: Path) -> None:
+    data = noise((9, 12, 13))
+    source = make(tmp_path / "a.n5", data)
+    made = convert(source, tmp_path / "a.n5/copies/second")
+    assert (made.path, made.key) == (str(tmp_path / "a.n5"), "copies/second")
+    assert np.array_equal(voxels(made)[0], data)
+    assert np.array_equal(voxels(open_volume(tmp_path / "a.n5/raw"))[0], data)
+    made = convert(source, tmp_path / "b.zarr/images/one")
+    assert made.key == "images/one/s0"
+    convert(source, tmp_path / "b.zarr/images/two")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", "b.zarr"]
+    made = convert(source, tmp_path / "c.h5/deep/raw")
+    assert made.key == "deep/raw"
+    with pytest.raises(VolumeError, match="is n5; zarr3 cannot be written into it"):
+        convert(source, tmp_path / "a.n5/third", Choice("zarr3"))
+
+
+def test_nothing_is_overwritten_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5", noise((9, 12, 13)))
+    (tmp_path / "b.tif").write_bytes(b"precious")
+    (tmp_path / "c.zarr").mkdir()
+    (tmp_path / "d.npy.partial").touch()
+    expected = {
+        ("b.tif", Choice()): "exists already",
+        ("c.zarr", Choice()): "exists already",
+        ("a.n5", Choice()): "exists already",
+        ("a.n5/raw", Choice()): "exists already",
+        ("a.n5/raw/inside", Choice()): "inside the volume",
+        ("d.npy", Choice()): r"d\.npy\.partial exists: another copy is being made",
+        ("e.xyz", Choice()): "no format is known by that name",
+        ("e.xyz", Choice("jpeg")): "format 'jpeg' is not known; use n5",
+        ("e.tif/raw", Choice()): "would be a file of one array",
+        ("e.h5", Choice(codec="zstd")): "hdf5 is not written with codec 'zstd'; use gzip, raw",
+        ("e.tif", Choice(chunk=(8, 8, 8))): "tiff has no chunks",
+        ("e.n5", Choice(shard=(8, 8, 8))): "n5 has no shards",
+        ("e.zarr", Choice(chunk=(8, 8, 8), shard=(12, 8, 8))): "shard 12 is not a multiple of chunk 8",
+    }
+    before = fingerprint(tmp_path)
+    for (name, choice), match in expected.items():
+        with pytest.raises(VolumeError, match=match):
+            convert(source, tmp_path / name, choice)
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    data = noise((40, 50, 60))
+    source = make(tmp_path / "a.n5", data)
+    (tmp_path / "a.n5/raw/2/2/2").write_bytes(b"damage")
+    for format, workers in itertools.product(("n5", "ome-zarr-0.5", "hdf5", "tiff", "npy"), (1, 2)):
+        with pytest.raises(VolumeError, match=r"a\.n5:raw"):
+            convert(source, place_of(tmp_path, format), Choice(format), workers=workers)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.n5"]
+
+
+def test_a_place_where_nothing_can_be_made_is_an_error(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5", noise((9, 12, 13)))
+    (tmp_path / "file").touch()
+    with pytest.raises(VolumeError, match="cannot be made"):
+        convert(source, tmp_path / "file/b.zarr")
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (1700,) * 3})
+        stream.truncate(stream.tell() + 1700**3)
+    with pytest.raises(VolumeError, match=r"big\.h5 cannot be written"):
+        convert(open_volume(tmp_path / "a.npy"), tmp_path / "big.h5", Choice(chunk=(1700, 1700, 1700)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", "a.npy", "file"]
+
+
+def test_what_others_make_meanwhile_stays(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5", noise((9, 12, 13)))
+    for name in ("b.npy", "b.zarr", "a.n5/second"):
+        place = tmp_path / name
+        with pytest.raises(VolumeError, match="was made by somebody else meanwhile"):
+            convert(source, place, on_progress=lambda done, total, place=place: place.mkdir())
+        assert place.is_dir()
+        assert not list(place.iterdir())
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_disk_too_small_for_a_raw_copy_is_refused_before_the_start(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (10000,) * 3})
+        stream.truncate(stream.tell() + 10**12)
+    for name in ("b.tif", "b.mrc", "b.npy"):
+        with pytest.raises(VolumeError, match=r"needs \d+ bytes and .* has \d+; make room"):
+            convert(open_volume(tmp_path / "a.npy"), tmp_path / name)
+
+
+@contextmanager
+def copying(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """Give the command that makes a large copy `b.n5` in `folder`, once it has begun to write, and its workers."""
+    with (folder / "a.npy").open("wb") as stream:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (1000, 2000, 2000)}
+        np.lib.format.write_array_header_2_0(stream, header)
+        stream.truncate(stream.tell() + 4 * 10**9)
+    command = [*COMMAND, "convert", "--workers", "2", "--codec", "gzip", "a.npy", "b.n5"]
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        children: list[psutil.Process] = []
+        while len(children) < 3 and time.monotonic() < deadline:  # two workers, and the tracker of their resources
+            time.sleep(0.05)
+            children = psutil.Process(process.pid).children(recursive=True)
+        assert (folder / "b.n5.partial").exists()
+        try:
+            yield process, children
+        finally:
+            process.kill()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    assert not (folder / "b.n5").exists()
+
+
+def test_a_killed_copy_leaves_no_process_and_no_copy_under_its_name(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, _):
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL
+    assert (tmp_path / "b.n5.partial").exists()  # for its user to remove
+
+
+def test_a_terminated_copy_leaves_nothing(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
+
+
+def test_a_copy_whose_worker_is_killed_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    with copying(tmp_path) as (process, children):
+        next(child for child in children if "spawn_main" in " ".join(child.cmdline())).kill()
+        _, printed = process.communicate(timeout=60)
+        assert (process.returncode, "was killed" in printed) == (2, True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
+
+
+COPY = """
+import sys
+from volpipe import convert
+from volpipe.volume import open_volume
+
+def peak():
+    with open("/proc/self/status") as status:  # getrusage would count the process that started this one
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+convert.MIN_BOX_BYTES = convert.MAX_BOX_BYTES = 2**22
+volume = open_volume(sys.argv[1])
+convert.convert(open_volume(sys.argv[2]), "warm_" + sys.argv[3], convert.Choice(codec="raw"))
+before = peak()
+convert.convert(volume, sys.argv[3], convert.Choice(codec="raw"))
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["b.mrc", "b.tif", "b.h5", "b.n5"])
+def test_memory_is_a_few_boxes_whatever_the_volume(tmp_path: Path, name: str) -> None:
+    shape = (30, 2000, 2000)
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)))
+    np.save(tmp_path / "small.npy", noise((9, 12, 13)))
+    ended = subprocess.run(
+        [sys.executable, "-c", COPY, "a.npy", "small.npy", name], cwd=tmp_path, env=ENVIRONMENT, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) < 6 * 4 * MiB
+
+
+def test_sizes_are_one_number_or_three() -> None:
+    assert parse_sizes("64", "--chunk") == (64, 64, 64)
+    assert parse_sizes("1,2,3", "--chunk") == (1, 2, 3)
+    for text in ("", "1,2", "0", "a", "1,2,3,4", "1,,2"):
+        with pytest.raises(VolumeError, match="--chunk"):
+            parse_sizes(text, "--chunk")
+
+
+def test_the_command_copies_and_says_what_it_made(tmp_path: Path) -> None:
+    data = noise((20, 30, 40))
+    make(tmp_path / "a.n5", data)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+
+    ended = run("convert", "a.n5", "b.h5", "--chunk", "10", "--workers", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert "wrote b.h5 in" in ended.stdout
+    assert "chunks      10 × 10 × 10" in ended.stdout
+    ended = run("info", "b.h5")
+    assert "20 × 30 × 40 (z, y, x), uint8" in ended.stdout
+    assert "voxel size  6.5 × 5 × 4 nm, origin 30 × 20 × 10 nm" in ended.stdout
+    ended = run("convert", "a.n5", "b.h5")
+    assert (ended.returncode, "b.h5 exists already" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["b.h5", "b.tif", "b.mrc", "b.npy", "slices"])
+def test_a_run_reads_every_format_where_it_lies(tmp_path: Path, name: str) -> None:
+    data = noise((20, 30, 40), "int16")
+    if name == "slices":
+        (tmp_path / name).mkdir()
+        for z, plane in enumerate(data):
+            tifffile.imwrite(tmp_path / name / f"{z}.tif", plane)
+    else:
+        convert(make(tmp_path / "a.n5", data), tmp_path / name, Choice(codec="raw"))
+    chosen = ["net.name=identity", "windows.shape=[16,16,16]", "windows.block=[1,1,2]", "normalise.method=zscore"]
+    plan = prepare(str(tmp_path / name), load_recipe(None, chosen), tmp_path / "out.zarr", tmp_path)
+    assert execute(plan, Inline(slots=2).start).missing == []
+    assert np.array_equal(voxels(open_volume(tmp_path / "out.zarr"))[0], data)

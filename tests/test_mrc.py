@@ -1,0 +1,191 @@
+"""MRC files: as mrcfile writes them, as IMOD does, turned, extended, big-endian, stacked, damaged, and real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import mrcfile
+import numpy as np
+import pytest
+from boxes import MiB, check_reads, memory_of_boxes
+from volumes import noise
+
+from volpipe.errors import VolumeError
+from volpipe.grid import Box
+from volpipe.volume import open_volume
+
+
+def write(path: Path, data: np.ndarray, change: Callable[[mrcfile.mrcfile.MrcFile], None] | None = None) -> Path:
+    with mrcfile.new(path, overwrite=True) as file:
+        file.set_data(data)
+        if change:
+            change(file)
+    return path
+
+
+def patch(path: Path, offset: int, text: bytes) -> Path:
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(text)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "float32", "uint16", "float16"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_every_mode_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) -> None:
+    data = noise((5, 6, 7), dtype)
+    volume = open_volume(write(tmp_path / "a.mrc", data.astype(data.dtype.newbyteorder(order))))
+    assert (tmp_path / "a.mrc").read_bytes()[212] == (0x11 if order == ">" and dtype != "int8" else 0x44)
+    assert (volume.format, volume.axes, volume.dtype) == ("mrc", ("z", "y", "x"), np.dtype(dtype))
+    check_reads(volume, data)
+
+
+def test_a_stamp_that_says_nothing_leaves_the_order_to_the_header(tmp_path: Path) -> None:
+    data = noise((5, 6, 7), "int16")
+    path = write(tmp_path / "a.mrc", data.astype(">i2"))
+    check_reads(open_volume(patch(path, 212, bytes(4))), data)
+
+
+def test_voxel_size_is_the_cell_over_the_grid_in_angstrom(tmp_path: Path) -> None:
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.voxel_size = (4.0, 5.0, 6.5)  # x, y, z
+        file.header.origin = (10.0, 20.0, 30.0)
+
+    volume = open_volume(write(tmp_path / "a.mrc", noise((5, 6, 7), "int8"), change))
+    assert volume.voxel_size_nm == pytest.approx((0.65, 0.5, 0.4))
+    assert volume.origin_nm == pytest.approx((3.0, 2.0, 1.0))
+
+
+def test_without_an_origin_the_start_of_the_grid_counts(tmp_path: Path) -> None:
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.voxel_size = (10.0, 20.0, 40.0)
+        file.nstart = (-3, 4, 5)  # x, y, z
+
+    volume = open_volume(write(tmp_path / "a.mrc", noise((5, 6, 7), "int8"), change))
+    assert volume.origin_nm == pytest.approx((20.0, 8.0, -3.0))
+
+
+def test_a_cell_of_zero_is_an_unknown_voxel_size(tmp_path: Path) -> None:
+    volume = open_volume(write(tmp_path / "a.mrc", noise((5, 6, 7), "int8")))
+    assert volume.voxel_size_nm is None
+
+
+@pytest.mark.parametrize("columns", [(1, 2, 3), (3, 2, 1), (2, 1, 3), (2, 3, 1), (1, 3, 2), (3, 1, 2)])
+def test_columns_rows_and_sections_may_be_any_axes(tmp_path: Path, columns: tuple[int, int, int]) -> None:
+    data = noise((5, 6, 7), "int16")
+
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.header.mapc, file.header.mapr, file.header.maps = columns
+        file.header.mx, file.header.my, file.header.mz = 10, 20, 40
+        file.header.cella = (100.0, 400.0, 1600.0)
+        file.nstart = (1, 2, 3)  # of columns, rows, sections
+
+    volume = open_volume(write(tmp_path / "a.mrc", data, change))
+    names = ["xyz"[n - 1] for n in columns[::-1]]  # of sections, rows, columns
+    assert volume.axes == tuple(names)
+    assert volume.voxel_size_nm == pytest.approx((4.0, 2.0, 1.0))
+    start = dict(zip(names, (3, 2, 1), strict=True))
+    assert volume.origin_nm == pytest.approx((4.0 * start["z"], 2.0 * start["y"], start["x"]))
+    check_reads(volume, data)
+    expected = data.transpose([names.index(axis) for axis in "zyx"])
+    assert np.array_equal(volume.open().read(Box.of(expected.shape))[0], expected)
+
+
+def test_an_extended_header_is_passed_over(tmp_path: Path) -> None:
+    data = noise((5, 6, 7), "float32")
+
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.set_extended_header(np.arange(333, dtype=np.int8))
+
+    check_reads(open_volume(write(tmp_path / "a.mrc", data, change)), data)
+
+
+def test_bytes_are_signed_unless_imod_or_the_maximum_says_otherwise(tmp_path: Path) -> None:
+    data = noise((5, 6, 7), "int8")
+    path = write(tmp_path / "a.mrc", data)
+    check_reads(open_volume(path), data)
+    patch(path, 152, (1146047817).to_bytes(4, "little") + (1).to_bytes(4, "little"))
+    check_reads(open_volume(path), data)
+    patch(path, 156, (0).to_bytes(4, "little"))
+    check_reads(open_volume(path), data.view(np.uint8))
+    patch(path, 152, bytes(8))
+    patch(path, 80, np.float32(200).tobytes())
+    check_reads(open_volume(path), data.view(np.uint8))
+
+
+def test_the_origin_of_imod_is_minus_that_of_others_without_its_flag(tmp_path: Path) -> None:
+    def change(file: mrcfile.mrcfile.MrcFile) -> None:
+        file.voxel_size = 10.0
+        file.header.origin = (-10.0, -20.0, -30.0)
+
+    path = write(tmp_path / "a.mrc", noise((5, 6, 7), "int16"), change)
+    patch(path, 152, (1146047817).to_bytes(4, "little"))
+    assert open_volume(path).origin_nm == pytest.approx((3.0, 2.0, 1.0))
+    patch(path, 156, (4).to_bytes(4, "little"))
+    assert open_volume(path).origin_nm == pytest.approx((-3.0, -2.0, -1.0))
+
+
+def test_a_stack_of_volumes_is_refused_unless_it_is_of_one(tmp_path: Path) -> None:
+    stack = noise((2, 5, 6, 7), "int16")
+    with mrcfile.new(tmp_path / "one.mrc") as file:
+        file.set_data(stack[:1])
+    check_reads(open_volume(tmp_path / "one.mrc"), stack[:1])
+    with mrcfile.new(tmp_path / "two.mrc") as file:
+        file.set_data(stack)
+    with pytest.raises(VolumeError, match="has 2 points in time"):
+        open_volume(tmp_path / "two.mrc")
+
+
+def test_a_single_image_is_a_volume_of_one_plane(tmp_path: Path) -> None:
+    data = noise((6, 7), "int16")
+    check_reads(open_volume(write(tmp_path / "a.mrc", data)), data[np.newaxis])
+
+
+def test_what_is_damaged_or_unknown_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mrc", noise((5, 6, 7), "int16"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    with pytest.raises(VolumeError, match=f"has {len(whole) - 7} bytes, its header asks for {len(whole)}"):
+        open_volume(path)
+    path.write_bytes(whole[:700])
+    with pytest.raises(VolumeError, match="has 700 bytes, an MRC header has 1024"):
+        open_volume(path)
+    for offset, text, match in (
+        (12, (4).to_bytes(4, "little"), "mode 4, complex floats"),
+        (12, (77).to_bytes(4, "little"), "mode 77 and shape"),
+        (0, (-7).to_bytes(4, "little", signed=True), r"shape \(-7, 6, 5\) make no MRC header"),
+        (64, (1).to_bytes(4, "little") * 3, r"axes \[1, 1, 1\]"),
+        (92, (-2000).to_bytes(4, "little", signed=True), "extended header"),
+        (208, b"PAM!", "in no format"),
+    ):
+        path.write_bytes(whole)
+        with pytest.raises(VolumeError, match=match):
+            open_volume(patch(path, offset, text))
+
+
+def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mrc", noise((1, 1, 1), "float32"))
+    patch(path, 0, np.array([4000, 4000, 2000], "<i4").tobytes())
+    with path.open("r+b") as stream:
+        stream.truncate(1024 + 4000 * 4000 * 2000 * 4)
+    assert memory_of_boxes(path) < 8 * MiB
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["EMD-3001.map", "EMD-3197.map"])
+def test_maps_of_the_data_bank_are_as_mrcfile_reads_them(shared: Path, name: str) -> None:
+    path = shared / "mrc_maps" / name
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = mrcfile.open(path, permissive=True)
+    with file:
+        data, size = file.data.astype(file.data.dtype.newbyteorder("=")), file.voxel_size
+        volume = open_volume(path)
+        found = volume.open()[...]
+        assert hashlib.sha256(found.tobytes()).digest() == hashlib.sha256(data.tobytes()).digest()
+        assert volume.voxel_size_nm == pytest.approx((size.z / 10, size.y / 10, size.x / 10))
+        columns = [int(file.header[name]) for name in ("maps", "mapr", "mapc")]
+        assert volume.axes == tuple("xyz"[n - 1] for n in columns)

@@ -1,0 +1,181 @@
+"""NumPy's files, as NumPy writes them, and what lies flat in a file."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boxes import MiB, boxes_of, check_reads, indexes, memory_of_boxes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from volumes import noise
+
+from volpipe.errors import VolumeError
+from volpipe.formats.flat import FlatArray, RawFile
+from volpipe.grid import Box
+from volpipe.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
+
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+
+
+def save(path: Path, data: np.ndarray) -> Path:
+    np.save(path, data)
+    return path
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(["u1", "<u2", ">u2", "<f4", ">f8"]), st.integers(0, 40))
+def test_any_index_of_a_flat_array_is_what_numpy_has_there(draw: st.DataObject, dtype: str, offset: int) -> None:
+    shape = tuple(draw.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    data = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    index = draw.draw(indexes(shape))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(offset) + data.tobytes())
+        file.flush()
+        found = FlatArray(RawFile(Path(file.name)), offset, np.dtype(dtype), shape).read(index)
+    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+    assert found.shape == data[index].shape
+    assert np.array_equal(found, data[index])
+
+
+def test_what_is_stepped_over_is_not_read(tmp_path: Path) -> None:
+    shape = (1000, 5000, 4000)
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)))
+    reader = open_volume(tmp_path / "a.npy").open()
+    tracemalloc.start()
+    try:
+        for index in ((slice(0, 1000, 999),), (slice(None), slice(0, 1), slice(0, 1)), (0, slice(None), slice(7, 9))):
+            found = reader[index]
+            assert tracemalloc.get_traced_memory()[1] < found.nbytes + 16 * MiB
+            del found
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_far_from_each_other_are_read_one_by_one(tmp_path: Path) -> None:
+    data = noise((3, 5, 9000), "uint8")
+    array = FlatArray(RawFile(save(tmp_path / "a.npy", data)), 128, data.dtype, data.shape)
+    box = (slice(1, 3), slice(1, 5, 2), slice(4000, 4900, 3))
+    assert np.array_equal(array.read(box), data[box])
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) -> None:
+    data = noise((6, 7, 9), dtype)
+    volume = open_volume(save(tmp_path / "a.npy", data.astype(data.dtype.newbyteorder(order))))
+    assert (volume.format, volume.axes, volume.codec, volume.key) == ("npy", ("z", "y", "x"), "raw", "")
+    assert volume.voxel_size_nm is None
+    check_reads(volume, data)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_fortran_order_and_both_versions(tmp_path: Path, version: tuple[int, int]) -> None:
+    data = noise((2, 5, 7, 9), "int16")
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array(stream, np.asfortranarray(data), version=version)
+    volume = open_volume(tmp_path / "a.npy")
+    assert volume.axes == ("c", "z", "y", "x")
+    assert volume.chunks == (2, 5, 1, 1)
+    check_reads(volume, data)
+
+
+def test_bool_is_read_as_zero_and_one(tmp_path: Path) -> None:
+    data = noise((4, 5, 6)) > 99
+    check_reads(open_volume(save(tmp_path / "a.npy", data)), data.astype(np.uint8))
+
+
+def test_boxes_and_mirrored_boxes_are_those_of_numpy(tmp_path: Path) -> None:
+    data = noise((9, 8, 7), "uint16")
+    reader = open_volume(save(tmp_path / "a.npy", data)).open()
+    for box in boxes_of(data.shape):
+        assert np.array_equal(reader.read(box), data[box.slices][np.newaxis])
+    mirrored = np.pad(data, 3, mode="reflect")[np.newaxis]
+    assert np.array_equal(reader.read_mirrored(Box((-3, -3, -3), (12, 11, 10))), mirrored)
+
+
+def test_a_reader_pickles_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    data = noise((4, 5, 6))
+    volume = open_volume(save(tmp_path / "a.npy", data))
+    again = pickle.loads(pickle.dumps(volume.open()))
+    assert np.array_equal(again[...], data)
+    save(tmp_path / "a.npy", noise((4, 5, 7)))
+    with pytest.raises(VolumeError, match=r"was uint8 \(4, 5, 6\) and is now uint8 \(4, 5, 7\)"):
+        volume.open()
+
+
+def test_a_file_that_shrinks_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
+    reader = open_volume(path).open()
+    with path.open("r+b") as stream:
+        stream.truncate(128 + 60)
+    with pytest.raises(VolumeError, match="ends at byte 188"):
+        reader.read(Box((0, 0, 0), (4, 5, 6)))
+    assert reader.read(Box((0, 0, 0), (1, 5, 6))).shape == (1, 1, 5, 6)
+
+
+def test_a_file_cut_short_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(VolumeError, match=f"has {len(whole) - 1} bytes, its header asks for {len(whole)}"):
+        open_volume(path)
+    path.write_bytes(whole[:50])
+    with pytest.raises(VolumeError, match=r"a\.npy"):
+        open_volume(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (np.array(["a", "b"]), "holds <U1"),
+        (np.zeros((2, 3), [("a", "f4"), ("b", "i2")]), "holds"),
+        (np.zeros((2, 3), complex), "holds complex128"),
+        (np.array([object()]), "holds object"),
+        (np.zeros((0, 3)), "shape"),
+        (np.float32(1), "shape"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path, data: np.ndarray, match: str) -> None:
+    with pytest.raises(VolumeError, match=match):
+        open_volume(save(tmp_path / "a.npy", data))
+
+
+def test_the_bytes_of_a_file_decide_and_not_its_name(tmp_path: Path) -> None:
+    data = noise((4, 5, 6))
+    save(tmp_path / "a.npy", data).rename(tmp_path / "volume.tif")
+    assert open_volume(tmp_path / "volume.tif").format == "npy"
+    (tmp_path / "b.h5").write_bytes(b"<html>not found</html>")
+    with pytest.raises(VolumeError, match=r"b\.h5 is a file of 22 bytes in no format.*HDF5, TIFF, MRC and \.npy"):
+        open_volume(tmp_path / "b.h5")
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(VolumeError, match="0 bytes"):
+        open_volume(tmp_path / "empty.npy")
+
+
+def test_a_file_has_no_keys_levels_or_writers(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npy", noise((4, 5, 6)))
+    with pytest.raises(VolumeError, match=r"no volume at .*a\.npy/raw; .*a\.npy holds an array at its root"):
+        open_volume(path, "raw")
+    with pytest.raises(VolumeError, match="has no level 1"):
+        open_volume(path, level=1)
+    with pytest.raises(VolumeError, match=r"a \.npy file cannot be written"):
+        open_writer(path, "")
+    with pytest.raises(VolumeError, match="is a file; zarr3 needs a folder"):
+        create_array(path, "raw", ArraySpec((4, 4, 4), np.dtype("uint8"), (4, 4, 4)))
+    assert [volume.key for volume in list_arrays(path)] == [""]
+
+
+@pytest.mark.parametrize("shape", [(3000, 5000, 4000), (600, 10000, 10000)])
+def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with (tmp_path / "a.npy").open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)))
+    assert memory_of_boxes(tmp_path / "a.npy") < 8 * MiB

@@ -1,0 +1,127 @@
+"""Folders of TIFF slices: their order, their shapes, and what else may lie beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from boxes import MiB, boxes_of, check_reads, memory_of_boxes
+from volumes import noise, write_volume
+
+from volpipe.errors import VolumeError
+from volpipe.formats.slices import natural
+from volpipe.volume import list_arrays, open_volume
+
+
+def write(folder: Path, data: np.ndarray, names: list[str] | None = None, **settings: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, plane in zip(names or [f"slice_{i}.tif" for i in range(len(data))], data, strict=True):
+        tifffile.imwrite(folder / name, plane, **settings)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"compression": "zlib", "tile": (16, 16)}, {"byteorder": ">", "bigtiff": True}]
+)
+def test_slices_are_a_volume_in_natural_order(tmp_path: Path, settings: dict[str, object]) -> None:
+    data = noise((5, 20, 31), "uint16")
+    names = ["slice_1.tif", "slice_2.TIF", "slice_09.tiff", "slice_10.tif", "slice_100.tif"]
+    volume = open_volume(write(tmp_path / "raw", data, names, **settings))
+    assert (volume.format, volume.axes, volume.shape) == ("tiff", ("z", "y", "x"), data.shape)
+    assert volume.voxel_size_nm is None
+    check_reads(volume, data)
+    for box in boxes_of(data.shape):
+        assert np.array_equal(volume.open().read(box)[0], data[box.slices])
+
+
+def test_names_are_sorted_as_people_do() -> None:
+    names = ["b1.tif", "a10.tif", "a2.tif", "a2b10.tif", "a2b9.tif", "A3.tif", "a02.tif", "7.tif", "a.tif"]
+    assert sorted(names, key=natural) == [
+        "7.tif", "a02.tif", "a2.tif", "a2b9.tif", "a2b10.tif", "A3.tif", "a10.tif", "a.tif", "b1.tif",
+    ]  # fmt: skip
+
+
+def test_colours_of_slices_are_channels(tmp_path: Path) -> None:
+    data = noise((4, 12, 13, 3))
+    volume = open_volume(write(tmp_path / "raw", data, photometric="rgb"))
+    assert volume.axes == ("z", "y", "x", "c")
+    check_reads(volume, data)
+
+
+def test_slices_that_differ_are_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw", noise((4, 12, 13)))
+    tifffile.imwrite(folder / "slice_2.tif", noise((12, 14)))
+    tifffile.imwrite(folder / "slice_3.tif", noise((12, 13), "uint16"))
+    with pytest.raises(VolumeError, match=r"slice_2\.tif is uint8 \(12, 14\), slice_3\.tif is uint16 \(12, 13\)"):
+        open_volume(folder)
+
+
+def test_a_stack_among_slices_and_a_damaged_slice_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw", noise((4, 12, 13)))
+    whole = (folder / "slice_1.tif").read_bytes()
+    (folder / "slice_1.tif").write_bytes(whole[:-1])
+    with pytest.raises(VolumeError, match=rf"slice_1\.tif has {len(whole) - 1} bytes, .* asks for {len(whole)}"):
+        open_volume(folder)
+    tifffile.imwrite(folder / "slice_1.tif", noise((5, 12, 13)), metadata={"axes": "ZYX"})
+    with pytest.raises(VolumeError, match=r"slice_1\.tif is no single slice"):
+        open_volume(folder)
+
+
+def test_a_slice_that_changed_since_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw", noise((4, 12, 13)))
+    reader = open_volume(folder).open()
+    tifffile.imwrite(folder / "slice_2.tif", noise((12, 14)))
+    assert reader[:2].shape == (2, 12, 13)
+    with pytest.raises(VolumeError, match=r"slice_2\.tif is uint8 \(12, 14\), and the other slices"):
+        reader[2]
+
+
+def test_a_slice_more_is_noticed_by_the_next_who_opens(tmp_path: Path) -> None:
+    folder = write(tmp_path / "raw", noise((4, 12, 13)))
+    volume = open_volume(folder)
+    volume.open()
+    tifffile.imwrite(folder / "slice_7.tif", noise((12, 13)))
+    with pytest.raises(VolumeError, match=r"was uint8 \(4, 12, 13\) and is now uint8 \(5, 12, 13\)"):
+        volume.open()
+
+
+def test_other_files_and_hidden_ones_do_not_count(tmp_path: Path) -> None:
+    data = noise((3, 12, 13))
+    folder = write(tmp_path / "raw", data)
+    (folder / "._slice_0.tif").write_bytes(b"left by another system")
+    (folder / "Thumbs.db").write_bytes(b"of yet another")
+    (folder / "notes.json").write_text(json.dumps({}))
+    check_reads(open_volume(folder), data)
+
+
+def test_a_folder_with_a_container_is_not_one_of_slices(tmp_path: Path) -> None:
+    data = noise((20, 12, 13))
+    write_volume(tmp_path / "all/cells.n5", data)
+    tifffile.imwrite(tmp_path / "all/preview.tif", data[0])
+    check_reads(open_volume(tmp_path / "all"), data)
+
+
+def test_an_empty_folder_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(VolumeError, match=r"no volume in .* TIFF slices"):
+        open_volume(tmp_path)
+
+
+def test_folders_of_slices_beside_each_other_are_listed(tmp_path: Path) -> None:
+    write(tmp_path / "all/raw", noise((3, 12, 13)))
+    write(tmp_path / "all/labels", noise((3, 12, 13), "uint32"))
+    assert [(v.key, v.dtype.name) for v in list_arrays(tmp_path / "all")] == [("labels", "uint32"), ("raw", "uint8")]
+    with pytest.raises(VolumeError, match="holds 2 volumes; choose one by its key: labels, raw"):
+        open_volume(tmp_path / "all")
+    assert open_volume(tmp_path / "all", "labels").shape == (3, 12, 13)
+
+
+def test_a_box_of_large_slices_takes_the_memory_of_the_box(tmp_path: Path) -> None:
+    write(tmp_path / "raw", np.zeros((1, 16, 16), np.uint8))
+    (tmp_path / "raw/slice_0.tif").unlink()
+    tifffile.memmap(tmp_path / "first.tif", shape=(20000, 20000), dtype=np.uint8)
+    for i in range(70):
+        (tmp_path / f"raw/{i}.tif").hardlink_to(tmp_path / "first.tif")
+    assert memory_of_boxes(tmp_path / "raw") < 8 * MiB

@@ -1,0 +1,365 @@
+"""TIFF files: as tifffile, ImageJ and OME software write them, in strips and tiles, damaged, and real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from boxes import MiB, boxes_of, check_reads, indexes, memory_of_boxes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from volumes import noise
+
+from volpipe.errors import VolumeError
+from volpipe.formats import tiff
+from volpipe.formats.metadata import Place
+from volpipe.grid import Box
+from volpipe.volume import ArraySpec, list_arrays, open_volume
+
+ZYX, ZCYX = ("z", "y", "x"), ("z", "c", "y", "x")
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+
+
+def write(path: Path, data: np.ndarray, **settings: Any) -> Path:
+    """Write `data` as grey planes unless told otherwise; tifffile takes three or four planes for colours."""
+    tifffile.imwrite(path, data, **{"photometric": "minisblack"} | settings)
+    return path
+
+
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_in_both_byte_orders(tmp_path: Path, dtype: str, byteorder: str) -> None:
+    data = noise((5, 19, 23), dtype)
+    plain = open_volume(write(tmp_path / "a.tif", data, byteorder=byteorder))
+    assert (plain.format, plain.axes, plain.codec, plain.chunks) == ("tiff", ZYX, "raw", (1, 19, 23))
+    check_reads(plain, data)
+    tiled = open_volume(
+        write(tmp_path / "b.tif", data, byteorder=byteorder, bigtiff=True, tile=(16, 16), compression="zlib")
+    )
+    assert (tiled.codec, tiled.chunks) == ("deflate", (1, 16, 16))
+    check_reads(tiled, data)
+
+
+@pytest.mark.parametrize(
+    ("compression", "settings"),
+    [
+        ("lzw", {}),
+        ("lzw", {"predictor": True}),
+        ("zlib", {"predictor": True}),
+        ("zstd", {}),
+        ("packbits", {}),
+        ("lzma", {}),
+        (None, {}),
+    ],
+)
+@pytest.mark.parametrize("layout", [{"rowsperstrip": 5}, {"rowsperstrip": 1}, {}, {"tile": (16, 32)}])
+def test_strips_and_tiles_of_every_compression(
+    tmp_path: Path, compression: str | None, settings: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    data = noise((3, 37, 41), "uint16")
+    check_reads(open_volume(write(tmp_path / "a.tif", data, compression=compression, **settings, **layout)), data)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_index_of_any_layout_is_what_numpy_has_there(draw: st.DataObject) -> None:
+    shape = (draw.draw(st.integers(1, 4)), draw.draw(st.integers(1, 40)), draw.draw(st.integers(1, 40)))
+    data = noise(shape, draw.draw(st.sampled_from(["uint8", "uint16"])), 3)
+    layout = draw.draw(st.sampled_from([{}, {"tile": (16, 16)}, {"rowsperstrip": 3}, {"rowsperstrip": 7}]))
+    coded = draw.draw(st.sampled_from([None, "zlib"]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.tif", data, compression=coded, metadata={"axes": "ZYX"}, **layout)
+        volume = open_volume(path)
+        assert volume.spatial_shape == shape  # an axis of one may be left out
+        expected = data.reshape(volume.shape)
+        index = draw.draw(indexes(expected.shape))
+        found = volume.open()[index]
+    assert found.shape == expected[index].shape
+    assert np.array_equal(found, expected[index])
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("axes", ["ZCYX", "CZYX"])
+@pytest.mark.parametrize("kind", ["ome", "imagej", "plain"])
+def test_channels_come_first_whatever_their_place_in_the_file(
+    tmp_path: Path, kind: str, axes: str, compression: str | None
+) -> None:
+    if kind == "imagej" and (axes == "CZYX" or compression):
+        axes, compression = "ZCYX", None  # all that ImageJ has
+    data = noise((4, 3, 17, 19) if axes == "ZCYX" else (3, 4, 17, 19), "uint16")
+    form = {"ome": {"ome": True}, "imagej": {"imagej": True}, "plain": {}}[kind]
+    volume = open_volume(write(tmp_path / "a.tif", data, metadata={"axes": axes}, compression=compression, **form))
+    assert volume.axes == tuple(axes.lower())
+    check_reads(volume, data)
+    expected = data.swapaxes(0, 1) if axes == "ZCYX" else data
+    assert (volume.num_channels, volume.spatial_shape) == (3, (4, 17, 19))
+    for box in boxes_of((4, 17, 19)):
+        assert np.array_equal(volume.open().read(box), expected[(slice(None), *box.slices)])
+
+
+@pytest.mark.parametrize(("planar", "axes"), [("contig", ("z", "y", "x", "c")), ("separate", ZCYX)])
+@pytest.mark.parametrize(
+    "layout", [{}, {"compression": "zlib", "tile": (16, 16)}, {"compression": "lzw", "rowsperstrip": 4}]
+)
+def test_colours_are_channels(tmp_path: Path, planar: str, axes: tuple[str, ...], layout: dict[str, Any]) -> None:
+    data = noise((4, 20, 22, 3) if planar == "contig" else (4, 3, 20, 22))
+    volume = open_volume(write(tmp_path / "a.tif", data, photometric="rgb", planarconfig=planar, **layout))
+    assert volume.axes == axes
+    check_reads(volume, data)
+
+
+def test_volumetric_tiles(tmp_path: Path) -> None:
+    data = noise((40, 33, 35))
+    volume = open_volume(write(tmp_path / "a.tif", data, volumetric=True, tile=(16, 16, 16), compression="zlib"))
+    assert volume.chunks == (16, 16, 16)
+    check_reads(volume, data)
+
+
+def test_bits_are_read_as_zero_and_one(tmp_path: Path) -> None:
+    data = noise((4, 13, 21)) > 99
+    check_reads(open_volume(write(tmp_path / "a.tif", data)), data.astype(np.uint8))
+
+
+def test_pages_without_any_description_are_planes(tmp_path: Path) -> None:
+    data = noise((7, 13, 21), "uint16")
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for plane in data:
+            file.write(plane, metadata=None, contiguous=False, photometric="minisblack", software="another")
+    volume = open_volume(tmp_path / "a.tif")
+    assert volume.axes == ZYX
+    check_reads(volume, data)
+
+
+def test_an_imagej_stack_beyond_its_first_page_is_read_whole(tmp_path: Path) -> None:
+    """ImageJ writes one page for stacks beyond 4 GiB, and the voxels of all behind it."""
+    data = noise((6, 13, 21), "uint16")
+    first = struct.pack("<2sHI", b"II", 42, 8)
+    text = b"ImageJ=1.54f\nimages=6\nslices=6\nunit=\\u00B5m\nspacing=0.5\n\0"
+    tags = [
+        (256, 4, 1, 21), (257, 4, 1, 13), (258, 3, 1, 16), (262, 3, 1, 1), (270, 2, len(text), 300), (273, 4, 1, 512),
+        (277, 3, 1, 1), (278, 3, 1, 13), (279, 4, 1, 13 * 21 * 2), (282, 5, 1, 400), (283, 5, 1, 408),
+    ]  # fmt: skip
+    table = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    head = (first + table).ljust(300, b"\0") + text
+    head = head.ljust(400, b"\0") + struct.pack("<IIII", 4, 1, 5, 1)
+    (tmp_path / "a.tif").write_bytes(head.ljust(512, b"\0") + data.tobytes())
+    volume = open_volume(tmp_path / "a.tif")
+    assert volume.axes == ZYX
+    assert volume.voxel_size_nm == pytest.approx((500.0, 200.0, 250.0))
+    check_reads(volume, data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"imagej": True, "resolution": (1 / 4, 1 / 5), "metadata": {"spacing": 6.5, "unit": "nm"}}, (6.5, 5, 4)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 0.3, "unit": "um"}}, (300, 200, 100)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"unit": "micron"}}, (1000, 200, 100)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 0.3, "unit": "pixel"}}, None),
+        ({"imagej": True, "metadata": {"spacing": 0.3, "unit": "um"}}, (300, 1000, 1000)),
+        ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 5,
+          "PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 0.03}}, (30, 5, 4)),
+        ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeY": 5}}, None),
+        ({"ome": True}, None),
+        ({"metadata": {"spacing": 8, "unit": "nm"}, "resolution": (0.25, 0.2)}, (8, 5, 4)),
+        ({"resolution": (300, 300), "resolutionunit": "inch"}, None),
+        ({"resolution": (1e6, 1e6), "resolutionunit": "centimeter"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_voxel_sizes(tmp_path: Path, settings: dict[str, Any], expected: tuple[float, ...] | None) -> None:
+    settings = settings | {"metadata": {"axes": "ZYX"} | settings.get("metadata", {})}
+    volume = open_volume(write(tmp_path / "a.tif", noise((5, 12, 13)), **settings))
+    assert volume.voxel_size_nm == (None if expected is None else pytest.approx(expected, rel=1e-6))
+
+
+def test_an_image_knows_its_size_per_centimetre(tmp_path: Path) -> None:
+    volume = open_volume(write(tmp_path / "a.tif", noise((12, 13)), resolution=(1e6, 5e5), resolutionunit="centimeter"))
+    assert volume.voxel_size_nm == (1.0, 20.0, 10.0)
+
+
+def test_points_in_time_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", noise((5, 4, 12, 13), "uint16"), imagej=True, metadata={"axes": "TZYX"})
+    with pytest.raises(VolumeError, match="has 5 points in time"):
+        open_volume(path)
+    path = write(tmp_path / "b.tif", noise((1, 4, 1, 12, 13), "uint16"), imagej=True, metadata={"axes": "TZCYX"})
+    assert open_volume(path).axes == ZYX
+
+
+def test_several_images_in_a_file_are_chosen_by_number(tmp_path: Path) -> None:
+    first, second = noise((3, 12, 13), "uint16"), noise((5, 20, 21), "uint8")
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        for data, size in ((first, 4), (second, 7)):
+            sizes = {f"PhysicalSize{axis}": size for axis in "XYZ"} | {
+                f"PhysicalSize{axis}Unit": "nm" for axis in "XYZ"
+            }
+            file.write(data, photometric="minisblack", metadata={"axes": "ZYX"} | sizes)
+    with pytest.raises(VolumeError, match="holds 2 volumes; choose one by its key: 0, 1"):
+        open_volume(tmp_path / "a.ome.tif")
+    volume = open_volume(tmp_path / "a.ome.tif", "1")
+    assert volume.voxel_size_nm == (7.0, 7.0, 7.0)
+    check_reads(volume, second)
+    check_reads(open_volume(tmp_path / "a.ome.tif/0"), first)
+    assert [(v.key, v.shape) for v in list_arrays(tmp_path / "a.ome.tif")] == [("0", first.shape), ("1", second.shape)]
+    with pytest.raises(VolumeError, match="no volume at"):
+        open_volume(tmp_path / "a.ome.tif", "2")
+
+
+def test_levels_of_an_ome_tiff(tmp_path: Path) -> None:
+    data = noise((4, 64, 48), "uint16")
+    sizes = {f"PhysicalSize{axis}": 4 for axis in "XYZ"} | {f"PhysicalSize{axis}Unit": "nm" for axis in "XYZ"}
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        file.write(data, subifds=2, tile=(16, 16), photometric="minisblack", metadata={"axes": "ZYX"} | sizes)
+        file.write(data[:, ::2, ::2], subfiletype=1, tile=(16, 16), photometric="minisblack")
+        file.write(data[:, ::4, ::4], subfiletype=1, tile=(16, 16), photometric="minisblack")
+    finest = open_volume(tmp_path / "a.ome.tif")
+    assert (finest.key, finest.levels) == ("s0", ("s0", "s1", "s2"))
+    assert finest.voxel_size_nm == (4.0, 4.0, 4.0)
+    check_reads(finest, data)
+    coarse = open_volume(tmp_path / "a.ome.tif", level=2)
+    assert (coarse.voxel_size_nm, coarse.origin_nm) == ((4.0, 16.0, 16.0), (0.0, 6.0, 6.0))
+    check_reads(coarse, data[:, ::4, ::4])
+    check_reads(open_volume(tmp_path / "a.ome.tif/s1"), data[:, ::2, ::2])
+    assert [v.key for v in list_arrays(tmp_path / "a.ome.tif")] == ["s0", "s1", "s2"]
+    with pytest.raises(VolumeError, match="has no level 3; its levels are 0 to 2"):
+        open_volume(tmp_path / "a.ome.tif", level=3)
+
+
+def test_an_ome_tiff_in_several_files_is_one_volume_and_a_missing_file_is_named(tmp_path: Path) -> None:
+    data = noise((2, 12, 13), "uint16")
+    ids = [f"urn:uuid:0000000{i}-0000-0000-0000-000000000000" for i in range(2)]
+    planes = "".join(
+        f'<TiffData IFD="0" FirstZ="{i}" PlaneCount="1"><UUID FileName="z{i}.ome.tif">{ids[i]}</UUID></TiffData>'
+        for i in range(2)
+    )
+    for i in range(2):
+        text = (
+            f'<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="{ids[i]}">'
+            '<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYZCT" Type="uint16" SizeX="13" SizeY="12" '
+            f'SizeZ="2" SizeC="1" SizeT="1"><Channel ID="Channel:0"/>{planes}</Pixels></Image></OME>'
+        )
+        tifffile.imwrite(tmp_path / f"z{i}.ome.tif", data[i], description=text, metadata=None)
+    check_reads(open_volume(tmp_path / "z0.ome.tif"), data)
+    (tmp_path / "z1.ome.tif").unlink()
+    with pytest.raises(VolumeError, match="1 of 2 pages are missing"):
+        open_volume(tmp_path / "z0.ome.tif")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"compression": "zlib"}, {"bigtiff": True}, {"metadata": None}, {"imagej": True}]
+)
+def test_a_file_cut_short_is_refused_wherever_voxels_are_missing(tmp_path: Path, settings: dict[str, Any]) -> None:
+    data = noise((6, 40, 41))
+    path = write(tmp_path / "a.tif", data, **settings)
+    with tifffile.TiffFile(path) as file:
+        last = file.pages[-1].offset + (2 if not file.is_bigtiff else 8)
+    whole = path.read_bytes()
+    for part in (0.02, 0.3, 0.6, 0.9, last / len(whole)):
+        path.write_bytes(whole[: int(len(whole) * part)])
+        with pytest.raises(VolumeError, match=rf"a\.tif has {int(len(whole) * part)} bytes.*cut short"):
+            open_volume(path)
+
+
+def test_damage_inside_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", noise((3, 40, 41)), compression="zlib")
+    with tifffile.TiffFile(path) as file:
+        offset = file.pages[1].dataoffsets[0]
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(b"damage")
+    reader = open_volume(path).open()
+    assert reader.read(Box((0, 0, 0), (1, 40, 41))).shape == (1, 1, 40, 41)
+    with pytest.raises(VolumeError, match=f"the strip or tile at byte {offset}"):
+        reader.read(Box((0, 0, 0), (2, 1, 1)))
+
+
+def test_any_damaged_byte_of_the_header_is_an_error_or_a_volume(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.tif", noise((3, 8, 9)), compression="zlib").read_bytes()
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for _ in range(120):
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] = int(rng.integers(256))
+        (tmp_path / "a.tif").write_bytes(broken)
+        try:
+            open_volume(tmp_path / "a.tif").open()[...]
+            outcomes.add("read")
+        except VolumeError:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+def test_types_and_compressions_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(VolumeError, match="holds complex64"):
+        open_volume(write(tmp_path / "a.tif", np.zeros((3, 12, 13), np.complex64)))
+    path = write(tmp_path / "b.tif", noise((3, 12, 13)), compression="zlib")
+    whole = path.read_bytes()
+    entry = struct.pack("<HHI", 259, 3, 1)
+    assert whole.count(entry) == 3
+    path.write_bytes(whole.replace(entry + struct.pack("<H", 8), entry + struct.pack("<H", 34661)))  # JBIG
+    with pytest.raises(VolumeError, match=r"compressed with .*cannot be undone here"):
+        open_volume(path)
+
+
+def test_a_cache_keeps_what_was_decoded(tmp_path: Path) -> None:
+    data = noise((3, 40, 41), "uint16")
+    path = write(tmp_path / "a.tif", data, compression="zlib", rowsperstrip=8)
+    cached = open_volume(path).open(cache_bytes=data.nbytes // 2)
+    for _ in range(2):
+        for box in boxes_of(data.shape):
+            assert np.array_equal(cached.read(box)[0], data[box.slices])
+    kept = cached[0, :8]
+    with path.open("r+b") as stream:
+        stream.seek(0)
+        stream.write(bytes(path.stat().st_size))
+    assert np.array_equal(cached[0, :8], kept)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tile": (256, 256), "compression": "zlib"}, {"rowsperstrip": 16, "compression": "zlib"}]
+)
+def test_a_box_takes_the_memory_of_the_box_and_of_what_it_touches(tmp_path: Path, settings: dict[str, Any]) -> None:
+    shape = (400, 16000, 16000) if not settings else (70, 8000, 8000)
+    plane = np.zeros(shape[1:], np.uint8)
+    if settings:
+        with tifffile.TiffWriter(tmp_path / "a.tif", bigtiff=True) as file:
+            for _ in range(3):
+                file.write(plane, metadata=None, **settings)
+        assert memory_of_boxes(tmp_path / "a.tif") < 8 * MiB
+        return
+    tifffile.memmap(tmp_path / "a.tif", shape=shape, dtype=np.uint8, bigtiff=True, photometric="minisblack")
+    assert (tmp_path / "a.tif").stat().st_size > 100e9
+    assert memory_of_boxes(tmp_path / "a.tif") < 8 * MiB
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.tif", "uint8"), ("a.ome.tif", "uint8"), ("b.tif", "int64")])
+def test_what_is_written_reads_back_whatever_its_shape(tmp_path: Path, name: str, dtype: str) -> None:
+    for shape in itertools.product(((), (3,)), (1, 2, 3), (1, 2, 4), (1, 3, 5)):
+        data = noise((*shape[0], *shape[1:]), dtype)
+        spec = ArraySpec(data.shape, data.dtype, data.shape, axes=("c", "z", "y", "x")[-data.ndim :], codec="raw")
+        channels = data.reshape(-1, *data.shape[-3:])
+        box = Box.of(data.shape[-3:])
+        tiff.write(tmp_path / name, spec, Place((3, 2, 1)), [(box, channels)], tiff.choose_style(name, spec))
+        volume = open_volume(tmp_path / name)
+        assert volume.voxel_size_nm == (3, 2, 1)
+        assert np.array_equal(volume.open().read(box), channels)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("folder", ["confocal_plant", "fibsem_medulla", "gala_tinyfib", "snemi_mini", "vnc_sstem_NC"])
+def test_real_stacks_have_the_hashes_that_were_noted(shared: Path, folder: str) -> None:
+    noted = json.loads((shared / "MANIFEST.json").read_text())[folder]
+    for entry in noted:
+        volume = open_volume(shared / folder / entry["file"])
+        data = volume.open()[...]
+        assert (list(data.shape), data.dtype.name) == (entry["shape"], entry["dtype"])
+        assert hashlib.sha256(data.tobytes()).hexdigest() == entry["sha256_array"]
+    assert len(noted) >= 2

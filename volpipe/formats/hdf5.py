@@ -1,0 +1,273 @@
+"""HDF5: any dataset of numbers, chunked, contiguous, external or virtual, by its key; voxel sizes in common dialects.
+
+Not here: paths and groups of levels (container). The only file that imports h5py, and only where a file is opened.
+The library reads one thing at a time, so threads take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.formats import zarr
+from volpipe.formats.flat import Part
+from volpipe.formats.metadata import (
+    ArraySpec,
+    Header,
+    Place,
+    Tree,
+    flat_chunk,
+    floats,
+    named_axes,
+    place,
+    plain,
+    usual_axes,
+    voxel_dtype,
+    voxels,
+)
+from volpipe.formats.store import Index
+
+if TYPE_CHECKING:
+    import h5py
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+MAX_DEPTH = 12
+MAX_OBJECTS = 10_000
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf",
+           32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
+CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
+_lock = threading.RLock()
+
+
+def read_header(file: Path, key: str) -> Header | None:
+    """Return the header of the dataset `key` in `file`, None where it is a group or nothing.
+
+    Raises:
+        VolumeError: the file is damaged or cut short, or the dataset holds what volpipe cannot read.
+    """
+    with _Opened(file) as opened:
+        found = _get(opened.file, key)
+        return None if found is None or not _is_dataset(found) else _header(file, key, found)
+
+
+def read_attributes(file: Path, key: str) -> Tree:
+    """Return the attributes of the group or dataset `key` in `file`, {} where there is none."""
+    with _Opened(file) as opened:
+        found = _get(opened.file, key)
+        return {} if found is None else _attributes(found)
+
+
+def exists(file: Path, key: str) -> bool:
+    with _Opened(file) as opened:
+        return _get(opened.file, key) is not None
+
+
+def walk(file: Path, key: str) -> Iterator[str]:
+    """Yield the keys, counted from the group `key`, of all volumes in it, sorted.
+
+    Those are the datasets of numbers with three axes or more, or, where there are none, those with two: what has
+    fewer is a table, as most small things in such files are.
+
+    Raises:
+        VolumeError: there are too many objects to look at.
+    """
+    with _Opened(file) as opened:
+        group = _get(opened.file, key)
+        ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
+    least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
+    yield from sorted(name for name, rank in ranks.items() if rank >= least)
+
+
+def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
+    """Return the number of axes of each dataset of numbers below `group`, by its key there."""
+    ranks: dict[str, int] = {}
+    stack, seen = [""], 0
+    while stack:
+        key = stack.pop()
+        found = _get(group, key)
+        seen += 1
+        if seen > MAX_OBJECTS:
+            raise VolumeError(f"{file} has more than {MAX_OBJECTS} groups and datasets; name the dataset by its key")
+        if found is None:
+            continue
+        if not _is_dataset(found):
+            stack += [f"{key}/{name}".lstrip("/") for name in _members(found)] if key.count("/") < MAX_DEPTH else []
+        elif found.shape and found.dtype.kind in "iufb" and 0 not in found.shape:
+            ranks[key] = len(found.shape)
+    return ranks
+
+
+class Hdf5Array:
+    """An open dataset, which several threads may read in turn."""
+
+    def __init__(self, header: Header, cache_bytes: int) -> None:
+        settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
+        self._opened = _Opened(header.known["file"], **settings)
+        self._dataset = self._opened.file[header.known["key"]]
+
+    def read(self, index: Index) -> np.ndarray:
+        with _lock:
+            data = np.asarray(self._dataset[index])
+        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+
+
+def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
+    """Return the dataset of `header`; `cache_bytes` of decoded chunks are kept in memory."""
+    return Hdf5Array(header, cache_bytes)
+
+
+class _Opened:
+    """A file that is open for reading until the `with` ends, or for as long as this lives."""
+
+    def __init__(self, file: Path, **settings: int) -> None:
+        import h5py
+
+        try:
+            with _lock:
+                self.file = h5py.File(file, "r", locking="best-effort", **settings)
+        except OSError as error:
+            sizes = f" ({file.stat().st_size} bytes)" if file.is_file() else ""
+            raise VolumeError(f"{file}{sizes} cannot be opened as HDF5: {error}") from error
+
+    def __enter__(self) -> _Opened:
+        _lock.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+        _lock.release()
+
+
+def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
+    """Return the object `key` below `group`, None where there is none or its link leads nowhere."""
+    try:
+        return group[key] if key else group
+    except (KeyError, OSError):
+        return None
+
+
+def _members(found: h5py.Group) -> list[str]:
+    return list(found) if hasattr(found, "keys") else []  # a stored type has none
+
+
+def _is_dataset(found: h5py.Group | h5py.Dataset) -> bool:
+    return hasattr(found, "chunks")
+
+
+def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
+    name = f"{file}/{key}"
+    if not dataset.shape or 0 in dataset.shape:
+        raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
+    _check_sources(file, dataset, name)
+    shape = voxels(dataset.shape, "shape", Path(name))
+    dtype = voxel_dtype(dataset.dtype, name)
+    attributes = _attributes(dataset)
+    return Header(
+        folder=file / key,
+        format="hdf5",
+        shape=shape,
+        dtype=dtype,
+        chunks=tuple(map(int, dataset.chunks)) if dataset.chunks else flat_chunk(shape),
+        shards=None,
+        codec=_codec(dataset, name),
+        axes=_axes(dataset, attributes),
+        attributes=attributes,
+        known={"file": file, "key": key},
+        unsupported="an HDF5 file",
+    )
+
+
+def _check_sources(file: Path, dataset: h5py.Dataset, name: str) -> None:
+    """Raise where a file that a virtual dataset is made of is missing: HDF5 would show fill in its place."""
+    sources = {source.file_name for source in dataset.virtual_sources()} if dataset.is_virtual else set()
+    for source in sorted(sources - {"."}):
+        found = any(path.exists() for path in (file.parent / source, Path(source)))
+        if not found and "%b" not in source and "HDF5_VDS_PREFIX" not in os.environ:
+            raise VolumeError(f"{name} is made of several files, of which {source} is missing; put it beside {file}")
+
+
+def _codec(dataset: h5py.Dataset, name: str) -> str:
+    """Return what compresses the chunks, for people; raise if this machine cannot undo it."""
+    import h5py
+
+    settings = dataset.id.get_create_plist()
+    label = "raw"
+    for i in range(settings.get_nfilters()):
+        number, _, values, said = settings.get_filter(i)
+        known = FILTERS.get(number, said.decode(errors="replace") or "unknown")
+        if not h5py.h5z.filter_avail(number):
+            raise VolumeError(
+                f"{name} is compressed with HDF5 filter {number} ({known}), which is not installed here; point "
+                "HDF5_PLUGIN_PATH to it (pip install hdf5plugin brings the usual ones) or write gzip with h5repack"
+            )
+        if known in CODECS:
+            label = f"{known} {values[0]}" if known == "gzip" and values else known
+    return label
+
+
+def _axes(dataset: h5py.Dataset, attributes: Tree) -> tuple[str, ...] | None:
+    """Return the axes as labels of dimensions (netCDF, h5py) or vigra's and ilastik's `axistags` name them."""
+    rank = len(dataset.shape)
+    labels = [dim.label for dim in dataset.dims]
+    tags = [tag.get("key") for tag in _axistags(attributes)]
+    return named_axes(labels, rank) or named_axes(attributes.get("axes"), rank) or named_axes(tags, rank)
+
+
+def _axistags(attributes: Tree) -> list[Tree]:
+    try:
+        tree = json.loads(attributes.get("axistags", ""))
+    except (TypeError, ValueError):
+        return []
+    axes = tree.get("axes") if isinstance(tree, dict) else None
+    return [tag for tag in axes if isinstance(tag, dict)] if isinstance(axes, list) else []
+
+
+def read_place(header: Header) -> Place:
+    """Return where a dataset says that it lies: as Zarr's do, or by ImageJ's and plant-seg's `element_size_um`."""
+    size = floats(header.attributes.get("element_size_um"))
+    found = zarr.read_place(header)
+    if found.voxel_size_nm is not None or size is None or len(size) != 3:
+        return found
+    axes = header.axes or usual_axes(len(header.shape))
+    by_axis = {axis: value for axis, value in zip("zyx", size, strict=True) if axis in axes}
+    return place(by_axis, {}, dict.fromkeys(by_axis, "um"))
+
+
+def _attributes(found: h5py.Group | h5py.Dataset) -> Tree:
+    """Return the attributes as JSON has them; what it cannot hold is left out."""
+    return {name: value for name in found.attrs if (value := _value(found.attrs, name)) is not None}
+
+
+def _value(attributes: Mapping[str, Any], name: str) -> object:
+    try:
+        value = attributes[name]
+        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        value = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, list) and all(isinstance(entry, bytes) for entry in value):
+            value = [entry.decode() for entry in value]
+        return plain({name: value})[name]
+    except (VolumeError, OSError, TypeError, UnicodeDecodeError):  # a type that only its own software knows
+        return None
+
+
+def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
+    """Write an array to the file `path`, at `key`, from its parts, whole chunks, in any order."""
+    import h5py
+
+    codec = {"gzip": {"compression": "gzip", "compression_opts": spec.codec_level}}.get(spec.codec, {})
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset(key, spec.shape, spec.dtype, chunks=spec.chunks, **codec)
+        for axis, dim in zip(spec.axes, dataset.dims, strict=True):
+            dim.label = axis
+        for name, value in spec.attributes.items():
+            dataset.attrs[name] = value
+        for box, data in parts:
+            whole = (slice(0, len(data)),) if len(spec.shape) == 4 else ()
+            dataset[whole + box.slices] = data if whole else data[0]

@@ -1,0 +1,125 @@
+"""A folder of TIFF files, each one slice: a volume whose first axis counts the files, in natural order.
+
+Not here: what is in a file (tiff). Gaps in the numbers are no gaps in the volume: the slices follow each other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.formats import tiff
+from volpipe.formats.metadata import Header, Place
+from volpipe.formats.store import Index, StoredArray
+
+SUFFIXES = (".tif", ".tiff")
+OPEN_SLICES = 128
+MAX_DIFFERENT = 5  # of which an error speaks
+
+
+def read_header(folder: Path) -> Header | None:
+    """Return the header of the slices in `folder` by the first of them, None where there are none.
+
+    Raises:
+        VolumeError: the first is no single slice.
+    """
+    names = find_names(folder)
+    if not names:
+        return None
+    first = _slice_header(folder / names[0])
+    shape = (len(names), *first.shape)
+    return Header(
+        folder=folder,
+        format="tiff",
+        shape=shape,
+        dtype=first.dtype,
+        chunks=(1, *first.chunks),
+        shards=None,
+        codec=first.codec,
+        axes=("z", *(first.axes or ())),
+        known={"names": names},
+        unsupported="a folder of TIFF slices",
+        place=Place(),
+    )
+
+
+def find_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the TIFF files in `folder`, slice_2 before slice_10; none if it holds a container too."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return ()
+    if any(name.lower().endswith((".n5", ".zarr")) for name in names):
+        return ()
+    return tuple(sorted((name for name in names if name.lower().endswith(SUFFIXES)), key=natural))
+
+
+def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
+    """Return what sorts names as people do: numbers by their value, before the rest letter by letter."""
+    parts = re.findall(r"\d+|\D+", name)
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part.lower()) for part in parts], name
+
+
+def check(header: Header) -> None:
+    """Raise unless all slices have the shape and type of the first.
+
+    Raises:
+        VolumeError: with those that differ.
+    """
+    first, *others = header.known["names"]
+    expected = _slice_header(header.folder / first)
+    different = []
+    for name in others:
+        found = _slice_header(header.folder / name)
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            different.append(f"{name} is {found.dtype} {found.shape}")
+    if different:
+        more = f" and {len(different) - MAX_DIFFERENT} more" if len(different) > MAX_DIFFERENT else ""
+        raise VolumeError(
+            f"{header.folder}: the slices differ: {first} is {expected.dtype} {expected.shape}, "
+            f"{', '.join(different[:MAX_DIFFERENT])}{more}; keep only those of one stack in a folder"
+        )
+
+
+def _slice_header(file: Path) -> Header:
+    header = tiff.read_header(file, "")
+    if header is None or {"z", "t"} & set(header.axes or ()):
+        raise VolumeError(f"{file} is no single slice; name the file itself, or keep one slice a file in its folder")
+    return header
+
+
+class SliceArray:
+    """An open folder of slices, which several threads may read; `shape` and `dtype` are those of one slice."""
+
+    def __init__(self, header: Header, cache_bytes: int) -> None:
+        self._header = header
+        self._files = [header.folder / name for name in header.known["names"]]
+        self._cache_bytes = cache_bytes
+        self._open = lru_cache(maxsize=OPEN_SLICES)(self._open_slice)
+
+    def read(self, index: Index) -> np.ndarray:
+        first, *rest = index
+        if isinstance(first, int):
+            return self._open(self._files[first]).read(tuple(rest))
+        files = self._files[first]
+        sizes = zip(rest, self._header.shape[1:], strict=True)
+        shape = [len(range(*i.indices(n))) for i, n in sizes if not isinstance(i, int)]
+        out = np.empty((len(files), *shape), self._header.dtype)
+        for z, file in enumerate(files):
+            out[z] = self._open(file).read(tuple(rest))
+        return out
+
+    def _open_slice(self, file: Path) -> StoredArray:
+        header = _slice_header(file)
+        if header.shape != self._header.shape[1:] or header.dtype != self._header.dtype:
+            raise VolumeError(
+                f"{file} is {header.dtype} {header.shape}, and the other slices are {self._header.dtype} "
+                f"{self._header.shape[1:]}"
+            )
+        return tiff.open_array(header, self._cache_bytes // OPEN_SLICES)

@@ -1,0 +1,134 @@
+"""What TIFF files say of their axes and voxel sizes: OME-XML, ImageJ's and tifffile's descriptions, resolution tags.
+
+Not here: pages and voxels (tiff). Objects of tifffile come in as arguments; nothing is opened.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from volpipe.errors import VolumeError
+from volpipe.formats.metadata import Place, Triple, nanometres, place
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage, TiffPageSeries
+
+UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
+CENTIMETER = 3  # of the tag ResolutionUnit
+
+
+def axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
+    """Return the axes of a series as t, c, z, y, x; samples (colours) are channels, others in lower case.
+
+    Axes without a name are taken for z, then c, then t, the fastest first.
+
+    Raises:
+        VolumeError: it has channels and samples, or another axis twice.
+    """
+    names = ["c" if letter == "S" else letter.lower() for letter in series.axes]
+    left = iter([name for name in "zct" if name not in names])
+    for i in reversed(range(len(names))):
+        if series.axes[i] in UNNAMED:
+            names[i] = next(left, f"d{i}")
+    if len(set(names)) < len(names):
+        raise VolumeError(
+            f"{file} has axes {series.axes} of {tuple(series.shape)}; save channels, colours and times on their own"
+        )
+    return tuple(names)
+
+
+def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
+    """Return the voxel size of series `number`, whose axes are `names`; no origin is read.
+
+    OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing.
+    """
+    series = tif.series[number]
+    if series.kind == "ome":
+        sizes, units = _ome(tif.ome_metadata or "", number)
+    else:
+        sizes, units = _described(_description(tif, number), series.keyframe, is_imagej=series.kind == "imagej")
+    if any(axis not in sizes for axis in names if axis in "zyx"):
+        return Place()
+    return place(sizes, {}, units)
+
+
+def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return voxel size and unit per axis of image `number` of an OME-XML document; µm where no unit is said."""
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError:
+        return {}, {}
+    pixels = [element.attrib for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
+    said = pixels[number] if number < len(pixels) else {}
+    sizes = {axis: _number(said.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    units = {axis: said.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in "zyx"}
+    return {axis: size for axis, size in sizes.items() if size}, units
+
+
+def _described(
+    said: dict[str, Any], page: TiffPage, *, is_imagej: bool
+) -> tuple[dict[str, float], dict[str, str]]:  # Any: text or number
+    unit = str(said.get("unit", "")).replace("\\u00B5", "µ")
+    sizes = {
+        axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
+    }
+    if nanometres(unit) is None:
+        tag = page.tags.get("ResolutionUnit")
+        return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
+    spacing = _number(said.get("spacing", 1.0 if is_imagej else None))  # ImageJ does not write a spacing of 1
+    return sizes | ({"z": spacing} if spacing else {}), dict.fromkeys("zyx", unit)
+
+
+def _description(tif: TiffFile, number: int) -> dict[str, Any]:  # Any: text or number
+    """Return what ImageJ or tifffile wrote into the description of a series' first page."""
+    if tif.is_imagej:
+        return dict(tif.imagej_metadata or {})
+    shaped = tif.shaped_metadata or ()
+    return dict(shaped[number]) if number < len(shaped) else {}
+
+
+def _inverse(page: TiffPage, name: str) -> float | None:
+    """Return the edge of a pixel, in the unit of the resolution tag `name`, a fraction."""
+    tag = page.tags.get(name)
+    value = None if tag is None else tag.value
+    if not isinstance(value, tuple) or len(value) != 2 or 0 in value:
+        return None
+    return _number(value[1] / value[0])
+
+
+def _number(value: object) -> float | None:
+    """Return `value` as a length: above zero and finite; None where it is none."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
+    """Return where a level lies: its voxels join as many of the finest as their numbers say."""
+    if finest.voxel_size_nm is None or not level:
+        return finest
+    coarse = series.levels[level]
+    factors = {axis: full / n for axis, full, n in zip(names, series.shape, coarse.shape, strict=True) if axis in "zyx"}
+    size = [v * factors.get(axis, 1.0) for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    shift = [(factors.get(axis, 1.0) - 1) / 2 * v for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
+
+
+def written(style: str, letters: str, voxel_size_nm: Triple | None) -> dict[str, Any]:  # Any: arguments of tifffile
+    """Return the arguments with which tifffile writes axes and voxel size (z, y, x) in a `style` of description."""
+    metadata: dict[str, object] = {"axes": letters}
+    if voxel_size_nm is None:
+        return {"metadata": metadata}
+    z, y, x = voxel_size_nm
+    if style == "ome":
+        for axis, size in zip("ZYX", voxel_size_nm, strict=True):
+            metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "nm"}
+        return {"metadata": metadata}
+    metadata |= {"spacing": z, "unit": "nm"}
+    return {"metadata": metadata, "resolution": (1 / x, 1 / y), "resolutionunit": "none"}
