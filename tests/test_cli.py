@@ -85,7 +85,7 @@ def test_a_plan_that_cannot_work_is_shown_and_then_refused(
     def nearly_full(out: Path, worker_bytes: int | None = None) -> Limits:
         return Limits(free_files=1, worker_bytes=worker_bytes)
 
-    monkeypatch.setattr("volpipe.driver.disk_limits", nearly_full)
+    monkeypatch.setattr("volpipe.appraisal.disk_limits", nearly_full)
     ended = give("plan", "--quick", *THREADS, *IDENTITY, "in.n5")
     assert ended.code == 2
     assert "streamed" in ended.out
