@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -263,12 +265,7 @@ def test_a_place_where_nothing_can_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(VolumeError, match="cannot be made"):
         convert(source, tmp_path / "file/b.zarr")
-    with (tmp_path / "a.npy").open("wb") as stream:
-        np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (1700,) * 3})
-        stream.truncate(stream.tell() + 1700**3)
-    with pytest.raises(VolumeError, match=r"big\.h5 cannot be written"):
-        convert(open_volume(tmp_path / "a.npy"), tmp_path / "big.h5", Choice(chunk=(1700, 1700, 1700)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", "a.npy", "file"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", "file"]
 
 
 def test_what_others_make_meanwhile_stays(tmp_path: Path) -> None:
@@ -411,3 +408,17 @@ def test_a_run_reads_every_format_where_it_lies(tmp_path: Path, name: str) -> No
     plan = prepare(str(tmp_path / name), load_recipe(None, chosen), tmp_path / "out.zarr", tmp_path)
     assert execute(plan, Inline(slots=2).start).missing == []
     assert np.array_equal(voxels(open_volume(tmp_path / "out.zarr"))[0], data)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "name", ["fibsem_medulla/tiny96_raw.tif", "gala_tinyfib/test_gt.tif", "confocal_plant/1135_raw.tif"]
+)
+def test_real_volumes_keep_their_hash_through_every_format(shared: Path, tmp_path: Path, name: str) -> None:
+    folder, _, file = name.partition("/")
+    noted = json.loads((shared / "MANIFEST.json").read_text())[folder]
+    (expected,) = (entry["sha256_array"] for entry in noted if entry["file"] == file)
+    volume = open_volume(shared / name)
+    for format in (format for format in FORMATS if format != "mrc"):  # which would make 16 bits of 8
+        volume = convert(volume, place_of(tmp_path, format, format), Choice(format))
+        assert hashlib.sha256(voxels(volume).tobytes()).hexdigest() == expected

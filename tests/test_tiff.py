@@ -268,6 +268,20 @@ def test_a_file_cut_short_is_refused_wherever_voxels_are_missing(tmp_path: Path,
             open_volume(path)
 
 
+def test_pages_that_go_in_circles_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", noise((3, 8, 9)), compression="zlib")
+    with tifffile.TiffFile(path) as file:
+        first, last = file.pages[0].offset, file.pages[2].offset
+        place = last + 2 + 12 * len(file.pages[2].tags)
+    with path.open("r+b") as stream:
+        stream.seek(place)
+        assert stream.read(4) == bytes(4)
+        stream.seek(place)
+        stream.write(struct.pack("<I", first))
+    with pytest.raises(VolumeError, match="go in circles"):
+        open_volume(path)
+
+
 def test_damage_inside_is_an_error_that_names_the_place(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", noise((3, 40, 41)), compression="zlib")
     with tifffile.TiffFile(path) as file:

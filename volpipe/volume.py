@@ -290,7 +290,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     container, key = locate(location, key)
     _check_exists(container, key)
     volume = _resolve(container, key, level)
-    if volume.format in single.FORMATS:
+    if volume.format == "tiff" and (container / volume.key).is_dir():
         check_files(container / volume.key)
     length = dict(zip(volume.axes, volume.shape, strict=True))
     if length.get("t", 1) > 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from volpipe.formats.store import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
 OPEN_SLICES = 128
+CHECKED_AT_ONCE = 8  # each mostly waits, where the disk is behind a network
 MAX_DIFFERENT = 5  # of which an error speaks
 
 
@@ -75,10 +77,14 @@ def check(header: Header) -> None:
     first, *others = header.known["names"]
     expected = _slice_header(header.folder / first)
     different = []
-    for name in others:
-        found = _slice_header(header.folder / name)
-        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            different.append(f"{name} is {found.dtype} {found.shape}")
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        try:
+            headers = pool.map(_slice_header, (header.folder / name for name in others))
+            for name, found in zip(others, headers, strict=True):
+                if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+                    different.append(f"{name} is {found.dtype} {found.shape}")
+        finally:
+            pool.shutdown(cancel_futures=True)
     if different:
         more = f" and {len(different) - MAX_DIFFERENT} more" if len(different) > MAX_DIFFERENT else ""
         raise VolumeError(

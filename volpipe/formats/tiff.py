@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 PLACES = (273, 279, 324, 325)  # StripOffsets, StripByteCounts, TileOffsets, TileByteCounts
+PROBED_BYTES = 512  # most pages' tags are in them
 TYPE_BYTES = {3: 2, 4: 4, 13: 4, 16: 8}  # SHORT, LONG, IFD, LONG8
 MAX_PAGES = 10_000_000
 CLASSIC_BYTES = 2**32 - 2**26  # beyond it offsets of 32 bits do not reach the pages' tags
@@ -84,7 +85,7 @@ def exists(file: Path, key: str) -> bool:
 def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
     """Return the array of `header`; `cache_bytes` of decoded strips and tiles are kept in memory."""
     file, number, level = header.known["file"], header.known["series"], header.known["level"]
-    with _opened(file) as tif:
+    with _opened(file, checked=True) as tif:
         series = tif.series[number].levels[level]
         stored = series.dtype.newbyteorder(tif.byteorder)
         if series.dataoffset is not None and _is_flat(series):
@@ -93,11 +94,12 @@ def open_array(header: Header, cache_bytes: int = 0) -> FlatArray | PagedArray:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[TiffFile]:
+def _opened(file: Path, *, checked: bool = False) -> Iterator[TiffFile]:
     from tifffile import TiffFile
 
     try:
-        _check_chain(file)
+        if not checked:
+            _check_chain(file)
         with TiffFile(file) as tif:
             yield tif
     except VolumeError:
@@ -117,29 +119,28 @@ def _check_chain(file: Path) -> None:
     big = start[2:4] in (b"+\0", b"\0+")
     if size < (16 if big else 8):
         raise VolumeError(f"{file} has {size} bytes: it is cut short; copy it again")
-    width, count_format = (8, "Q") if big else (4, "H")
-    tag = np.dtype([("code", order + "u2"), ("type", order + "u2")] + [(n, f"{order}u{width}") for n in ("num", "at")])
-    number = struct.Struct(order + ("Q" if big else "I"))
-    counter = struct.Struct(order + count_format)
-    (offset,) = number.unpack(start[width : 2 * width])
-    for _ in range(MAX_PAGES):
-        if not offset:
-            return
+    number, counter, tag = (struct.Struct(order + form) for form in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
+    (offset,) = number.unpack(start[number.size : 2 * number.size])
+    seen: set[int] = set()
+    while offset:
+        if offset in seen or len(seen) >= MAX_PAGES:
+            raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
+        seen.add(offset)
         check_end(file, offset + counter.size)
-        (count,) = counter.unpack(raw.read(offset, counter.size))
-        after = offset + counter.size + count * tag.itemsize
-        check_end(file, after + width)
-        tags = np.frombuffer(raw.read(offset + counter.size, count * tag.itemsize), tag)
-        check_end(file, _end_of_values(tags, width))
-        (offset,) = number.unpack(raw.read(after, width))
-    raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
+        text = raw.read(offset, min(PROBED_BYTES, size - offset))
+        (count,) = counter.unpack_from(text)
+        end = counter.size + count * tag.size
+        if end + number.size > len(text):
+            check_end(file, offset + end + number.size)
+            text = raw.read(offset, end + number.size)
+        check_end(file, _end_of_values(tag.iter_unpack(text[counter.size : end]), number.size))
+        (offset,) = number.unpack_from(text, end)
 
 
-def _end_of_values(tags: np.ndarray, width: int) -> int:
-    """Return where the numbers of the tags end that say where the voxels are."""
-    placed = tags[np.isin(tags["code"], PLACES) & np.isin(tags["type"], list(TYPE_BYTES))]
-    sizes = [(int(tag["num"]) * TYPE_BYTES[int(tag["type"])], int(tag["at"])) for tag in placed]
-    return max((at + size for size, at in sizes if size > width), default=0)
+def _end_of_values(tags: Iterable[tuple[int, int, int, int]], width: int) -> int:
+    """Return where the numbers of the tags (code, type, number, place) end that say where the voxels are."""
+    placed = ((num * TYPE_BYTES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
+    return max((at + size for size, at in placed if size > width), default=0)
 
 
 def _find(tif: TiffFile, key: str) -> tuple[int | None, int | None]:
