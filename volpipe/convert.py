@@ -306,7 +306,8 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     If memory allows: where it does not, chunks of the source, above all whole planes, are decoded more than once.
     """
     shape, unit = volume.spatial_shape, target.unit
-    is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw"  # any rows cost what they are
+    # Any rows of a flat file cost what they are; of slices each time that it is opened.
+    is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
     stored = {} if is_flat else dict(zip(volume.axes, volume.chunks, strict=True))
     cell = [_up(max(u, min(stored.get(a, 1), n)), u) for a, u, n in zip("zyx", unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
