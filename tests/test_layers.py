@@ -35,6 +35,8 @@ LAYERS = (
     "formats.ome",
     "formats.store formats.cosem",
     "formats.metadata",
+    "formats.files",
+    "formats.remote",
     "errors grid",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write: nothing of ours
@@ -46,6 +48,7 @@ HEAVY = {
     "torch": (("models.", "dataset"), ("infer", "nets")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
+    "obstore": ((), ("formats.remote",)),
     "z5py": ((), ("formats.n5",)),
     "zarr": ((), ("formats.zarr",)),
     "PIL": ((), ("picture",)),
@@ -164,7 +167,7 @@ def test_nothing_prints_but_the_command_line() -> None:
     [
         ("volpipe", {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}),
         ("volpipe.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
-        ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "pydantic"}),
+        ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
         ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore"}),
         ("volpipe.apps.start", {"torch", "z5py", "zarr", "tensorstore"}),
     ],

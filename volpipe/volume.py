@@ -1,4 +1,4 @@
-"""Volumes: references to arrays on disk that travel as values, and are opened where voxels are read or written.
+"""Volumes: references to stored arrays that travel as values, and are opened where voxels are read or written.
 
 Not here: what the formats write (formats). Importing this costs numpy; tensorstore comes with the first voxel.
 
@@ -22,11 +22,12 @@ from typing import TypeVar
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import ome, store, zarr
+from volpipe.formats import files, ome, remote, store, zarr
 from volpipe.formats.container import (
     absolute,
     create_array,
     create_multiscale,
+    inside,
     locate,
     read_attributes,
     read_datasets,
@@ -34,6 +35,7 @@ from volpipe.formats.container import (
     read_place,
     walk,
 )
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, Triple, check_aligned, usual_axes
 from volpipe.formats.ome import Dataset
 from volpipe.grid import Box, mirror
@@ -63,7 +65,7 @@ class Volume:
     """A reference to one array: cheap, picklable by value, opened where it is used.
 
     Attributes:
-        path: the container on disk, absolute.
+        path: the container, absolute; of one in S3 its location with endpoint and region, where those are set.
         key: the array in it, "" where the path itself is the array.
         format: "n5", "zarr2" or "zarr3".
         shape: as stored, C order (that of N5 is reversed).
@@ -91,7 +93,14 @@ class Volume:
     levels: tuple[str, ...]
 
     def __str__(self) -> str:
+        if "://" in self.path:
+            return str(self.folder)
         return f"{self.path}:{self.key}" if self.key else self.path
+
+    @property
+    def folder(self) -> Location:
+        """Where the array lies."""
+        return absolute(self.path) / self.key
 
     @property
     def ndim(self) -> int:
@@ -109,8 +118,8 @@ class Volume:
 
     @property
     def attributes(self) -> dict[str, object]:
-        """The array's own attributes, as they are on disk now."""
-        return read_attributes(Path(self.path) / self.key)
+        """The array's own attributes, as they are stored now."""
+        return read_attributes(self.folder)
 
     def open(self, *, cache_bytes: int = 0) -> Reader:
         """Return this process's reader of the volume; the same one each time.
@@ -122,7 +131,7 @@ class Volume:
         Raises:
             VolumeError: the array is gone or has changed since the reference was made.
         """
-        folder = Path(self.path) / self.key
+        folder = self.folder
         return _once(folder, (self, cache_bytes), lambda: Reader(self, cache_bytes))
 
 
@@ -130,7 +139,7 @@ class Reader:
     """An open array; it may be used by several threads, and pickles as the volume that it reads."""
 
     def __init__(self, volume: Volume, cache_bytes: int = 0) -> None:
-        folder = Path(volume.path) / volume.key
+        folder = volume.folder
         header = read_header(folder)
         if header is None:
             raise VolumeError(f"no array at {folder} any more")
@@ -214,7 +223,7 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: store.Index) -> np.ndarray:
-        with _naming(self.volume, index):
+        with _naming(self.volume, index, self.volume.folder):
             data = self._array.read(index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
@@ -222,7 +231,9 @@ class Reader:
 class Writer:
     """An open array to be written by whole chunks or shards, which appear whole or not at all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
+        if isinstance(folder, remote.Remote):
+            remote.check_writable(folder)
         header = read_header(folder)
         if header is None:
             raise VolumeError(f"no array at {folder}; create it before writing to it")
@@ -249,14 +260,14 @@ class Writer:
         if data.shape != box.shape:
             raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
         check_aligned(self.header, box.start, box.shape)
-        with _naming(folder, box):
+        with _naming(folder, box, folder):
             self._array.write(box.slices, data)
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
         if box.is_empty or not Box.of(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
-        with _naming(self.header.folder, box):
+        with _naming(self.header.folder, box, self.header.folder):
             return self._array.read(box.slices)
 
 
@@ -264,7 +275,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
-        location: an N5 or Zarr container, or a path into one.
+        location: an N5 or Zarr container, or a path into one: on a disk, s3://bucket/…, or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
 
@@ -272,7 +283,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
         VolumeError: nothing there, several to choose from, or metadata that are broken, wrong or not supported.
     """
     container, key = locate(location, key)
-    _check_exists(container, key)
+    if not isinstance(container, remote.Remote):  # there it is asked last: not all that may be read may be listed
+        _check_exists(container, key)
     volume = _resolve(container, key, level)
     length = dict(zip(volume.axes, volume.shape, strict=True))
     if length.get("t", 1) > 1:
@@ -300,14 +312,14 @@ def open_writer(path: str | Path, key: str) -> Writer:
 
 
 T = TypeVar("T", Reader, Writer)
-_opened: dict[tuple[int, Path, object], tuple[object, Reader | Writer]] = {}
+_opened: dict[tuple[int, Location, object], tuple[object, Reader | Writer]] = {}
 _lock = threading.Lock()
 
 
-def _once(folder: Path, purpose: object, make: Callable[[], T]) -> T:
+def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
     """Return what was made for this folder and purpose in this process, anew if the metadata have changed since."""
     place = (os.getpid(), folder, purpose)
-    state = _state(folder)
+    state = files.state(folder, METADATA_FILES.values())
     known = _opened.get(place)
     if known is None or known[0] != state:
         with _lock:
@@ -315,17 +327,6 @@ def _once(folder: Path, purpose: object, make: Callable[[], T]) -> T:
             if known is None or known[0] != state:
                 known = _opened[place] = (state, make())
     return known[1]  # type: ignore[return-value]  # the purpose decides which
-
-
-def _state(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    found = []
-    for name in METADATA_FILES.values():
-        try:
-            status = (folder / name).stat()
-        except OSError:
-            continue
-        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
 
 
 def _reopen(volume: Volume, cache_bytes: int) -> Reader:
@@ -345,14 +346,15 @@ def _open_for_reading(header: Header, cache_bytes: int) -> store.StoredArray:
 
 
 @contextmanager
-def _naming(what: object, where: object) -> Iterator[None]:
+def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
     """Turn what goes wrong with a chunk into an error that names the array and the place."""
     try:
         yield
     except VolumeError:
         raise
     except (ValueError, OSError, RuntimeError) as error:
-        raise VolumeError(f"{what}, voxels {where}: {error}") from error
+        reason = remote.explain(folder, error) if isinstance(folder, remote.Remote) else error
+        raise VolumeError(f"{what}, voxels {where}: {reason}") from error
 
 
 def _plain_index(index: object, shape: tuple[int, ...]) -> store.Index:
@@ -379,14 +381,16 @@ def _plain_axis(entry: object, n: int) -> slice | int:
     raise IndexError(f"{entry!r} is not supported; use slices and integers")
 
 
-def _check_exists(container: Path, key: str) -> None:
+def _check_exists(container: Location, key: str) -> None:
     """Raise, with what there is instead, unless there is a folder."""
     folder = container / key
-    if folder.is_dir():
+    if isinstance(folder, remote.Remote) and not folder.is_s3:
+        return  # a web server knows of files alone
+    if files.is_folder(folder):
         return
-    if folder.is_file():
+    if files.is_file(folder):
         raise VolumeError(f"{folder} is a file; N5 and Zarr volumes are folders, so import it into one of them first")
-    if not container.is_dir():
+    if not files.is_folder(container):
         raise VolumeError(f"no volume at {folder}")
     names = list(walk(container, enter_groups=False))
     raise VolumeError(f"no volume at {folder}; {container} holds {_listed(names) or 'no arrays'}")
@@ -397,7 +401,7 @@ def _listed(names: list[str]) -> str:
     return text + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _resolve(container: Path, key: str, level: int) -> Volume:
+def _resolve(container: Location, key: str, level: int) -> Volume:
     folder = container / key
     if read_header(folder) is not None:
         if level:
@@ -412,12 +416,13 @@ def _resolve(container: Path, key: str, level: int) -> Volume:
     return _volume(container, headers[level], datasets[level], _keys(key, datasets))
 
 
-def _only_key(container: Path, key: str) -> str:
+def _only_key(container: Location, key: str) -> str:
     """Return the key of the only array or group of levels under `key`, or raise with what there is."""
     folder = container / key
     images = ome.plate_images(read_attributes(folder), folder, read_attributes)
     if images is not None:
         raise VolumeError(f"{folder} is a plate of images; choose one by its key: {_listed(images) or 'it names none'}")
+    _check_exists(container, key)
     names = list(walk(folder, enter_groups=False))
     if not names:
         raise VolumeError(
@@ -429,7 +434,7 @@ def _only_key(container: Path, key: str) -> str:
     return f"{key}/{names[0]}".strip("/")
 
 
-def _check_group(folder: Path, datasets: tuple[Dataset, ...]) -> list[Header]:
+def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
     """Return the headers of all levels of a group; raise unless they exist and have the same axes."""
     headers = []
     for dataset in datasets:
@@ -449,7 +454,7 @@ def _check_group(folder: Path, datasets: tuple[Dataset, ...]) -> list[Header]:
     return headers
 
 
-def _describe(container: Path, key: str) -> Volume:
+def _describe(container: Location, key: str) -> Volume:
     """Return the volume of the one array `key`, with what the groups around it say of it."""
     header = read_header(container / key)
     if header is None:
@@ -472,11 +477,11 @@ def _keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
     return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
 
 
-def _volume(container: Path, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
     where = dataset.place or read_place(header, container)
-    key = "/".join(header.folder.relative_to(container).parts)
+    key = "/".join(inside(header.folder, container))
     return Volume(
         path=str(container),
         key=key,
