@@ -65,11 +65,15 @@ out, err = console(stderr=False), console(stderr=True)
 
 @app.command()
 def run(
-    volume: Annotated[str, typer.Argument(help="The volume: N5, Zarr or OME-Zarr, or an array inside one.")],
+    volume: Annotated[
+        str, typer.Argument(help="The volume: N5, Zarr or OME-Zarr, or an array inside one; also s3://, https://.")
+    ],
     config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
     recipe: Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
-    out_path: Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")] = None,
+    out_path: Annotated[
+        str | None, typer.Option("--out", "-o", help="Output, also s3://; by default NAME_NET.zarr here.")
+    ] = None,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
@@ -82,7 +86,7 @@ def run(
         start = on_site(config)
         chosen = load_recipe(_find_recipe(recipe), settings or [])
         target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-        plan = prepare(volume, chosen, target.absolute(), Path.cwd())
+        plan = prepare(volume, chosen, target, Path.cwd())
         with _shown(plan) as on_progress:
             listener = Listener(lambda plan, folder: out.print(plan_table(plan, config)), on_progress)
             report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
@@ -113,7 +117,7 @@ def info(
 
 
 @app.command()
-def status(output: Annotated[Path, typer.Argument(help="An output, or its run's folder.")]) -> None:
+def status(output: Annotated[str, typer.Argument(help="An output, or its run's folder.")]) -> None:
     """Print how far the run that writes OUTPUT is, from its journal."""
     from volpipe.driver import inspect_run
 
@@ -237,10 +241,12 @@ def _find_recipe(recipe: Path | None) -> Path:
     return shipped if shipped.is_file() and recipe.parent == Path() else recipe
 
 
-def _default_output(volume: str, net: str, output_format: str) -> Path:
-    stem = Path(volume.rstrip("/")).stem
+def _default_output(volume: str, net: str, output_format: str) -> str:
+    from volpipe.volume import absolute
+
+    stem = absolute(volume).stem
     label = net.rpartition(":")[2]
-    return Path(f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}")
+    return f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}"
 
 
 def _parse_shape(text: str) -> tuple[int, int, int]:

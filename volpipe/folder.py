@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
+from volpipe.formats.files import Location
 from volpipe.plan import Plan
 from volpipe.recipe import differences
 from volpipe.tensors import delete
@@ -30,8 +31,10 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of_output(cls, out: Path) -> RunFolder:
-        return cls(out.with_name(f"{out.name}.run"))
+    def of_output(cls, out: Location) -> RunFolder:
+        """Return the folder of the run that writes `out`: beside it, or in the current folder if `out` is remote."""
+        beside = out.parent if isinstance(out, Path) else Path.cwd()
+        return cls(beside / f"{out.name}.run")
 
     @property
     def journal(self) -> Path:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.formats import files
+from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
@@ -152,8 +154,11 @@ class Tensors:
         }
 
 
-def delete(path: Path) -> None:
+def delete(path: Location) -> None:
     """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
+    if not isinstance(path, Path):
+        files.delete_remote(path)
+        return
     for _ in range(DELETE_ATTEMPTS):
         try:
             shutil.rmtree(path)

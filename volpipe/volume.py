@@ -47,6 +47,7 @@ __all__ = [
     "Reader",
     "Volume",
     "Writer",
+    "absolute",
     "create_array",
     "create_multiscale",
     "list_arrays",
