@@ -404,7 +404,10 @@ REASONS: Mapping[str, str] = {
     r"PermanentRedirect|Redirect|redirect|AuthorizationHeaderMalformed|301 ": (
         "the bucket lies in another region than {region}; set AWS_REGION, or add ?region=NAME to the location"
     ),
-    r"error sending request|timed out|[Tt]imeout|Could not (connect|resolve)|Couldn't|curl_code": (
+    r"range .* was ignored": (
+        "{server} sends whole files alone, and sharded arrays are read in parts; copy it to a folder or to s3://"
+    ),
+    r"error sending request|timed out|Timeout was reached|Could not (connect|resolve)|curl_code": (
         "no answer from {server}; check the address, ?endpoint= or AWS_ENDPOINT_URL, and the network"
     ),
 }
