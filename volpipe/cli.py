@@ -26,8 +26,11 @@ import volpipe.configs
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.show import (
     Rate,
+    codec_table,
     duration,
+    footprint_lines,
     info_lines,
+    intensity_line,
     missing_table,
     plan_table,
     progress_line,
@@ -39,6 +42,7 @@ from volpipe.show import (
 if TYPE_CHECKING:
     from volpipe.plan import Plan
     from volpipe.run import Progress
+    from volpipe.volume import Volume
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 PLAIN_LINE_SECONDS = 10.0
@@ -108,12 +112,31 @@ def run(
 def info(
     volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
     level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
+    seed: Annotated[int, typer.Option(help="Decides which chunks of a large volume are looked at.")] = 0,
 ) -> None:
-    """Print what VOLUME is: shape, type, axes, voxel size, chunks, codec, levels."""
+    """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
     from volpipe.volume import open_volume
 
-    for line in info_lines(open_volume(volume, level=level)):
+    found = open_volume(volume, level=level)
+    for line in info_lines(found):
         out.print(line)
+    if not fast:
+        _print_survey(found, seed)
+
+
+def _print_survey(volume: Volume, seed: int) -> None:
+    """Print each part as soon as it is there; together they take a few seconds."""
+    from volpipe.survey import measure_footprint, measure_intensities, try_codecs
+
+    footprint = measure_footprint(volume, seed=seed)
+    for line in footprint_lines(volume, footprint):
+        out.print(line)
+    intensities = measure_intensities(volume, seed=seed)
+    out.print(intensity_line(intensities))
+    trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
+    out.print()
+    out.print(codec_table(volume, trials, footprint.stored_share))
 
 
 @app.command()

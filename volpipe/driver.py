@@ -194,7 +194,7 @@ def inspect_run(output: str | Path) -> Standing:
     Raises:
         RunError: no run was started there.
     """
-    place = files.locate(output)
+    place = files.locate(output) if "://" in str(output) else Path(output)
     folder = RunFolder.of_output(place)
     if isinstance(place, Path) and (place / PLAN_FILE).is_file():
         folder = RunFolder(place)
