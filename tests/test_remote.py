@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import multiprocessing
 import pickle
 import socket
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -324,6 +326,26 @@ def test_a_server_that_fails_under_way_is_told_soon(bucket: Bucket) -> None:
     assert np.array_equal(reader[...], DATA)
 
 
+def try_to_open(location: str, answer: Any) -> None:
+    try:
+        answer.put(str(open_volume(location).open()[0, 0, 0]))
+    except VolumeError as error:
+        answer.put(str(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_forked_process_is_told_and_a_spawned_one_reads(bucket: Bucket, method: str) -> None:
+    make("s3://cells/a.zarr")
+    processes = multiprocessing.get_context(method)
+    answer = processes.SimpleQueue()
+    child = processes.Process(target=try_to_open, args=("s3://cells/a.zarr", answer))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    said = str(answer.get())
+    assert "was forked from one" in said if method == "fork" else said == str(DATA[0, 0, 0])
+
+
 def test_a_damaged_chunk_is_named(bucket: Bucket) -> None:
     make("s3://cells/a.n5", layout="n5")
     bucket.files["a.n5/raw/0/0/0"] = bucket.files["a.n5/raw/0/0/0"][:30]
@@ -395,6 +417,21 @@ def test_an_output_in_s3_is_not_taken_from_another(
         plan_of("s3://cells/in.zarr", "s3://cells/in.zarr/out.zarr", tmp_path)
 
 
+def test_an_output_that_may_not_be_written_is_refused_at_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    bucket.readable = bucket.listable = True
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    workers = Inline()
+    with pytest.raises(VolumeError, match=r"s3://cells/out.zarr/.volpipe: access denied \(without credentials\)"):
+        execute(plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path), workers.start)
+    assert workers.num_tasks == 0
+    assert not (tmp_path / "out.zarr.run/plan.json").exists()
+
+
+@pytest.mark.slow
 def test_the_command_runs_from_s3_to_s3_and_keeps_no_secret(bucket: Bucket, give: Give, tmp_path: Path) -> None:
     make("s3://cells/in.zarr")
     given = [part for setting in SETTINGS for part in ("--set", setting)]

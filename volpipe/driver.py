@@ -21,7 +21,7 @@ from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable
+from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
@@ -225,6 +225,8 @@ def provenance(plan: Plan, normalise: Affine) -> dict[str, object]:
 def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
     """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
     out = files.locate(plan.out)
+    if isinstance(out, Remote):
+        try_writing(out)
     if fresh:
         if files.exists(out) and not folder.plan_file.is_file():
             raise RunError(

@@ -23,7 +23,7 @@ from volpipe.formats import files
 from volpipe.formats.census import ChunkFiles
 from volpipe.formats.container import read_header
 from volpipe.grid import Grid
-from volpipe.volume import Volume
+from volpipe.volume import Volume, absolute
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     Raises:
         VolumeError: the volume is gone.
     """
-    container = volume.folder if "://" in volume.path else Path(volume.path)
+    container = absolute(volume.path)
     if isinstance(container, Path) and container.is_file():
         return Footprint(1, container.stat().st_size, True, num_seen=1)
     header = read_header(volume.folder)

@@ -149,6 +149,7 @@ class Reader:
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
             )
         self.volume = volume
+        self._folder = folder
         self._cache_bytes = cache_bytes
         self._array = _open_for_reading(header, cache_bytes)
 
@@ -224,7 +225,7 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: store.Index) -> np.ndarray:
-        with _naming(self.volume, index, self.volume.folder):
+        with _naming(self.volume, index, self._folder):
             data = self._array.read(index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 

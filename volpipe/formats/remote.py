@@ -321,6 +321,20 @@ def check_writable(file: Remote) -> None:
         raise VolumeError(f"{file} is on a web server, which is read only; write to a folder or to s3://")
 
 
+def try_writing(folder: Remote) -> None:
+    """Write and delete an empty file in `folder`, so that one who may not is told before hours of work.
+
+    Raises:
+        VolumeError: files may not be written there, or not be deleted.
+    """
+    import obstore
+
+    probe = folder / ".volpipe"
+    write(probe, b"")
+    with _explained(probe):
+        obstore.delete(client(probe), probe.key)
+
+
 def list_folders(folder: Remote) -> list[str]:
     """Return the names of the folders in `folder`, sorted.
 

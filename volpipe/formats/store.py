@@ -27,7 +27,7 @@ DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
 RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "4s"}
 TIMEOUTS = {
     "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
-    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "15",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
 
