@@ -424,6 +424,7 @@ def test_an_output_that_may_not_be_written_is_refused_at_once(
     make("s3://cells/in.zarr")
     bucket.readable = bucket.listable = True
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     workers = Inline()
     with pytest.raises(VolumeError, match=r"s3://cells/out.zarr/.volpipe: access denied \(without credentials\)"):
         execute(plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path), workers.start)
