@@ -29,6 +29,7 @@ class Bucket:
         readable, listable: whether that needs no signature.
         requests: (method, path with query), in the order in which they came.
         broken: the status that every request is answered with, 0 where the server is well.
+        num_good: requests that are answered well all the same, before that.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,7 +38,7 @@ class Bucket:
         self.files: dict[str, bytes] = {}
         self.readable = self.listable = False
         self.requests: list[tuple[str, str]] = []
-        self.broken = 0
+        self.broken = self.num_good = 0
         self.lock = threading.Lock()
 
 
@@ -77,7 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(found.query, keep_blank_values=True))
         name, _, key = unquote(found.path).lstrip("/").partition("/")
         bucket.requests.append((self.command, self.path))
-        if bucket.broken:
+        bucket.num_good -= 1
+        if bucket.broken and bucket.num_good < 0:
             self.answer_error(bucket.broken, "InternalError")
         elif not self.may(key, body):
             self.answer_error(403, "AccessDenied")

@@ -326,6 +326,25 @@ def test_a_server_that_fails_under_way_is_told_soon(bucket: Bucket) -> None:
     assert np.array_equal(reader[...], DATA)
 
 
+@pytest.mark.parametrize("format", [*GROUPS, "bare"])
+def test_a_server_that_fails_while_a_volume_is_opened_makes_no_other_volume(
+    bucket: Bucket, tmp_path: Path, format: str
+) -> None:
+    if format == "bare":
+        make(tmp_path / "p.zarr", "deep/s0", "n5")
+        make(tmp_path / "p.zarr", "deep/s1", "n5")
+    else:
+        make_group(tmp_path / "p.zarr", format)
+    upload(tmp_path / "p.zarr", bucket, "p.zarr")
+    whole = open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")
+    num_requests = len(bucket.requests)
+    assert num_requests > 10
+    bucket.broken = 400  # which nobody tries again
+    for bucket.num_good in range(num_requests):
+        with pytest.raises(VolumeError, match="400"):
+            assert (open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")) == whole
+
+
 def try_to_open(location: str, answer: Any) -> None:
     try:
         answer.put(str(open_volume(location).open()[0, 0, 0]))

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from volpipe.errors import VolumeError
+from volpipe.errors import RemoteError, VolumeError
 from volpipe.formats import files, ome, remote, store, zarr
 from volpipe.formats.container import (
     absolute,
@@ -302,6 +302,8 @@ def list_arrays(location: str | Path) -> list[Volume]:
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):
         try:
             volumes.append(_describe(container, name))
+        except RemoteError:
+            raise
         except VolumeError as error:
             log.warning("%s", error)
     return volumes
@@ -466,6 +468,8 @@ def _describe(container: Location, key: str) -> Volume:
         group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
         try:
             datasets = read_datasets(container / group) or ()
+        except RemoteError:
+            raise
         except VolumeError as error:
             log.info("%s", error)
             continue

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from volpipe.errors import VolumeError
+from volpipe.errors import RemoteError, VolumeError
 from volpipe.formats import cosem, files, n5, ome, remote, zarr
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import (
@@ -106,6 +106,8 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
 def _holds_array(folder: Location) -> bool:
     try:
         return read_header(folder) is not None
+    except RemoteError:
+        raise
     except VolumeError:
         return True  # a broken one, which is for whoever opens it to hear of
 
@@ -162,6 +164,8 @@ def _named_arrays(root: remote.Remote, *, enter_groups: bool) -> Iterator[str]:
 def _holds_levels(folder: Location) -> bool:
     try:
         return read_datasets(folder) is not None
+    except RemoteError:
+        raise
     except VolumeError:
         return True
 

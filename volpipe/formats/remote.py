@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from volpipe.errors import VolumeError
+from volpipe.errors import RemoteError, VolumeError
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore, S3Config, S3Store
@@ -398,7 +398,7 @@ def _explained(place: Remote, *, missing_ok: bool = False) -> Iterator[None]:
     except (BaseError, OSError) as error:
         if missing_ok and not _is_missing_bucket(error) and (_is_denied(error) or isinstance(error, FileNotFoundError)):
             return
-        raise VolumeError(explain(place, error)) from None  # obstore's own text fills a page
+        raise RemoteError(explain(place, error)) from None  # obstore's own text fills a page
 
 
 def _is_missing_bucket(error: Exception) -> bool:
