@@ -451,6 +451,13 @@ def test_an_output_that_may_not_be_written_is_refused_at_once(
     assert not (tmp_path / "out.zarr.run/plan.json").exists()
 
 
+def test_a_sample_is_written_to_a_disk_alone(give: Give, tmp_path: Path) -> None:
+    ended = give("sample", "s3://cells/a.n5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "samples are written to a disk, not to s3://" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_the_command_runs_from_s3_to_s3_and_keeps_no_secret(bucket: Bucket, give: Give, tmp_path: Path) -> None:
     make("s3://cells/in.zarr")

@@ -159,6 +159,8 @@ def sample(
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
+    if path.parts[0] in ("s3:", "http:", "https:"):
+        raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
     sizes = _parse_shape(shape)
     started = time.perf_counter()
     with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
