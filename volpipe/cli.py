@@ -159,7 +159,7 @@ def sample(
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
-    if path.parts[0] in ("s3:", "http:", "https:"):
+    if str(path).startswith(("s3:", "http:", "https:")):
         raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
     sizes = _parse_shape(shape)
     started = time.perf_counter()
