@@ -30,7 +30,7 @@ LAYERS = (
     "wanted",
     "plan",
     "nets measure        region",
-    "recipe journal sites sample convert",
+    "recipe journal sites sample convert survey",
     "volume              picture painting",
     "blend ops resolve   tissue",
     "formats.container   cells",
@@ -39,8 +39,10 @@ LAYERS = (
     "formats.n5 formats.hdf5 formats.tiff formats.mrc formats.npy chance",
     "formats.zarr formats.ome formats.pages",
     "formats.flat formats.tags",
-    "formats.store formats.cosem",
+    "formats.store formats.cosem formats.census",
     "formats.metadata",
+    "formats.files",
+    "formats.remote",
     "errors grid",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write: nothing of ours
@@ -52,6 +54,8 @@ HEAVY = {
     "torch": (("models.", "dataset"), ("infer", "nets")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
+    "numcodecs": ((), ("survey",)),
+    "obstore": ((), ("formats.remote",)),
     "z5py": ((), ("formats.n5",)),
     "zarr": ((), ("formats.zarr",)),
     "h5py": ((), ("formats.hdf5",)),
@@ -172,7 +176,7 @@ def test_nothing_prints_but_the_command_line() -> None:
     [
         ("volpipe", {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}),
         ("volpipe.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
-        ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "pydantic"}),
+        ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
         ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore"}),
         ("volpipe.apps.start", {"torch", "z5py", "zarr", "tensorstore"}),
     ],

@@ -29,9 +29,12 @@ from volpipe.resolve import told
 from volpipe.show import (
     Rate,
     alternatives_table,
+    codec_table,
     duration,
     estimate_table,
+    footprint_lines,
     info_lines,
+    intensity_line,
     missing_table,
     plan_table,
     progress_line,
@@ -43,6 +46,7 @@ from volpipe.show import (
 if TYPE_CHECKING:
     from volpipe.plan import Plan
     from volpipe.run import Progress
+    from volpipe.volume import Volume
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 PLAIN_LINE_SECONDS = 10.0
@@ -67,17 +71,21 @@ def console(*, stderr: bool) -> Console:
 out, err = console(stderr=False), console(stderr=True)
 
 
-VolumeArgument = Annotated[str, typer.Argument(help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside.")]
+VolumeArgument = Annotated[
+    str, typer.Argument(help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://.")
+]
 SiteOption = Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
 RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
-OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Output; by default NAME_NET.zarr here.")]
+OutOption = Annotated[
+    str | None, typer.Option("--out", "-o", help="Output, also s3://; by default NAME_NET.zarr here.")
+]
 
 RoiOption = Annotated[
     str | None,
     typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
 ]
-MaskOption = Annotated[Path | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
+MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
 
 
 @app.command()
@@ -152,16 +160,35 @@ def plan(
 def info(
     volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
     level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
+    seed: Annotated[int, typer.Option(help="Decides which chunks of a large volume are looked at.")] = 0,
 ) -> None:
-    """Print what VOLUME is: shape, type, axes, voxel size, chunks, codec, levels."""
+    """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
     from volpipe.volume import open_volume
 
-    for line in info_lines(open_volume(volume, level=level)):
+    found = open_volume(volume, level=level)
+    for line in info_lines(found):
         out.print(line)
+    if not fast:
+        _print_survey(found, seed)
+
+
+def _print_survey(volume: Volume, seed: int) -> None:
+    """Print each part as soon as it is there; together they take a few seconds."""
+    from volpipe.survey import measure_footprint, measure_intensities, try_codecs
+
+    footprint = measure_footprint(volume, seed=seed)
+    for line in footprint_lines(volume, footprint):
+        out.print(line)
+    intensities = measure_intensities(volume, seed=seed)
+    out.print(intensity_line(intensities))
+    trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
+    out.print()
+    out.print(codec_table(volume, trials, footprint.stored_share))
 
 
 @app.command()
-def status(output: Annotated[Path, typer.Argument(help="An output, or its run's folder.")]) -> None:
+def status(output: Annotated[str, typer.Argument(help="An output, or its run's folder.")]) -> None:
     """Print how far the run that writes OUTPUT is, from its journal."""
     from volpipe.driver import inspect_run
 
@@ -180,6 +207,8 @@ def sample(
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
+    if str(path).startswith(("s3:", "http:", "https:")):
+        raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
     sizes = _parse_shape(shape)
     started = time.perf_counter()
     with _counting() as on_progress:
@@ -313,20 +342,20 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     yield on_pipe
 
 
-def _with_region(settings: list[str] | None, roi: str | None, mask: Path | None) -> list[str]:
+def _with_region(settings: list[str] | None, roi: str | None, mask: str | None) -> list[str]:
     """Return `settings` and those that `roi` and `mask` stand for."""
     named = {"roi": roi, "mask": mask}
-    region = [f"input.{key}={json.dumps(str(value))}" for key, value in named.items() if value is not None]
+    region = [f"input.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(settings or []), *region]
 
 
-def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: Path | None) -> Plan:
+def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
     from volpipe.driver import prepare
     from volpipe.recipe import load_recipe
 
     chosen = load_recipe(_find_recipe(recipe), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-    return prepare(volume, chosen, target.absolute(), Path.cwd())
+    return prepare(volume, chosen, target, Path.cwd())
 
 
 def _find_recipe(recipe: Path | None) -> Path:
@@ -340,10 +369,12 @@ def _find_recipe(recipe: Path | None) -> Path:
     return shipped if shipped.is_file() and recipe.parent == Path() else recipe
 
 
-def _default_output(volume: str, net: str, output_format: str) -> Path:
-    stem = Path(volume.rstrip("/")).stem
+def _default_output(volume: str, net: str, output_format: str) -> str:
+    from volpipe.volume import absolute
+
+    stem = absolute(volume).stem
     label = net.rpartition(":")[2]
-    return Path(f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}")
+    return f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}"
 
 
 def _parse_shape(text: str) -> tuple[int, int, int]:

@@ -176,7 +176,12 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     Raises:
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
     """
-    path, key, format = _place(absolute(out), choice.format)
+    place = absolute(out)
+    if not isinstance(place, Path):
+        raise VolumeError(
+            f"copies are written to a disk, not to {out}; `volpipe run` writes there, also with net identity"
+        )
+    path, key, format = _place(place, choice.format)
     if format not in FORMATS:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(FORMATS)}")
     if key and not (format in FOLDERS or format == "hdf5"):

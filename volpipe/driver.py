@@ -19,6 +19,9 @@ from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.formats.files import Location
+from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.nets import check_shapes, describe
@@ -78,26 +81,33 @@ class Listener:
 SILENT = Listener()
 
 
-def prepare(location: str, recipe: Recipe, out: Path, search_path: Path) -> Plan:
+def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     net = describe(recipe.net, str(search_path))
     mask = _open_mask(recipe.input.mask, search_path)
-    plan = make_plan(recipe, volume, net, out=out, search_path=str(search_path), mask=mask)
-    _check_apart(out, volume, "volume")
+    target = files.locate(out)
+    plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
+    _check_apart(target, volume, "volume")
     if mask is not None:
-        _check_apart(out, mask, "mask")
+        _check_apart(target, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
 
 
-def _check_apart(out: Path, volume: Volume, what: str) -> None:
-    """Refuse an output that would change what the run reads."""
-    source, target = Path(volume.path).resolve(), out.resolve()
+def _check_apart(out: Location, volume: Volume, what: str) -> None:
+    """Refuse an output that cannot be written, or that would change what the run reads."""
+    if isinstance(out, Remote):
+        check_writable(out)
+    source, target = _resolved(files.locate(volume.path)), _resolved(out)
     if target == source or target in source.parents:
         raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
     if source in target.parents:
         raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
+
+
+def _resolved(place: Location) -> Location:
+    return place.resolve() if isinstance(place, Path) else place
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:
@@ -132,7 +142,7 @@ def execute(
         RunError: another run's folder or output is in the way, or every task fails alike.
         SiteError: the site cannot be used.
     """
-    folder = RunFolder.of_output(Path(plan.out))
+    folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         _agree_on_tensors(folder, keep_tensors)
@@ -181,7 +191,7 @@ def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
     """Delete the scratch of a complete run, and what killed writers left in its output."""
-    for path in sweep(Path(plan.out)):
+    for path in sweep(files.locate(plan.out)):
         log.info("deleted %s, which a killed writer left", path)
     if not keep_tensors:
         Tensors(plan, folder.path).remove()
@@ -218,13 +228,16 @@ class Standing:
     is_complete: bool
 
 
-def inspect_run(output: Path) -> Standing:
+def inspect_run(output: str | Path) -> Standing:
     """Return the standing of the run that writes `output`, or whose folder it is.
 
     Raises:
         RunError: no run was started there.
     """
-    folder = RunFolder(output) if (output / PLAN_FILE).is_file() else RunFolder.of_output(output)
+    place = files.locate(output) if "://" in str(output) else Path(output)
+    folder = RunFolder.of_output(place)
+    if isinstance(place, Path) and (place / PLAN_FILE).is_file():
+        folder = RunFolder(place)
     plan = folder.load_plan()
     if plan is None:
         raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
@@ -258,9 +271,11 @@ def provenance(wanted: Wanted, normalise: Affine) -> dict[str, object]:
 
 def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
     """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
-    out = Path(plan.out)
+    out = files.locate(plan.out)
+    if isinstance(out, Remote):
+        try_writing(out)
     if fresh:
-        if out.exists() and not folder.plan_file.is_file():
+        if files.exists(out) and not folder.plan_file.is_file():
             raise RunError(
                 f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out"
             )
@@ -269,9 +284,9 @@ def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
         return
     folder.check_same(plan)
     started = folder.journal.is_file() and folder.plan_file.is_file()
-    if out.exists() and not started:
+    if files.exists(out) and not started:
         raise RunError(f"{out} exists and no run in {folder.path} made it; choose another --out")
-    if started and not out.exists() and any(r.stage != "measure" for r in read_records(folder.journal)):
+    if started and not files.exists(out) and any(r.stage != "measure" for r in read_records(folder.journal)):
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 

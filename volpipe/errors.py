@@ -17,6 +17,10 @@ class VolumeError(VolpipeError, OSError):
     """A volume cannot be opened, read or written."""
 
 
+class RemoteError(VolumeError):
+    """A bucket or a web server denies access, or does not answer: what it holds is not known."""
+
+
 class SiteError(VolpipeError, ValueError):
     """A site cannot be found or used."""
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from volpipe.errors import RunError
 from volpipe.estimate import Rates
+from volpipe.formats.files import Location
 from volpipe.plan import Plan
 from volpipe.recipe import differences
 from volpipe.tensors import delete
@@ -34,8 +35,10 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of_output(cls, out: Path) -> RunFolder:
-        return cls(out.with_name(f"{out.name}.run"))
+    def of_output(cls, out: Location) -> RunFolder:
+        """Return the folder of the run that writes `out`: beside it, or in the current folder if `out` is remote."""
+        beside = out.parent if isinstance(out, Path) else Path.cwd()
+        return cls(beside / f"{out.name}.run")
 
     @property
     def journal(self) -> Path:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.ops import Affine, to_dtype, unit_scale
 from volpipe.plan import Plan
-from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
+from volpipe.volume import ArraySpec, Level, Multiscale, absolute, create_array, create_multiscale, open_writer
 from volpipe.wanted import Wanted
 
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
@@ -24,8 +25,13 @@ ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zar
 LEFT_BEHIND = re.compile(r".+\.__lock|\..+\.[0-9a-f]{32}")
 
 
-def sweep(out: Path) -> list[Path]:
-    """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work."""
+def sweep(out: Location) -> list[Path]:
+    """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work.
+
+    In S3 a file is there when it has come whole, so that nothing is left.
+    """
+    if not isinstance(out, Path):
+        return []
     left = [path for path in out.rglob("*") if LEFT_BEHIND.fullmatch(path.name)]
     for path in left:
         path.unlink(missing_ok=True)
@@ -120,7 +126,7 @@ def _multiscale(plan: Plan) -> Multiscale:
         _axes(plan),
         triple(fine) if source.voxel_size_nm is not None else None,
         triple(moved),
-        Path(plan.out).stem,
+        absolute(plan.out).stem,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from volpipe.blend import support
 from volpipe.errors import PlanError
+from volpipe.formats.files import Location
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
 from volpipe.nets import NetFacts
 from volpipe.recipe import Output, Recipe, Windows
@@ -207,7 +208,7 @@ def load_plan(path: str, identity: str) -> Plan:
 
 
 def make_plan(
-    recipe: Recipe, volume: Volume, net: NetFacts, *, out: Path, search_path: str = "", mask: Volume | None = None
+    recipe: Recipe, volume: Volume, net: NetFacts, *, out: Location, search_path: str = "", mask: Volume | None = None
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 

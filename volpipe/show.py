@@ -21,6 +21,7 @@ from volpipe.wanted import Wanted
 if TYPE_CHECKING:
     from volpipe.alternatives import Alternative
     from volpipe.driver import Report, Standing
+    from volpipe.survey import Footprint, Intensities, Trials
     from volpipe.volume import Volume
 
 MOST_ROWS = 20
@@ -262,6 +263,52 @@ def info_lines(volume: Volume) -> Iterator[str]:
     yield f"codec       {volume.codec}"
     if volume.levels:
         yield f"levels      {', '.join(volume.levels)}"
+
+
+def footprint_lines(volume: Volume, found: Footprint) -> Iterator[str]:
+    """Yield what lies on disk of a volume."""
+    share = found.num_bytes / (math.prod(volume.shape) * volume.dtype.itemsize)
+    guess = "" if found.is_counted else f" (from {found.num_seen:,} places where a file may be)"
+    yield (
+        f"on disk     {_about(found.is_counted)}{size(found.num_bytes)} in {found.num_files:,} files, "
+        f"{share:.3f} of uncompressed{guess}"
+    )
+    if found.num_stored is not None:
+        num_empty = found.num_chunks - found.num_stored
+        about = _about(found.is_stored_counted)
+        yield f"empty       {about}{num_empty:,} of {found.num_chunks:,} chunks ({num_empty / found.num_chunks:.1%})"
+
+
+def intensity_line(found: Intensities) -> str:
+    """Return percentiles of a volume, and what they were taken from."""
+    names = {0.0: "min", 50.0: "median", 100.0: "max"}
+    values = ", ".join(f"{names.get(percent, f'{percent:g} %')} {value:g}" for percent, value in found.percentiles)
+    values = values or "no number that is finite"
+    if found.num_cells == found.num_all:
+        return f"intensity   {values} (all voxels)"
+    return f"intensity   {values} ({found.num_cells:,} of {found.num_all:,} chunks, taken at random)"
+
+
+def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:
+    """Return what codecs and chunks gave, and what the volume would take, empty chunks left out of its bytes."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("codec", "chunk", "ratio", "bytes", "encode", "decode", "files", "files in 512³ shards"):
+        table.add_column(name, justify="left" if name == "codec" else "right")
+    raw = math.prod(volume.shape) * volume.dtype.itemsize * stored_share
+    for trial in found.trials:
+        speeds = (f"{speed / 1e6:,.0f} MB/s" for speed in (trial.encode_speed, trial.decode_speed))
+        files = (f"{trial.num_files:,}", f"{trial.num_shards:,}")
+        table.add_row(trial.codec, f"{trial.edge}³", f"{trial.ratio:.3f}", size(raw * trial.ratio), *speeds, *files)
+    table.caption = (
+        f"measured on {found.num_boxes} of the volume's boxes of {shape(found.box)} voxels, on one core; "
+        "bytes and files are those of the whole volume"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _about(is_exact: bool) -> str:
+    return "" if is_exact else "about "
 
 
 def _totals_table(

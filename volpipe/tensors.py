@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.formats import files
+from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
@@ -198,8 +200,11 @@ def _size(file: Path) -> int:
         return 0
 
 
-def delete(path: Path) -> None:
+def delete(path: Location) -> None:
     """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
+    if not isinstance(path, Path):
+        files.delete_remote(path)
+        return
     for _ in range(DELETE_ATTEMPTS):
         try:
             shutil.rmtree(path)

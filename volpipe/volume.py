@@ -1,4 +1,4 @@
-"""Volumes: references to arrays on disk that travel as values, and are opened where voxels are read or written.
+"""Volumes: references to stored arrays that travel as values, and are opened where voxels are read or written.
 
 Not here: what the formats write (formats). Importing this costs numpy; tensorstore comes with the first voxel.
 
@@ -21,13 +21,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from volpipe.errors import VolumeError
-from volpipe.formats import ome, single, store, zarr
+from volpipe.errors import RemoteError, VolumeError
+from volpipe.formats import files, ome, remote, single, store, zarr
 from volpipe.formats.container import (
     absolute,
     check_files,
     create_array,
     create_multiscale,
+    inside,
     locate,
     read_attributes,
     read_datasets,
@@ -35,6 +36,7 @@ from volpipe.formats.container import (
     read_place,
     walk,
 )
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, Triple, check_aligned, usual_axes
 from volpipe.formats.ome import Dataset
 from volpipe.grid import Box, mirror
@@ -46,6 +48,7 @@ __all__ = [
     "Reader",
     "Volume",
     "Writer",
+    "absolute",
     "create_array",
     "create_multiscale",
     "list_arrays",
@@ -64,7 +67,7 @@ class Volume:
     """A reference to one array: cheap, picklable by value, opened where it is used.
 
     Attributes:
-        path: the container on disk, a file or a folder, absolute.
+        path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
         key: the array in it, "" where the path itself is the array.
         format: "n5", "zarr2", "zarr3", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
         shape: as stored, C order (that of N5 is reversed).
@@ -92,7 +95,14 @@ class Volume:
     levels: tuple[str, ...]
 
     def __str__(self) -> str:
+        if "://" in self.path:
+            return str(self.folder)
         return f"{self.path}:{self.key}" if self.key else self.path
+
+    @property
+    def folder(self) -> Location:
+        """Where the array lies."""
+        return absolute(self.path) / self.key
 
     @property
     def ndim(self) -> int:
@@ -110,8 +120,8 @@ class Volume:
 
     @property
     def attributes(self) -> dict[str, object]:
-        """The array's own attributes, as they are on disk now."""
-        return read_attributes(Path(self.path) / self.key)
+        """The array's own attributes, as they are stored now."""
+        return read_attributes(self.folder)
 
     def open(self, *, cache_bytes: int = 0) -> Reader:
         """Return this process's reader of the volume; the same one each time.
@@ -123,7 +133,7 @@ class Volume:
         Raises:
             VolumeError: the array is gone or has changed since the reference was made.
         """
-        folder = Path(self.path) / self.key
+        folder = self.folder
         return _once(folder, (self, cache_bytes), lambda: Reader(self, cache_bytes))
 
 
@@ -131,7 +141,7 @@ class Reader:
     """An open array; it may be used by several threads, and pickles as the volume that it reads."""
 
     def __init__(self, volume: Volume, cache_bytes: int = 0) -> None:
-        folder = Path(volume.path) / volume.key
+        folder = volume.folder
         header = read_header(folder)
         if header is None:
             raise VolumeError(f"no array at {folder} any more")
@@ -140,6 +150,7 @@ class Reader:
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
             )
         self.volume = volume
+        self._folder = folder
         self._cache_bytes = cache_bytes
         self._array = _open_for_reading(header, cache_bytes)
 
@@ -175,7 +186,7 @@ class Reader:
             return True
         seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
         index = self._stored_index(Box(tuple(int(p.min()) for p in seen), tuple(int(p.max()) + 1 for p in seen)))
-        with _naming(self.volume, box):
+        with _naming(self.volume, box, self._folder):
             return self._array.is_stored(index)
 
     def _stored_index(self, box: Box) -> store.Index:
@@ -230,7 +241,7 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: store.Index) -> np.ndarray:
-        with _naming(self.volume, index):
+        with _naming(self.volume, index, self._folder):
             data = self._array.read(index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
@@ -238,7 +249,9 @@ class Reader:
 class Writer:
     """An open array to be written by whole chunks or shards, which appear whole or not at all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
+        if isinstance(folder, remote.Remote):
+            remote.check_writable(folder)
         header = read_header(folder)
         if header is None:
             raise VolumeError(f"no array at {folder}; create it before writing to it")
@@ -265,14 +278,14 @@ class Writer:
         if data.shape != box.shape:
             raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
         check_aligned(self.header, box.start, box.shape)
-        with _naming(folder, box):
+        with _naming(folder, box, folder):
             self._array.write(box.slices, data)
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
         if box.is_empty or not Box.of(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
-        with _naming(self.header.folder, box):
+        with _naming(self.header.folder, box, self.header.folder):
             return self._array.read(box.slices)
 
 
@@ -280,7 +293,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
-        location: an N5 or Zarr container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF slices, or a path into one.
+        location: an N5 or Zarr container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF slices, or a path into one;
+            on a disk, or for N5 and Zarr also s3://bucket/… or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
 
@@ -288,9 +302,10 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
         VolumeError: nothing there, several to choose from, or metadata that are broken, wrong or not supported.
     """
     container, key = locate(location, key)
-    _check_exists(container, key)
+    if not isinstance(container, remote.Remote):  # there it is asked last: not all that may be read may be listed
+        _check_exists(container, key)
     volume = _resolve(container, key, level)
-    if volume.format == "tiff" and (container / volume.key).is_dir():
+    if volume.format == "tiff" and files.is_folder(container / volume.key):
         check_files(container / volume.key)
     length = dict(zip(volume.axes, volume.shape, strict=True))
     if length.get("t", 1) > 1:
@@ -306,6 +321,8 @@ def list_arrays(location: str | Path) -> list[Volume]:
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):
         try:
             volumes.append(_describe(container, name))
+        except RemoteError:
+            raise
         except VolumeError as error:
             log.warning("%s", error)
     return volumes
@@ -318,11 +335,11 @@ def open_writer(path: str | Path, key: str) -> Writer:
 
 
 T = TypeVar("T", Reader, Writer)
-_opened: dict[tuple[int, Path, object], tuple[object, Reader | Writer]] = {}
+_opened: dict[tuple[int, Location, object], tuple[object, Reader | Writer]] = {}
 _lock = threading.Lock()
 
 
-def _once(folder: Path, purpose: object, make: Callable[[], T]) -> T:
+def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
     """Return what was made for this folder and purpose in this process, anew if the metadata have changed since."""
     place = (os.getpid(), folder, purpose)
     state = _state(folder)
@@ -335,23 +352,13 @@ def _once(folder: Path, purpose: object, make: Callable[[], T]) -> T:
     return known[1]  # type: ignore[return-value]  # the purpose decides which
 
 
-def _state(folder: Path) -> tuple[tuple[int, int, int], ...]:
+def _state(folder: Location) -> tuple[object, ...]:
     """Return what changes when an array's metadata do; a folder of slices has none but its names."""
-    inside = single.split(folder)
-    named = [folder / name for name in METADATA_FILES.values()]
-    found = _stamps([inside[0]] if inside else named)
-    return found or _stamps([folder])
-
-
-def _stamps(paths: list[Path]) -> tuple[tuple[int, int, int], ...]:
-    found = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
+    within = single.split(folder)
+    if within is not None:
+        return files.state(within[0].parent, [within[0].name])
+    found = files.state(folder, METADATA_FILES.values())
+    return found if found or not isinstance(folder, Path) else files.state(folder.parent, [folder.name])
 
 
 def _reopen(volume: Volume, cache_bytes: int) -> Reader:
@@ -373,14 +380,15 @@ def _open_for_reading(header: Header, cache_bytes: int) -> store.StoredArray:
 
 
 @contextmanager
-def _naming(what: object, where: object) -> Iterator[None]:
+def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
     """Turn what goes wrong with a chunk into an error that names the array and the place."""
     try:
         yield
     except VolumeError:
         raise
     except (ValueError, OSError, RuntimeError) as error:
-        raise VolumeError(f"{what}, voxels {where}: {error}") from error
+        reason = remote.explain(folder, error) if isinstance(folder, remote.Remote) else error
+        raise VolumeError(f"{what}, voxels {where}: {reason}") from error
 
 
 def _plain_index(index: object, shape: tuple[int, ...]) -> store.Index:
@@ -407,12 +415,16 @@ def _plain_axis(entry: object, n: int) -> slice | int:
     raise IndexError(f"{entry!r} is not supported; use slices and integers")
 
 
-def _check_exists(container: Path, key: str) -> None:
+def _check_exists(container: Location, key: str) -> None:
     """Raise, with what there is instead, unless there is a folder, or something in a file."""
     folder = container / key
-    if folder.is_dir() or (container.is_file() and single.exists(container, key)):
+    if isinstance(folder, remote.Remote) and not folder.is_s3:
+        return  # a web server knows of files alone
+    if files.is_folder(folder) or (
+        isinstance(container, Path) and container.is_file() and single.exists(container, key)
+    ):
         return
-    if not container.exists():
+    if not files.exists(container):
         raise VolumeError(f"no volume at {folder}")
     names = list(walk(container, enter_groups=False))
     raise VolumeError(f"no volume at {folder}; {container} holds {_listed(names) or 'no arrays'}")
@@ -423,7 +435,7 @@ def _listed(names: list[str]) -> str:
     return text + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _resolve(container: Path, key: str, level: int) -> Volume:
+def _resolve(container: Location, key: str, level: int) -> Volume:
     folder = container / key
     if read_header(folder) is not None:
         if level:
@@ -438,12 +450,13 @@ def _resolve(container: Path, key: str, level: int) -> Volume:
     return _volume(container, headers[level], datasets[level], _keys(key, datasets))
 
 
-def _only_key(container: Path, key: str) -> str:
+def _only_key(container: Location, key: str) -> str:
     """Return the key of the only array or group of levels under `key`, or raise with what there is."""
     folder = container / key
     images = ome.plate_images(read_attributes(folder), folder, read_attributes)
     if images is not None:
         raise VolumeError(f"{folder} is a plate of images; choose one by its key: {_listed(images) or 'it names none'}")
+    _check_exists(container, key)
     names = list(walk(folder, enter_groups=False))
     if not names:
         raise VolumeError(
@@ -455,7 +468,7 @@ def _only_key(container: Path, key: str) -> str:
     return f"{key}/{names[0]}".strip("/")
 
 
-def _check_group(folder: Path, datasets: tuple[Dataset, ...]) -> list[Header]:
+def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
     """Return the headers of all levels of a group; raise unless they exist and have the same axes."""
     headers = []
     for dataset in datasets:
@@ -475,7 +488,7 @@ def _check_group(folder: Path, datasets: tuple[Dataset, ...]) -> list[Header]:
     return headers
 
 
-def _describe(container: Path, key: str) -> Volume:
+def _describe(container: Location, key: str) -> Volume:
     """Return the volume of the one array `key`, with what the groups around it say of it."""
     header = read_header(container / key)
     if header is None:
@@ -485,6 +498,8 @@ def _describe(container: Path, key: str) -> Volume:
         group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
         try:
             datasets = read_datasets(container / group) or ()
+        except RemoteError:
+            raise
         except VolumeError as error:
             log.info("%s", error)
             continue
@@ -498,11 +513,11 @@ def _keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
     return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
 
 
-def _volume(container: Path, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
     where = dataset.place or read_place(header, container)
-    key = "/".join(header.folder.relative_to(container).parts)
+    key = "/".join(inside(header.folder, container))
     return Volume(
         path=str(container),
         key=key,

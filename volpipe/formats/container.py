@@ -5,14 +5,14 @@ Not here: what a volume is (volume), or the voxels (store).
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from volpipe.errors import VolumeError
-from volpipe.formats import cosem, n5, ome, single, slices, zarr
+from volpipe.errors import RemoteError, VolumeError
+from volpipe.formats import cosem, files, n5, ome, remote, single, slices, zarr
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import (
     ArraySpec,
     Header,
@@ -26,42 +26,46 @@ from volpipe.formats.metadata import (
 )
 from volpipe.formats.ome import Dataset
 
-log = logging.getLogger(__name__)
-
 MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",)}
 SUFFIXES = (".n5", ".zarr")
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
 
 
-def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Path, str]:
+def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:
     """Return the container that `location` is, or lies in, and the key of what is meant in it.
 
     A container is the nearest file, or folder named .n5 or .zarr, or else the topmost of the folders that say they are
     groups.
 
     Raises:
-        VolumeError: `location` is a URL, or `key` leaves the container.
+        VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
     """
-    text = os.fspath(location).removeprefix("file://")
-    if "://" in text:
-        raise VolumeError(f"{text} is a URL; volpipe reads folders: mount it, or copy it to a disk")
-    path = absolute(Path(text).expanduser())
+    text = os.fspath(location)
+    path = absolute(text if "://" in text else Path(text).expanduser())
     parts = PurePosixPath((key or "").strip("/")).parts
     if ".." in parts:
         raise VolumeError(f"key {key!r} leaves the container {path}")
     container = _root(path)
-    return container, str(PurePosixPath(*path.relative_to(container).parts, *parts)).removeprefix(".")
+    return container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
+def absolute(path: str | os.PathLike[str] | remote.Remote) -> Location:
     """Return `path` from the root, without "..", links as they are: what they lead to may differ between machines."""
-    return Path(os.path.abspath(path))  # noqa: PTH100
+    return files.locate(path)
 
 
-def _root(path: Path) -> Path:
-    for folder in (path, *path.parents):
-        if folder.suffix.lower() in SUFFIXES or folder.is_file():
+def inside(folder: Location, container: Location) -> tuple[str, ...]:
+    """Return the parts of the key of `folder` in `container`."""
+    if isinstance(folder, remote.Remote) and isinstance(container, remote.Remote):
+        return folder.parts[len(container.parts) :]
+    return Path(str(folder)).relative_to(Path(str(container))).parts
+
+
+def _root(path: Location) -> Location:
+    folders: tuple[Location, ...] = (path, *path.parents)
+    for folder in folders:
+        if folder.suffix.lower() in SUFFIXES or (isinstance(folder, Path) and folder.is_file()):
             return folder
     root = path
     while root != root.parent and _is_marked(root.parent):
@@ -69,34 +73,35 @@ def _root(path: Path) -> Path:
     return root
 
 
-def _is_marked(folder: Path) -> bool:
-    return any((folder / name).is_file() for names in MARKS.values() for name in names)
+def _is_marked(folder: Location) -> bool:
+    return any(files.is_file(folder / name) for names in MARKS.values() for name in names)
 
 
-def read_header(folder: Path) -> Header | None:
+def read_header(folder: Location) -> Header | None:
     """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
-    inside = single.split(folder)
-    if inside is not None:
-        return single.read_header(*inside)
-    return n5.read_header(folder) or zarr.read_header(folder) or slices.read_header(folder)
+    within = single.split(folder)
+    if within is not None:
+        return single.read_header(*within)
+    found = n5.read_header(folder) or zarr.read_header(folder)
+    return found or (slices.read_header(folder) if isinstance(folder, Path) else None)
 
 
-def check_files(folder: Path) -> None:
+def check_files(folder: Location) -> None:
     """Raise unless the files of an array that is made of several, such as slices, fit together."""
     header = read_header(folder)
     if header is not None:
         single.check(header)
 
 
-def read_attributes(folder: Path) -> Tree:
+def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
-    inside = single.split(folder)
-    if inside is not None:
-        return single.read_attributes(*inside)
+    within = single.split(folder)
+    if within is not None:
+        return single.read_attributes(*within)
     return n5.read_attributes(folder) or zarr.read_attributes(folder)
 
 
-def read_datasets(folder: Path) -> tuple[Dataset, ...] | None:
+def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     """Return the levels of the multiscale group at `folder`, finest first; None where it is none.
 
     They are those that its `multiscales` names, or else the arrays s0, s1, … in it.
@@ -104,8 +109,8 @@ def read_datasets(folder: Path) -> tuple[Dataset, ...] | None:
     Raises:
         VolumeError: its metadata are wrong.
     """
-    inside = single.split(folder)
-    named = single.read_datasets(*inside) if inside else ome.read_datasets(read_attributes(folder), folder)
+    within = single.split(folder)
+    named = single.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
     if named is not None:
         return named
     count = 0
@@ -114,33 +119,38 @@ def read_datasets(folder: Path) -> tuple[Dataset, ...] | None:
     return tuple(Dataset(f"s{i}") for i in range(count)) or None
 
 
-def _holds_array(folder: Path) -> bool:
+def _holds_array(folder: Location) -> bool:
     try:
         return read_header(folder) is not None
+    except RemoteError:
+        raise
     except VolumeError:
         return True  # a broken one, which is for whoever opens it to hear of
 
 
-def read_place(header: Header, container: Path) -> Place:
+def read_place(header: Header, container: Location) -> Place:
     """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
     if header.format in single.FORMATS:
         return single.read_place(header)
     if header.format != "n5":
         return zarr.read_place(header)
-    inside = header.folder.relative_to(container)
-    parents = [container.joinpath(*inside.parts[:n]) for n in range(len(inside.parts))]
+    parts = inside(header.folder, container)
+    parents = [container.joinpath(*parts[:n]) for n in range(len(parts))]
     return n5.read_place(header, [n5.read_attributes(parent) for parent in parents])
 
 
-def walk(root: Path, *, enter_groups: bool) -> Iterator[str]:
+def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
     """Yield the keys of all arrays under `root`, sorted; multiscale groups count as one unless they are entered.
 
     Raises:
         VolumeError: there are too many folders to look into.
     """
-    inside = single.split(root)
-    if inside is not None:
-        yield from single.walk(*inside, enter_groups=enter_groups)
+    within = single.split(root)
+    if within is not None:
+        yield from single.walk(*within, enter_groups=enter_groups)
+        return
+    if isinstance(root, remote.Remote) and not root.is_s3:
+        yield from _named_arrays(root, enter_groups=enter_groups)
         return
     stack, seen = [""], 0
     while stack:
@@ -151,23 +161,35 @@ def walk(root: Path, *, enter_groups: bool) -> Iterator[str]:
         if _holds_array(root / key) or (not enter_groups and _holds_levels(root / key)):
             yield key
         elif key.count("/") < MAX_DEPTH:
-            stack += [f"{key}/{name}".lstrip("/") for name in reversed(_folders(root / key))]
+            stack += [f"{key}/{name}".lstrip("/") for name in reversed(files.list_folders(root / key))]
 
 
-def _holds_levels(folder: Path) -> bool:
+def _named_arrays(root: remote.Remote, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the same where folders cannot be listed: the keys that the consolidated metadata of `root` name."""
+    names = zarr.consolidated_arrays(root)
+    if names is None:
+        raise VolumeError(
+            f"{root}: no array, no multiscales and no consolidated metadata, and a web server cannot be asked what it "
+            "holds; check the address, and name the array: …/volume.zarr/key"
+        )
+    groups: set[str] = set()
+    for name in names:
+        parents = [name[:i] for i, letter in enumerate(name) if letter == "/"]
+        group = next(
+            (key for key in parents if key in groups or (not enter_groups and _holds_levels(root / key))), None
+        )
+        if group not in groups:
+            yield name if group is None else group
+        groups |= {group} if group is not None else set()
+
+
+def _holds_levels(folder: Location) -> bool:
     try:
         return read_datasets(folder) is not None
+    except RemoteError:
+        raise
     except VolumeError:
         return True
-
-
-def _folders(folder: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    except OSError as error:
-        log.warning("%s cannot be listed: %s", folder, error.strerror)
-        return []
 
 
 def create_array(path: str | os.PathLike[str], key: str, spec: ArraySpec, format: str = "zarr3") -> None:
@@ -187,9 +209,9 @@ def create_array(path: str | os.PathLike[str], key: str, spec: ArraySpec, format
     if format not in MARKS:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(MARKS)}")
     container, key = absolute(path), key.strip("/")
-    inside = single.split(container)
-    if inside is not None:
-        raise VolumeError(f"{inside[0]} is a file; {format} needs a folder: choose another place")
+    within = single.split(container)
+    if within is not None:
+        raise VolumeError(f"{within[0]} is a file; {format} needs a folder: choose another place")
     documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
     folder = container / key
     for name, tree in documents.items():
@@ -198,11 +220,11 @@ def create_array(path: str | os.PathLike[str], key: str, spec: ArraySpec, format
             _check_same(old, tree, folder / name)
     create_groups(container, key, format)
     for name, tree in reversed(documents.items()):  # .zattrs first: with .zarray the array is there
-        if name != "zarr.json" or not (folder / name).exists():
+        if name != "zarr.json" or not files.is_file(folder / name):
             merge_json(folder / name, tree)
 
 
-def _check_same(old: Tree, new: Tree, file: Path) -> None:
+def _check_same(old: Tree, new: Tree, file: Location) -> None:
     """Raise unless the metadata `old` in `file` say all that `new` does; they may say more."""
     pairs = [(key, old.get(key), value) for key, value in new.items() if key != "attributes"]
     added = old.get("attributes")
@@ -214,7 +236,7 @@ def _check_same(old: Tree, new: Tree, file: Path) -> None:
             )
 
 
-def create_groups(container: Path, key: str, format: str) -> None:
+def create_groups(container: Location, key: str, format: str) -> None:
     """Make the groups from the `container` down to the parent of `key`; those that are there stay.
 
     Raises:
@@ -224,7 +246,7 @@ def create_groups(container: Path, key: str, format: str) -> None:
     for depth in range(len(parts) + 1):
         folder = container.joinpath(*parts[:depth])
         for other, marks in MARKS.items():
-            if other != format and any((folder / mark).exists() for mark in marks):
+            if other != format and any(files.is_file(folder / mark) for mark in marks):
                 raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
         if depth == len(parts):
             return
@@ -232,7 +254,7 @@ def create_groups(container: Path, key: str, format: str) -> None:
             raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
         empty = n5.group_documents(depth == 0) if format == "n5" else zarr.group_documents(int(format[-1]))
         for name, tree in empty.items():
-            if not (folder / name).exists():
+            if not files.is_file(folder / name):
                 write_json(folder / name, tree)
 
 
@@ -267,7 +289,7 @@ def create_multiscale(
     _write_group(folder, multiscale, format, {"volpipe": dict(attributes)} if attributes else {})
 
 
-def _write_group(folder: Path, multiscale: Multiscale, format: str, own: Tree) -> None:
+def _write_group(folder: Location, multiscale: Multiscale, format: str, own: Tree) -> None:
     """Write what a group, and in some formats its arrays, say of its levels; `own` goes beside it."""
     if format == "ome-zarr-0.5":
         old = (read_json(folder / "zarr.json") or {}).get("attributes") or {}
@@ -284,7 +306,7 @@ def _write_group(folder: Path, multiscale: Multiscale, format: str, own: Tree) -
         merge_json(folder / ".zattrs", {"multiscales": [cosem.multiscale(multiscale)], **own})
 
 
-def _check_levels(folder: Path, multiscale: Multiscale, format: str) -> None:
+def _check_levels(folder: Location, multiscale: Multiscale, format: str) -> None:
     for level in multiscale.levels:
         header = read_header(folder / level.key)
         if header is None or header.format != format:

@@ -5,11 +5,8 @@ Not here: what any one format calls things (n5, zarr, ome), or the voxels (store
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.formats import files
+from volpipe.formats.files import Location
 
 Triple = tuple[float, float, float]
 Tree = dict[str, Any]  # Any: JSON, checked where it is used
@@ -64,7 +63,7 @@ class Header:
     """The checked metadata of one array, in C order.
 
     Attributes:
-        folder: where it lies on disk.
+        folder: where it lies, in a file or a folder.
         format: "n5", "zarr2", "zarr3", "hdf5", "tiff", "mrc" or "npy".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
@@ -76,7 +75,7 @@ class Header:
         place: where it lies, None where its attributes and those around it say so.
     """
 
-    folder: Path
+    folder: Location
     format: str
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -98,6 +97,12 @@ class Header:
                 f"{self.folder}: a chunk {self.chunks} of {self.dtype} takes {size >> 30} GiB; "
                 f"volpipe reads chunks of up to {MAX_CHUNK_BYTES // 2**30} GiB"
             )
+
+    @property
+    def path(self) -> Path:
+        """Where it lies on a disk, which arrays of formats that are files always do."""
+        assert isinstance(self.folder, Path)
+        return self.folder
 
     @property
     def write_unit(self) -> tuple[int, ...]:
@@ -215,19 +220,15 @@ def _fits(value: int, dtype: np.dtype) -> bool:
     return int(limits.min) <= value <= int(limits.max)
 
 
-def read_json(file: Path) -> Tree | None:
+def read_json(file: Location) -> Tree | None:
     """Return the JSON object in `file`, None where there is no such file.
 
     Raises:
         VolumeError: it cannot be read, is no JSON object, or is absurdly large.
     """
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_JSON_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
+    text = files.read(file, MAX_JSON_BYTES + 1)
+    if text is None:
         return None
-    except OSError as error:
-        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
     if len(text) > MAX_JSON_BYTES:
         raise VolumeError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB; that is no array metadata")
     try:
@@ -239,32 +240,12 @@ def read_json(file: Path) -> Tree | None:
     return tree
 
 
-def write_json(file: Path, tree: Mapping[str, Any]) -> None:  # Any: JSON
+def write_json(file: Location, tree: Mapping[str, Any]) -> None:  # Any: JSON
     """Write `tree` to `file`, whole or not at all, also through a crash; its folders are made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-    try:
-        with partial.open("w", encoding="utf-8") as stream:
-            json.dump(tree, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
-        sync_folder(file.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    files.write(file, json.dumps(tree, indent=1).encode())
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def merge_json(file: Path, tree: Mapping[str, Any]) -> None:  # Any: JSON
+def merge_json(file: Location, tree: Mapping[str, Any]) -> None:  # Any: JSON
     """Add `tree` to the object in `file`; a file that says all of it already is not touched."""
     old = read_json(file) or {}
     new = old | plain(tree)
@@ -285,7 +266,7 @@ def plain(tree: Mapping[str, Any]) -> Tree:  # Any: JSON
     return copy
 
 
-def voxels(value: object, what: str, file: Path, *, rank: int | None = None) -> tuple[int, ...]:
+def voxels(value: object, what: str, file: Location, *, rank: int | None = None) -> tuple[int, ...]:
     """Return `value`, a list of positive integers in the metadata `file`, as a tuple.
 
     Raises:
@@ -301,7 +282,7 @@ def voxels(value: object, what: str, file: Path, *, rank: int | None = None) -> 
     return tuple(value)
 
 
-def mapping(value: object, what: str, file: Path) -> Tree:
+def mapping(value: object, what: str, file: Location) -> Tree:
     """Return `value`, a JSON object in `file`, {} where it is absent.
 
     Raises:

@@ -74,7 +74,7 @@ def read_header(file: Path) -> Header:
 
 def open_array(header: Header) -> FlatArray:
     """Return the array of `header`."""
-    return FlatArray(RawFile(header.folder), header.known["offset"], header.known["stored"], header.shape)
+    return FlatArray(RawFile(header.path), header.known["offset"], header.known["stored"], header.shape)
 
 
 def _fields(file: Path) -> tuple[np.void, Order]:

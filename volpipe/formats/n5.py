@@ -18,6 +18,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.formats import cosem, store
+from volpipe.formats.files import Location, locate, sync_folder
 from volpipe.formats.metadata import (
     ArraySpec,
     Header,
@@ -32,7 +33,6 @@ from volpipe.formats.metadata import (
     place,
     plain,
     read_json,
-    sync_folder,
     usual_axes,
     voxels,
 )
@@ -52,7 +52,7 @@ CODECS: Mapping[str, tuple[str, ...]] = {
 BULK_CODECS = ("raw", "gzip", "zstd")
 
 
-def read_header(folder: Path) -> Header | None:
+def read_header(folder: Location) -> Header | None:
     """Return the header of the N5 array at `folder`, None where there is no N5 array.
 
     Raises:
@@ -83,7 +83,7 @@ def read_header(folder: Path) -> Header | None:
     )
 
 
-def _compression(tree: Tree, file: Path) -> Tree:
+def _compression(tree: Tree, file: Location) -> Tree:
     """Return the array's compression with the settings that tensorstore knows, legacy spelling included."""
     given = tree.get("compression") or {"type": tree.get("compressionType", "raw")}
     given = mapping({"type": given} if isinstance(given, str) else given, "compression", file)
@@ -111,7 +111,7 @@ def _label(compression: Tree) -> str:
     return " ".join(word for word in words if word)
 
 
-def read_attributes(folder: Path) -> Tree:
+def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the N5 group at `folder`, {} where it has none."""
     return read_json(folder / FILE) or {}
 
@@ -271,7 +271,10 @@ def write_chunks(path: str, key: str, start: tuple[int, ...], data: np.ndarray, 
     Raises:
         VolumeError: no such array, another dtype, parts of chunks, or a codec that is not gzip, zstd or raw.
     """
-    folder = Path(path) / key
+    container = locate(path)
+    if not isinstance(container, Path):
+        raise VolumeError(f"{container}: chunks are written in bulk on disks alone; use a writer")
+    folder = container / key
     header = read_header(folder)
     if header is None:
         raise VolumeError(f"no N5 array at {folder}; create it first")
@@ -279,7 +282,7 @@ def write_chunks(path: str, key: str, start: tuple[int, ...], data: np.ndarray, 
         raise VolumeError(f"{folder} holds {header.dtype}, the data is {data.dtype}; cast it first")
     check_aligned(header, start, data.shape)
     corner = tuple(a // c for a, c in zip(start, header.chunks, strict=True))
-    scratch = Path(path) / f".scratch-{uuid.uuid4().hex}.n5"
+    scratch = container / f".scratch-{uuid.uuid4().hex}.n5"
     try:
         _encode(scratch, header, data)
         _move_chunks(scratch / "data", folder, corner, _counts(data.shape, header.chunks), fsync=fsync)

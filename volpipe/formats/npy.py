@@ -55,7 +55,7 @@ def open_array(header: Header) -> FlatArray | Turned:
     known = header.known
     stored = np.dtype(np.uint8) if known["stored"].kind == "b" else known["stored"]
     shape = header.shape[::-1] if known["turned"] else header.shape
-    array = FlatArray(RawFile(header.folder), known["offset"], stored, shape)
+    array = FlatArray(RawFile(header.path), known["offset"], stored, shape)
     return Turned(array) if known["turned"] else array
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolumeError
 from volpipe.formats import cosem
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import SYNONYMS, Multiscale, Place, Tree, floats, mapping, place, plain
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Dataset:
     place: Place | None = None
 
 
-def read_datasets(attributes: Tree, source: Path) -> tuple[Dataset, ...] | None:
+def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
     """Return the levels that the attributes of a group name, finest first; None where they describe no image.
 
     Raises:
@@ -52,11 +53,11 @@ def read_datasets(attributes: Tree, source: Path) -> tuple[Dataset, ...] | None:
     return tuple(_dataset(mapping(entry, "a dataset", source), image, source) for entry in datasets)
 
 
-def _ome(attributes: Tree, source: Path) -> Tree:
+def _ome(attributes: Tree, source: Location) -> Tree:
     return mapping(attributes["ome"], "ome", source) if "ome" in attributes else attributes
 
 
-def _dataset(entry: Tree, image: Tree, source: Path) -> Dataset:
+def _dataset(entry: Tree, image: Tree, source: Location) -> Dataset:
     path = entry.get("path")
     if not isinstance(path, str) or ".." in PurePosixPath(path).parts or PurePosixPath(path).is_absolute():
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
@@ -92,7 +93,7 @@ def _axes(said: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
 
 
 def _transformations(
-    said: object, axes: tuple[str, ...] | None, source: Path
+    said: object, axes: tuple[str, ...] | None, source: Location
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...]]:
     """Return the scale (None where none is said) and the translation of a list of coordinateTransformations."""
     rank = len(axes or ())
@@ -116,7 +117,7 @@ def _transformations(
     return scale, shift
 
 
-def plate_images(attributes: Tree, folder: Path, read: Callable[[Path], Tree]) -> list[str] | None:
+def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:
     """Return the keys of the images of the plate at `folder`, the first few; None where it is no plate.
 
     Args:

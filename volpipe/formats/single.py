@@ -11,6 +11,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.formats import hdf5, mrc, npy, slices, tiff
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, Place, Tree
 from volpipe.formats.ome import Dataset
 from volpipe.formats.store import StoredArray
@@ -19,8 +20,10 @@ FORMATS = ("hdf5", "tiff", "mrc", "npy")
 MRC_MAP = 208  # where "MAP " stands
 
 
-def split(folder: Path) -> tuple[Path, str] | None:
+def split(folder: Location) -> tuple[Path, str] | None:
     """Return the file that `folder` is, or leads on inside of, and the key there; None where no file is on its way."""
+    if not isinstance(folder, Path):
+        return None
     for file in (folder, *folder.parents):
         if file.is_dir():
             return None

@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.formats import remote
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 Index = tuple[slice | int, ...]
 DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
 COUNTERS = ("bytes_read", "bytes_written")
+# Of requests to S3 and web servers. Left alone tensorstore tries 32 times, up to 32 s apart, and waits without end for
+# a server that says nothing. It reads the environment at its first request.
+RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "4s"}
+TIMEOUTS = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
 
 _contexts: dict[int, ts.Context] = {}
 _owner: int | None = None  # the process that uses tensorstore
@@ -90,7 +100,7 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
 
     spec = {
         "driver": DRIVERS[header.format],
-        "kvstore": {"driver": "file", "path": f"{header.folder}/"},
+        "kvstore": _kvstore(header.folder),
         "metadata": dict(header.known),
     }
     if cache_bytes:
@@ -102,6 +112,12 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
         raise ValueError(f"a number is out of range: {error}") from error
     turned = array.T if header.format == "n5" else array  # N5's axes are x, y, z
     return TensorStoreArray(turned, sharded=header.shards is not None)
+
+
+def _kvstore(folder: Location) -> dict[str, Any]:  # Any: JSON
+    if isinstance(folder, remote.Remote):
+        return remote.kvstore(folder)
+    return {"driver": "file", "path": f"{folder}/"}
 
 
 def context(cache_bytes: int = 0) -> ts.Context:
@@ -120,7 +136,11 @@ def context(cache_bytes: int = 0) -> ts.Context:
         _owner = os.getpid()
         if cache_bytes not in _contexts:
             threads = {"limit": num_threads()}
-            settings = {"file_io_sync": False, "data_copy_concurrency": threads, "file_io_concurrency": threads}
+            settings: dict[str, Any] = {"file_io_sync": False}  # Any: JSON
+            settings |= {"data_copy_concurrency": threads, "file_io_concurrency": threads}
+            settings |= {"s3_request_retries": RETRIES, "http_request_retries": RETRIES}
+            for name, seconds in TIMEOUTS.items():
+                os.environ.setdefault(name, seconds)
             if cache_bytes:
                 settings["cache_pool"] = {"total_bytes_limit": int(cache_bytes)}
             _contexts[cache_bytes] = ts.Context(settings)

@@ -6,18 +6,17 @@ Specifications: zarr-specs.readthedocs.io, v2 and v3.
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import re
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import cosem
+from volpipe.formats import cosem, files, remote
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import (
     MAX_RANK,
     ArraySpec,
@@ -34,6 +33,9 @@ from volpipe.formats.metadata import (
     voxels,
 )
 from volpipe.formats.store import Index
+
+if TYPE_CHECKING:
+    import zarr
 
 DTYPES = (
     "bool",
@@ -70,7 +72,7 @@ OTHER_KEYS_V3 = ("attributes", "dimension_names", "storage_transformers", "conso
 PROBED_NAMES = 1000
 
 
-def read_header(folder: Path) -> Header | None:
+def read_header(folder: Location) -> Header | None:
     """Return the header of the Zarr array at `folder`, v3 before v2, None where there is none.
 
     Raises:
@@ -83,7 +85,7 @@ def read_header(folder: Path) -> Header | None:
     return None if tree is None else _header_v2(tree, folder)
 
 
-def _header_v2(tree: Tree, folder: Path) -> Header:
+def _header_v2(tree: Tree, folder: Location) -> Header:
     file = folder / ".zarray"
     if tree.get("zarr_format") != 2:
         raise VolumeError(f"{file}: zarr_format {tree.get('zarr_format')!r} is not 2")
@@ -123,7 +125,7 @@ def _header_v2(tree: Tree, folder: Path) -> Header:
     )
 
 
-def _dtype_v2(said: object, file: Path) -> tuple[np.dtype, np.dtype]:
+def _dtype_v2(said: object, file: Location) -> tuple[np.dtype, np.dtype]:
     """Return the dtype as stored, and in native byte order with bool as uint8."""
     if not isinstance(said, str) or not re.fullmatch(r"[<>|]?(b1|[iu][1248]|f[248])", said):
         raise VolumeError(f"{file}: dtype {said!r} is not supported; volpipe reads integers, floats and bool")
@@ -135,7 +137,7 @@ def _fill(value: object, stored: np.dtype) -> object:
     return bool(value) if stored.kind == "b" and isinstance(value, int | float) else value
 
 
-def _separator(tree: Tree, folder: Path, rank: int) -> str:
+def _separator(tree: Tree, folder: Location, rank: int) -> str:
     """Return "." or "/", whichever parts the numbers in the names of chunks.
 
     Old nested stores say nothing and nest all the same; read by the letter of the specification they would show
@@ -148,8 +150,7 @@ def _separator(tree: Tree, folder: Path, rank: int) -> str:
         raise VolumeError(f"{folder / '.zarray'}: dimension_separator {said!r} is neither '.' nor '/'")
     if rank == 1:
         return "."
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in itertools.islice(entries, PROBED_NAMES)]
+    names = files.list_names(folder, PROBED_NAMES)
     nested = any(name.isdecimal() for name in names)
     flat = any("." in name and name.replace(".", "").isdecimal() for name in names)
     return "/" if nested and not flat else "."
@@ -164,7 +165,7 @@ def _label(name: str, settings: Tree) -> str:
     return " ".join(word for word in (name, str(settings.get("cname", "")), str(level)) if word)
 
 
-def _header_v3(tree: Tree, folder: Path) -> Header:
+def _header_v3(tree: Tree, folder: Location) -> Header:
     file = folder / "zarr.json"
     _refuse_extensions(tree, file)
     shape = voxels(tree.get("shape"), "shape", file)
@@ -197,7 +198,7 @@ def _header_v3(tree: Tree, folder: Path) -> Header:
     )
 
 
-def _refuse_extensions(tree: Tree, file: Path) -> None:
+def _refuse_extensions(tree: Tree, file: Location) -> None:
     if tree.get("zarr_format") != 3:
         raise VolumeError(f"{file}: zarr_format {tree.get('zarr_format')!r} is not 3")
     if tree.get("storage_transformers"):
@@ -211,20 +212,20 @@ def _refuse_extensions(tree: Tree, file: Path) -> None:
 class _Codecs:
     """The chain of codecs of a v3 array: what tensorstore knows of it, the shape of its chunks, and its name."""
 
-    def __init__(self, said: object, outer: tuple[int, ...], file: Path) -> None:
+    def __init__(self, said: object, outer: tuple[int, ...], file: Location) -> None:
         self.chunks = outer
         self.sharded = False
         self.label = "raw"
         self.unsupported = ""
         self.known = self._read(said, file, 0)
 
-    def _read(self, said: object, file: Path, depth: int) -> list[Tree]:
+    def _read(self, said: object, file: Location, depth: int) -> list[Tree]:
         if not isinstance(said, list) or not said or depth > MAX_RANK:
             raise VolumeError(f"{file}: codecs {str(said)[:60]} is not a list of codecs")
         order = list(range(len(self.chunks)))
         return [self._read_one(entry, order, file, depth) for entry in said]
 
-    def _read_one(self, said: object, order: list[int], file: Path, depth: int) -> Tree:
+    def _read_one(self, said: object, order: list[int], file: Location, depth: int) -> Tree:
         entry = {"name": said} if isinstance(said, str) else mapping(said, "a codec", file)
         name = str(entry.get("name"))
         settings = mapping(entry.get("configuration"), f"configuration of codec {name}", file)
@@ -241,7 +242,7 @@ class _Codecs:
             self.label = _label(name, settings)
         return {"name": name, "configuration": kept} if kept else {"name": name}
 
-    def _transposed(self, said: object, order: list[int], file: Path) -> list[int]:
+    def _transposed(self, said: object, order: list[int], file: Location) -> list[int]:
         """Return which axis of the array each encoded axis is, after a transposition; "C" and "F" are from drafts."""
         if said in ("C", "F"):
             return order if said == "C" else order[::-1]
@@ -249,7 +250,7 @@ class _Codecs:
             raise VolumeError(f"{file}: transpose order {said!r} does not name each of {len(order)} axes once")
         return [order[i] for i in said]
 
-    def _enter_shard(self, settings: Tree, order: list[int], file: Path, depth: int) -> list[Tree]:
+    def _enter_shard(self, settings: Tree, order: list[int], file: Location, depth: int) -> list[Tree]:
         inner = voxels(settings.get("chunk_shape"), "chunk_shape", file, rank=len(order))
         chunks = [0] * len(order)
         for axis, n in zip(order, inner, strict=True):
@@ -261,12 +262,24 @@ class _Codecs:
         return self._read(settings.get("codecs"), file, depth + 1)
 
 
-def read_attributes(folder: Path) -> Tree:
+def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the Zarr group at `folder`, {} where there is none."""
     tree = read_json(folder / "zarr.json")
     if tree is not None:
         return mapping(tree.get("attributes"), "attributes", folder / "zarr.json")
     return read_json(folder / ".zattrs") or {}
+
+
+def consolidated_arrays(folder: Location) -> list[str] | None:
+    """Return the sorted keys of the arrays that the group at `folder` says it holds; None where it does not say."""
+    found = mapping(
+        (read_json(folder / "zarr.json") or {}).get("consolidated_metadata"), "consolidated_metadata", folder
+    )
+    nodes = mapping(found.get("metadata"), "consolidated_metadata", folder)
+    if nodes:
+        return sorted(key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
+    files_v2 = mapping((read_json(folder / ".zmetadata") or {}).get("metadata"), "metadata", folder / ".zmetadata")
+    return sorted(key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray")) or None
 
 
 def read_place(header: Header) -> Place:
@@ -386,12 +399,10 @@ class ZarrArray:
     """An array that tensorstore does not know, read through zarr-python; it cannot be written to."""
 
     def __init__(self, header: Header) -> None:
-        import zarr
-
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of codecs that are in no specification: that is why we are here
-                self._array = zarr.open_array(str(header.folder), mode="r")
+                self._array = _open_array(header.folder)
         except Exception as error:  # zarr-python lets through whatever odd metadata make Python raise
             why = header.unsupported or "its metadata"
             raise VolumeError(f"{header.folder}: {why} is not supported: {error}") from error
@@ -402,3 +413,13 @@ class ZarrArray:
         except Exception as error:  # as above, and each codec has errors of its own
             raise VolumeError(f"{self._array.path or self._array.store}: {error}") from error
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+
+
+def _open_array(folder: Location) -> zarr.Array[Any]:  # Any: of either version's metadata
+    import zarr
+
+    if not isinstance(folder, remote.Remote):
+        return zarr.open_array(str(folder), mode="r")
+    from zarr.storage import ObjectStore
+
+    return zarr.open_array(ObjectStore(remote.client(folder), read_only=True), path=folder.key, mode="r")

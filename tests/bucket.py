@@ -1,0 +1,216 @@
+"""A server of S3 on loopback for tests: one process's memory, signatures verified, listings in pages.
+
+Not here: versions, multipart uploads, and all else that volpipe does not ask for. Written from the S3 API reference and
+the description of Signature Version 4, not from the clients that are tested with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+ACCESS_KEY, SECRET_KEY = "AKIAVOLPIPETEST", "kept/secret+by=volpipe"
+PAGE = 40  # keys, far fewer than S3's 1000
+
+
+class Bucket:
+    """One bucket, `name`, and the requests that came for it.
+
+    Attributes:
+        files: by key.
+        readable, listable: whether that needs no signature.
+        requests: (method, path with query), in the order in which they came.
+        broken: the status that every request is answered with, 0 where the server is well.
+        num_good: requests that are answered well all the same, before that.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.url = ""
+        self.files: dict[str, bytes] = {}
+        self.readable = self.listable = False
+        self.requests: list[tuple[str, str]] = []
+        self.broken = self.num_good = 0
+        self.lock = threading.Lock()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # the default of 5 turns clients away, which come again a second later
+
+
+@contextmanager
+def serving(name: str = "cells") -> Iterator[Bucket]:
+    """Give a bucket, served until the end."""
+    bucket = Bucket(name)
+    server = Server(("127.0.0.1", 0), type("BucketHandler", (Handler,), {"bucket": bucket}))
+    bucket.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield bucket
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    bucket: Bucket
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer leaves in one piece, not in two that wait for each other
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+    def handle_one(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        bucket, found = self.bucket, urlsplit(self.path)
+        query = dict(parse_qsl(found.query, keep_blank_values=True))
+        name, _, key = unquote(found.path).lstrip("/").partition("/")
+        bucket.requests.append((self.command, self.path))
+        bucket.num_good -= 1
+        if bucket.broken and bucket.num_good < 0:
+            self.answer_error(bucket.broken, "InternalError")
+        elif not self.may(key, body):
+            self.answer_error(403, "AccessDenied")
+        elif name != bucket.name:
+            self.answer_error(404, "NoSuchBucket")
+        elif not key:
+            self.answer_bucket(query, body)
+        else:
+            with bucket.lock:
+                self.answer_file(key, body)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = handle_one
+
+    def may(self, key: str, body: bytes) -> bool:
+        """Tell whether the request is signed, or need not be; a missing file is denied to those who may not list."""
+        signed = self.headers.get("Authorization")
+        if signed:
+            return is_signed(self, signed, body)
+        if self.command not in ("GET", "HEAD"):
+            return False
+        if not key:
+            return self.bucket.listable
+        return self.bucket.readable and (self.bucket.listable or key in self.bucket.files)
+
+    def answer_bucket(self, query: dict[str, str], body: bytes) -> None:
+        if self.command == "POST" and "delete" in query:
+            names = [node.text or "" for node in ElementTree.fromstring(body).iter() if node.tag.endswith("Key")]
+            with self.bucket.lock:
+                for name in names:
+                    self.bucket.files.pop(name, None)
+            gone = "".join(f"<Deleted><Key>{escape(name)}</Key></Deleted>" for name in names)
+            self.answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+        elif self.command == "GET" and query.get("list-type") == "2":
+            self.answer(200, self.listing(query).encode())
+        else:
+            self.answer_error(501, "NotImplemented")
+
+    def listing(self, query: dict[str, str]) -> str:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = query.get("continuation-token", query.get("start-after", ""))
+        with self.bucket.lock:
+            files = {key: len(data) for key, data in self.bucket.files.items() if key.startswith(prefix)}
+        entries: dict[str, int | None] = {}
+        for key, size in sorted(files.items()):
+            inner, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            entries |= {f"{prefix}{inner}{delimiter}": None} if found else {key: size}
+        left = [name for name in sorted(entries) if name > after]
+        page = left[: min(PAGE, int(query.get("max-keys", PAGE)))]
+        xml = [f"<Name>{self.bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
+        for name in page:
+            if entries[name] is None:
+                xml.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
+            else:
+                time = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+                xml.append(f"<Contents><Key>{escape(name)}</Key>{time}<Size>{entries[name]}</Size></Contents>")
+        more = len(left) > len(page)
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return (
+            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(xml)}</ListBucketResult>"
+        )
+
+    def answer_file(self, key: str, body: bytes) -> None:
+        files = self.bucket.files
+        tag = etag(files[key]) if key in files else None
+        wanted, unwanted = self.headers.get("If-Match"), self.headers.get("If-None-Match")
+        if tag is None and self.command in ("GET", "HEAD"):
+            self.answer_error(404, "NoSuchKey")  # whatever the conditions
+        elif (wanted and wanted != tag) or (unwanted and tag and unwanted in ("*", tag)):
+            reading = self.command in ("GET", "HEAD")
+            self.answer_error(304 if reading and unwanted else 412, "PreconditionFailed")
+        elif self.command == "PUT":
+            files[key] = body
+            self.answer(200, b"", tag=etag(body))
+        elif self.command == "DELETE":
+            files.pop(key, None)
+            self.answer(204, b"")
+        elif tag is not None:
+            self.answer_range(files[key], tag)
+
+    def answer_range(self, data: bytes, tag: str) -> None:
+        found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if not found:
+            self.answer(200, data, tag=tag)
+            return
+        first, last = found.groups()
+        start = int(first) if first else max(0, len(data) - int(last))
+        stop = min(len(data), int(last) + 1) if first and last else len(data)
+        if start >= stop:
+            self.answer_error(416, "InvalidRange")
+            return
+        self.answer(206, data[start:stop], tag=tag, place=f"bytes {start}-{stop - 1}/{len(data)}")
+
+    def answer_error(self, status: int, code: str) -> None:
+        text = f"<Error><Code>{code}</Code><Message>no</Message><BucketName>{self.bucket.name}</BucketName></Error>"
+        self.answer(status, b"" if status == 304 else text.encode())
+
+    def answer(self, status: int, body: bytes, *, tag: str = "", place: str = "") -> None:
+        self.send_response(status)
+        headers = {"ETag": tag, "Content-Range": place, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        for name, value in headers.items():
+            if value:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD" and status not in (204, 304):
+            self.wfile.write(body)
+
+
+def etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+def is_signed(request: BaseHTTPRequestHandler, authorization: str, body: bytes) -> bool:
+    """Tell whether the request bears the signature (AWS4-HMAC-SHA256) of the one user that there is."""
+    said = dict(re.findall(r"(Credential|SignedHeaders|Signature)=([^,\s]+)", authorization))
+    user, day, region, service, _ = said["Credential"].split("/")
+    digest = request.headers["x-amz-content-sha256"]
+    if digest != "UNSIGNED-PAYLOAD" and digest != hashlib.sha256(body).hexdigest():
+        return False
+    path, _, query = request.path.partition("?")
+    pairs = sorted((quote(k, safe="-_.~"), quote(v, safe="-_.~")) for k, v in parse_qsl(query, keep_blank_values=True))
+    headers = "".join(f"{name}:{request.headers[name].strip()}\n" for name in said["SignedHeaders"].split(";"))
+    canonical = "\n".join(
+        [request.command, path, "&".join(f"{k}={v}" for k, v in pairs), headers, said["SignedHeaders"], digest]
+    )
+    scope = f"{day}/{region}/{service}/aws4_request"
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    key = f"AWS4{SECRET_KEY}".encode()
+    for part in (day, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    text = "\n".join(["AWS4-HMAC-SHA256", request.headers["x-amz-date"], scope, hashed])
+    return user == ACCESS_KEY and hmac.compare_digest(
+        hmac.new(key, text.encode(), "sha256").hexdigest(), said["Signature"]
+    )

@@ -1,0 +1,473 @@
+"""Volumes in S3 and on web servers, over real servers on loopback."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import multiprocessing
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import z5py
+import zarr
+from bucket import ACCESS_KEY, SECRET_KEY, Bucket, Server, serving
+from command import Give, giver
+from inline import Inline, Stopped
+
+from volpipe.driver import execute, prepare
+from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.formats import remote
+from volpipe.grid import Box
+from volpipe.plan import Plan
+from volpipe.recipe import load_recipe
+from volpipe.volume import (
+    ArraySpec,
+    Level,
+    Multiscale,
+    create_array,
+    create_multiscale,
+    list_arrays,
+    open_volume,
+    open_writer,
+)
+
+DATA = np.random.default_rng(3).integers(0, 60_000, (20, 24, 28)).astype(np.uint16)
+LAYOUTS = {"n5": ("n5", None), "zarr2": ("zarr2", None), "zarr3": ("zarr3", None), "shards": ("zarr3", (16, 16, 16))}
+GROUPS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A bucket that this process is told of, and may use."""
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", *remote.ROLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no such file"))
+    with serving() as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        yield served
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def make(path: str | Path, key: str = "raw", layout: str = "zarr3") -> None:
+    """Write DATA as an array of 8³ chunks."""
+    format, shards = LAYOUTS[layout]
+    create_array(path, key, ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), shards, codec="gzip"), format)
+    open_writer(path, key).write(Box.of(DATA.shape), DATA)
+
+
+def make_group(path: Path, format: str) -> None:
+    """Write a pyramid of two levels, the coarser one made of every second voxel."""
+    create_array(path, "s0", ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8)), GROUPS[format])
+    create_array(path, "s1", ArraySpec((10, 12, 14), DATA.dtype, (8, 8, 8)), GROUPS[format])
+    open_writer(path, "s0").write(Box.of(DATA.shape), DATA)
+    open_writer(path, "s1").write(Box.of((10, 12, 14)), DATA[::2, ::2, ::2])
+    levels = (Level("s0"), Level("s1", (2.0, 2.0, 2.0)))
+    create_multiscale(path, Multiscale(levels, voxel_size_nm=(16.0, 8.0, 8.0)), format=format)
+
+
+def upload(folder: Path, bucket: Bucket, key: str) -> None:
+    bucket.files |= {f"{key}/{f.relative_to(folder)}": f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def download(bucket: Bucket, folder: Path) -> None:
+    for key, data in bucket.files.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    """Serve `folder` as Python's own web server does, and give its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = Server(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_others_read_what_was_written_to_s3(bucket: Bucket, tmp_path: Path, layout: str) -> None:
+    make("s3://cells/some where/a.n5", layout=layout)
+    download(bucket, tmp_path)
+    path = tmp_path / "some where/a.n5"
+    found = (
+        z5py.File(str(path), mode="r")["raw"][...] if layout == "n5" else zarr.open_array(path / "raw", mode="r")[...]
+    )
+    assert np.array_equal(np.asarray(found), DATA)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_reads_the_same_from_s3_and_the_web_as_from_a_disk(
+    bucket: Bucket, tmp_path: Path, layout: str
+) -> None:
+    make(tmp_path / "a.n5", "in/raw", layout)
+    upload(tmp_path / "a.n5", bucket, "x/a.n5")
+    bucket.readable = True  # so that it is a web server as well
+    local = open_volume(tmp_path / "a.n5/in/raw")
+    for location in ("s3://cells/x/a.n5", "s3://cells/x/a.n5/in/raw", f"{bucket.url}/cells/x/a.n5/in/raw"):
+        volume = open_volume(location)
+        assert (volume.key, volume.codec, volume.dtype) == ("in/raw", local.codec, local.dtype)
+        assert (volume.chunks, volume.shards) == (local.chunks, local.shards)
+        assert np.array_equal(volume.open()[...], DATA)
+        part = pickle.loads(pickle.dumps(volume.open())).read(Box((3, 1, 2), (9, 20, 5)))
+        assert np.array_equal(part[0], DATA[3:9, 1:20, 2:5])
+
+
+def test_a_simple_web_server_serves_all_but_shards(tmp_path: Path) -> None:
+    for layout in LAYOUTS:
+        make(tmp_path / layout, layout=layout)
+    with web_server(tmp_path) as address:
+        for layout in ("n5", "zarr2", "zarr3"):
+            assert np.array_equal(open_volume(f"{address}/{layout}/raw").open()[...], DATA)
+        with pytest.raises(VolumeError, match="sends whole files alone, and sharded arrays are read in parts"):
+            open_volume(f"{address}/shards/raw").open()[...]
+
+
+@pytest.mark.parametrize("format", GROUPS)
+def test_a_pyramid_is_found_in_s3_and_on_the_web(bucket: Bucket, tmp_path: Path, format: str) -> None:
+    make_group(tmp_path / "p.zarr", format)
+    upload(tmp_path / "p.zarr", bucket, "p.zarr")
+    local = open_volume(tmp_path / "p.zarr", level=1)
+    with web_server(tmp_path) as address:
+        for location in ("s3://cells/p.zarr", f"{address}/p.zarr"):
+            volume = open_volume(location, level=1)
+            assert volume.levels == ("s0", "s1")
+            assert (volume.voxel_size_nm, volume.origin_nm) == (local.voxel_size_nm, local.origin_nm)
+            assert volume.voxel_size_nm == (32.0, 16.0, 16.0)
+            assert np.array_equal(volume.open()[...], DATA[::2, ::2, ::2])
+
+
+@pytest.mark.parametrize("format", GROUPS)
+def test_a_pyramid_written_to_s3_is_that_written_to_a_disk(bucket: Bucket, tmp_path: Path, format: str) -> None:
+    make_group(tmp_path / "p.zarr", format)
+    make_group("s3://cells/p.zarr", format)  # type: ignore[arg-type]
+    download(bucket, tmp_path / "s3")
+    files = {f.relative_to(tmp_path): f.read_bytes() for f in (tmp_path / "p.zarr").rglob("*") if f.is_file()}
+    assert len(files) > 20
+    assert files == {
+        f.relative_to(tmp_path / "s3"): f.read_bytes() for f in (tmp_path / "s3").rglob("*") if f.is_file()
+    }
+
+
+def test_what_a_bucket_holds_is_listed_page_by_page(bucket: Bucket, tmp_path: Path) -> None:
+    make(tmp_path / "a.n5", "one", "n5")
+    make(tmp_path / "a.n5", "deep/two", "n5")
+    upload(tmp_path / "a.n5", bucket, "a.n5")
+    assert len(bucket.files) > 2 * 36  # several pages
+    assert [volume.key for volume in list_arrays("s3://cells/a.n5")] == ["deep/two", "one"]
+    with pytest.raises(VolumeError, match="holds 2 volumes; choose one by its key: deep/two, one"):
+        open_volume("s3://cells/a.n5")
+    with pytest.raises(VolumeError, match=r"no volume at s3://cells/a.n5/none.*holds deep/two, one"):
+        open_volume("s3://cells/a.n5/none")
+
+
+def test_the_web_names_arrays_only_where_metadata_do(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "v2.zarr", mode="w", zarr_format=2)
+    group.create_array("one/raw", data=DATA, chunks=(8, 8, 8))
+    make(tmp_path / "bare.n5")
+    zarr.consolidate_metadata(tmp_path / "v2.zarr", zarr_format=2)
+    with web_server(tmp_path) as address:
+        assert open_volume(f"{address}/v2.zarr").key == "one/raw"
+        with pytest.raises(VolumeError, match=r"a web server cannot be asked what it holds; .*name the array"):
+            open_volume(f"{address}/bare.n5")
+        with pytest.raises(VolumeError, match="no array"):
+            open_volume(f"{address}/nothing.zarr/raw")
+        group.create_array("two", data=DATA)
+        zarr.consolidate_metadata(tmp_path / "v2.zarr", zarr_format=2)
+        with pytest.raises(VolumeError, match="choose one by its key: one/raw, two"):
+            open_volume(f"{address}/v2.zarr")
+
+
+def test_missing_chunks_are_empty_also_from_afar(bucket: Bucket, tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr", layout="zarr2")
+    (tmp_path / "a.zarr/raw/0/1/2").unlink()
+    upload(tmp_path / "a.zarr", bucket, "a.zarr")
+    expected = DATA.copy()
+    expected[:8, 8:16, 16:24] = 0
+    with web_server(tmp_path) as address:
+        assert np.array_equal(open_volume("s3://cells/a.zarr").open()[...], expected)
+        assert np.array_equal(open_volume(f"{address}/a.zarr/raw").open()[...], expected)
+
+
+def test_codecs_that_are_left_to_zarr_python_are_read_from_s3(bucket: Bucket, tmp_path: Path) -> None:
+    store = tmp_path / "odd.zarr"
+    zarr.create_array(store, data=DATA, chunks=(8, 8, 8), compressors=numcodecs.LZ4(), zarr_format=2)
+    upload(store, bucket, "odd.zarr")
+    assert np.array_equal(open_volume("s3://cells/odd.zarr").open()[...], DATA)
+
+
+def test_a_public_bucket_needs_no_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("s3://cells/a.zarr")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(VolumeError, match=r"access denied \(without credentials\)"):
+        open_volume("s3://cells/a.zarr/raw")
+    bucket.readable = True
+    assert np.array_equal(open_volume("s3://cells/a.zarr/raw").open()[...], DATA)
+    with pytest.raises(VolumeError, match=r"read but not listed, give the whole key"):
+        open_volume("s3://cells/a.zarr")
+    bucket.listable = True
+    assert open_volume("s3://cells/a.zarr").key == "raw"
+    with pytest.raises(VolumeError, match=r"access denied \(without credentials\)"):
+        create_array("s3://cells/b.zarr", "raw", ArraySpec((8, 8, 8), np.dtype(np.uint8), (8, 8, 8)))
+
+
+def test_a_profile_signs(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make("s3://cells/a.zarr")
+    text = "[other]\naws_access_key_id = nobody\naws_secret_access_key = nothing\n"
+    text += f"[lab]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (tmp_path / "credentials").write_text(text)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert np.array_equal(open_volume("s3://cells/a.zarr").open()[...], DATA)
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    with pytest.raises(VolumeError, match=r"access denied \(credentials: profile\); set AWS_ACCESS_KEY_ID"):
+        open_volume("s3://cells/a.zarr/raw")
+
+
+def test_wrong_credentials_are_told_by_their_kind(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(VolumeError, match=r"access denied \(credentials: environment\)"):
+        open_volume("s3://cells/a.zarr")
+    with pytest.raises(VolumeError, match=r"access denied \(credentials: environment\)"):
+        create_array("s3://cells/a.zarr", "raw", ArraySpec((8, 8, 8), np.dtype(np.uint8), (8, 8, 8)))
+
+
+def test_endpoint_and_region_travel_with_the_volume(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("s3://cells/a.zarr")
+    volume = open_volume("s3://cells/a.zarr")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.delenv("AWS_REGION")
+    assert volume.path == f"s3://cells/a.zarr?endpoint={bucket.url}&region=eu-west-1"
+    assert open_volume(volume.path, volume.key) == volume
+    assert str(volume) == f"s3://cells/a.zarr/raw?endpoint={bucket.url}&region=eu-west-1"
+    assert open_volume(str(volume)) == volume
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert np.array_equal(open_volume(volume.path, volume.key).open()[...], DATA)
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("s3://nothing/a.zarr", "there is no bucket nothing; check its name, and the endpoint"),
+        ("s3://cells/a.zarr", "no volume at s3://cells/a.zarr"),
+        ("s3://UPPER/a.zarr", "'UPPER' is no bucket's name"),
+        ("s3://cells/../a.zarr", "may not have . or .. in it"),
+        ("s3://cells/a.zarr?profile=me", "setting 'profile' is not known; use endpoint=URL and region=NAME"),
+        ("s3://cells/a.zarr?endpoint=127.0.0.1:9000", "is not http"),
+        ("gs://cells/a.zarr", "volpipe reads folders, s3:// and http.s.://, not gs://"),
+        ("https:///a.zarr", "names no host"),
+    ],
+)
+def test_a_location_that_leads_nowhere_is_refused(bucket: Bucket, location: str, reason: str) -> None:
+    with pytest.raises(VolumeError, match=reason):
+        open_volume(location)
+
+
+@pytest.mark.parametrize("location", ["https://me:hush@127.0.0.1/a.zarr", "https://127.0.0.1/a.zarr?sig=hush"])
+def test_secrets_in_an_address_are_refused_and_not_repeated(location: str) -> None:
+    with pytest.raises(VolumeError, match="would be kept with the output") as caught:
+        open_volume(location)
+    assert "hush" not in str(caught.value)
+    with pytest.raises(VolumeError) as caught:
+        open_volume(f"s3://cells/a.zarr?endpoint={location}")
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_a_server_that_is_not_there_is_told_soon(bucket: Bucket, scheme: str) -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        started = time.perf_counter()
+        with pytest.raises(VolumeError, match=f"no answer from {address}; check the address"):
+            open_volume(f"s3://cells/a.zarr?endpoint={address}" if scheme == "s3" else f"{address}/a.zarr/raw")
+        assert time.perf_counter() - started < 10
+
+
+def test_a_server_that_fails_under_way_is_told_soon(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr")
+    reader = open_volume("s3://cells/a.zarr").open()
+    bucket.broken = 500
+    started = time.perf_counter()
+    with pytest.raises(VolumeError, match=r"s3://cells/a.zarr/raw.*voxels.*500"):
+        reader[...]
+    with pytest.raises(VolumeError, match="500"):
+        open_volume("s3://cells/a.zarr")
+    assert time.perf_counter() - started < 20
+    bucket.broken = 0
+    assert np.array_equal(reader[...], DATA)
+
+
+@pytest.mark.parametrize("format", [*GROUPS, "bare"])
+def test_a_server_that_fails_while_a_volume_is_opened_makes_no_other_volume(
+    bucket: Bucket, tmp_path: Path, format: str
+) -> None:
+    if format == "bare":
+        make(tmp_path / "p.zarr", "deep/s0", "n5")
+        make(tmp_path / "p.zarr", "deep/s1", "n5")
+    else:
+        make_group(tmp_path / "p.zarr", format)
+    upload(tmp_path / "p.zarr", bucket, "p.zarr")
+    whole = open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")
+    num_requests = len(bucket.requests)
+    assert num_requests > 10
+    bucket.broken = 400  # which nobody tries again
+    for bucket.num_good in range(num_requests):
+        with pytest.raises(VolumeError, match="400"):
+            assert (open_volume("s3://cells/p.zarr"), list_arrays("s3://cells/p.zarr")) == whole
+
+
+def try_to_open(location: str, answer: Any) -> None:
+    try:
+        answer.put(str(open_volume(location).open()[0, 0, 0]))
+    except VolumeError as error:
+        answer.put(str(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_forked_process_is_told_and_a_spawned_one_reads(bucket: Bucket, method: str) -> None:
+    make("s3://cells/a.zarr")
+    processes = multiprocessing.get_context(method)
+    answer = processes.SimpleQueue()
+    child = processes.Process(target=try_to_open, args=("s3://cells/a.zarr", answer))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    said = str(answer.get())
+    assert "was forked from one" in said if method == "fork" else said == str(DATA[0, 0, 0])
+
+
+def test_a_damaged_chunk_is_named(bucket: Bucket) -> None:
+    make("s3://cells/a.n5", layout="n5")
+    bucket.files["a.n5/raw/0/0/0"] = bucket.files["a.n5/raw/0/0/0"][:30]
+    with pytest.raises(VolumeError, match=r"s3://cells/a.n5/raw"):
+        open_volume("s3://cells/a.n5").open()[...]
+
+
+def test_an_array_that_is_made_anew_is_opened_anew(bucket: Bucket) -> None:
+    make("s3://cells/a.zarr")
+    first = open_writer("s3://cells/a.zarr", "raw")
+    assert open_writer("s3://cells/a.zarr", "raw") is first
+    bucket.files.clear()
+    create_array("s3://cells/a.zarr", "raw", ArraySpec((4, 4, 4), np.dtype(np.uint8), (4, 4, 4)))
+    assert open_writer("s3://cells/a.zarr", "raw").shape == (4, 4, 4)
+
+
+def test_the_web_is_not_written_to(tmp_path: Path) -> None:
+    with web_server(tmp_path) as address:
+        make(tmp_path / "a.zarr")
+        with pytest.raises(VolumeError, match="a web server, which is read only"):
+            open_writer(f"{address}/a.zarr", "raw")
+        with pytest.raises(VolumeError, match="read only; write to a folder or to s3://"):
+            plan_of(tmp_path / "a.zarr", f"{address}/out.zarr", tmp_path)
+
+
+SETTINGS = ["net.name=shift", "windows.shape=[16,16,16]", "windows.block=[1,1,1]", "output.levels=1"]
+
+
+def plan_of(volume: Path | str, out: str | Path, folder: Path) -> Plan:
+    return prepare(str(volume), load_recipe(None, SETTINGS), out, folder)
+
+
+def test_a_run_into_s3_goes_on_to_the_same_bytes(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
+    with pytest.raises(Stopped):
+        execute(plan, Inline(most_tasks=4).start)
+    part = [key for key in bucket.files if key.startswith("out.zarr/")]
+    assert execute(plan, Inline().start).missing == []
+    whole = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    assert 2 < len(part) < len(whole)
+    assert execute(plan, Inline().start).was_complete
+    local = plan_of("s3://cells/in.zarr", tmp_path / "local.zarr", tmp_path)
+    execute(local, Inline().start)
+    for level in range(2):
+        there = open_volume("s3://cells/out.zarr", level=level).open()[...]
+        assert np.array_equal(there, open_volume(tmp_path / "local.zarr", level=level).open()[...])
+        assert there.any()
+    execute(plan, Inline().start, fresh=True)
+    assert whole == {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+
+
+def test_an_output_in_s3_is_not_taken_from_another(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    make("s3://cells/out.zarr")
+    plan = plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path)
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"s3://cells/out.zarr.* made"):
+            execute(plan, Inline().start, fresh=fresh)
+    with pytest.raises(PlanError, match="would overwrite the volume"):
+        plan_of("s3://cells/in.zarr", "s3://cells/in.zarr", tmp_path)
+    with pytest.raises(PlanError, match="would lie inside the volume"):
+        plan_of("s3://cells/in.zarr", "s3://cells/in.zarr/out.zarr", tmp_path)
+
+
+def test_an_output_that_may_not_be_written_is_refused_at_once(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make("s3://cells/in.zarr")
+    bucket.readable = bucket.listable = True
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    workers = Inline()
+    with pytest.raises(VolumeError, match=r"s3://cells/out.zarr/.volpipe: access denied \(without credentials\)"):
+        execute(plan_of("s3://cells/in.zarr", "s3://cells/out.zarr", tmp_path), workers.start)
+    assert workers.num_tasks == 0
+    assert not (tmp_path / "out.zarr.run/plan.json").exists()
+
+
+def test_a_sample_is_written_to_a_disk_alone(give: Give, tmp_path: Path) -> None:
+    ended = give("sample", "s3://cells/a.n5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "samples are written to a disk, not to s3://" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_command_runs_from_s3_to_s3_and_keeps_no_secret(bucket: Bucket, give: Give, tmp_path: Path) -> None:
+    make("s3://cells/in.zarr")
+    given = [part for setting in SETTINGS for part in ("--set", setting)]
+    ended = give("run", *given, "-o", "s3://cells/out.zarr", "s3://cells/in.zarr")
+    assert ended.code == 0, ended.err
+    out = f"s3://cells/out.zarr?endpoint={bucket.url}&region=eu-west-1"
+    assert ended.out.splitlines()[-1] == f"wrote {out}"
+    assert give("status", "s3://cells/out.zarr").out.splitlines()[-1].strip() == f"{out}: complete"
+    assert f"shape       {' × '.join(map(str, DATA.shape))} (z, y, x)" in give("info", "s3://cells/out.zarr").out
+    kept = [*bucket.files.values(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
+    assert (tmp_path / "out.zarr.run/plan.json").is_file()
+    assert not [data for data in kept if SECRET_KEY.encode() in data or ACCESS_KEY.encode() in data]

@@ -1,0 +1,199 @@
+"""Small files by name, on a disk or in a remote place: read, written whole, looked for, listed, deleted.
+
+Not here: how a remote place is reached (remote), or what is in the files (metadata).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from volpipe.errors import VolumeError
+from volpipe.formats import remote
+from volpipe.formats.remote import Remote
+
+log = logging.getLogger(__name__)
+
+Location = Path | Remote
+
+_num_changes = itertools.count(1)
+_last_change = 0  # to files in remote places, by this process
+
+
+def locate(location: str | os.PathLike[str] | Remote) -> Location:
+    """Return the place that `location` names: a path from the root, links as they are, or a remote place.
+
+    Links stay because what they lead to may differ between machines.
+    """
+    if isinstance(location, Remote):
+        return location
+    text = os.fspath(location).removeprefix("file://")
+    return remote.parse(text) if "://" in text else Path(os.path.abspath(text))  # noqa: PTH100
+
+
+def read(file: Location, limit: int) -> bytes | None:
+    """Return the first `limit` bytes of `file`, None where there is no such file.
+
+    Raises:
+        VolumeError: it is there but cannot be read.
+    """
+    if isinstance(file, Remote):
+        return remote.read(file, limit)
+    try:
+        with file.open("rb") as stream:
+            return stream.read(limit)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
+        return None
+    except OSError as error:
+        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def read_end(file: Location, num_bytes: int) -> bytes | None:
+    """Return the last `num_bytes` of `file`, all of a shorter one; None where there is no such file."""
+    if isinstance(file, Remote):
+        return remote.read_end(file, num_bytes)
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def size(file: Location) -> int | None:
+    """Return the bytes of `file`, None where there is no such file."""
+    if isinstance(file, Remote):
+        return remote.size(file)
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
+
+
+def write(file: Location, data: bytes) -> None:
+    """Write `file`, whole or not at all, also through a crash; its folders are made."""
+    if isinstance(file, Remote):
+        remote.write(file, data)
+        _note_change()
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+        sync_folder(file.parent)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_file(file: Location) -> bool:
+    return remote.size(file) is not None if isinstance(file, Remote) else file.is_file()
+
+
+def is_folder(folder: Location) -> bool:
+    """Return whether there is such a folder; a remote one is there when something lies under it."""
+    return remote.exists(folder) if isinstance(folder, Remote) else folder.is_dir()
+
+
+def exists(place: Location) -> bool:
+    """Return whether there is such a file or folder."""
+    if isinstance(place, Remote):
+        return remote.size(place) is not None or remote.exists(place)
+    return place.exists()
+
+
+def list_folders(folder: Location) -> list[str]:
+    """Return the names of the folders in `folder`, sorted, hidden ones left out.
+
+    Raises:
+        VolumeError: a remote place cannot be listed; a folder on a disk that cannot be is logged, and has none.
+    """
+    if isinstance(folder, Remote):
+        return [name for name in remote.list_folders(folder) if not name.startswith(".")]
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as error:
+        log.warning("%s cannot be listed: %s", folder, error.strerror)
+        return []
+
+
+def list_names(folder: Location, most: int) -> list[str]:
+    """Return the names of `most` files and folders in `folder`, whichever come first."""
+    if isinstance(folder, Remote):
+        names = (name for name, _ in remote.list_files(folder)) if folder.is_s3 else ()
+        return list(dict.fromkeys(name.partition("/")[0] for name in itertools.islice(names, most)))
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in itertools.islice(entries, most)]
+
+
+def list_files(folder: Location) -> Iterator[tuple[str, int]]:
+    """Yield every file under `folder`: its key there, and its bytes; those that go meanwhile are left out.
+
+    Raises:
+        VolumeError: it cannot be listed.
+    """
+    if isinstance(folder, Remote):
+        yield from remote.list_files(folder)
+        return
+    stack = [""]
+    while stack:
+        key = stack.pop()
+        try:
+            with os.scandir(folder / key) as entries:
+                for entry in entries:
+                    inner = f"{key}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(f"{inner}/")
+                    else:
+                        yield inner, entry.stat().st_size
+        except FileNotFoundError:
+            log.info("%s/%s changed while it was listed", folder, key)
+        except OSError as error:
+            raise VolumeError(f"{folder / key} cannot be listed: {error.strerror}") from error
+
+
+def delete_remote(folder: Remote) -> None:
+    """Delete all that lies under `folder`, if anything does."""
+    remote.delete(folder)
+    _note_change()
+
+
+def state(folder: Location, names: Iterable[str]) -> tuple[object, ...]:
+    """Return what changes when one of the files `names` in `folder` does.
+
+    Of a remote place, only changes that this process makes are known: asking would cost a request for each block.
+    """
+    if isinstance(folder, Remote):
+        return (_last_change,)
+    found = []
+    for name in names:
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def _note_change() -> None:
+    global _last_change
+    _last_change = next(_num_changes)
