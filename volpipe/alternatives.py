@@ -9,10 +9,10 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, Rates, Slots, array_bytes, estimate, upper_bounds
+from volpipe.formats.files import locate
 from volpipe.plan import ENOUGH_BLOCKS, Plan, Triple, make_plan
 from volpipe.volume import Volume
 
@@ -52,7 +52,7 @@ def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
             windows = plan.recipe.windows.model_copy(update={"block": block})
             recipe = plan.recipe.model_copy(update={"tensors": tensors, "windows": windows})
             try:
-                yield make_plan(recipe, volume, plan.net, out=Path(plan.out), search_path=plan.search_path)
+                yield make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
             except PlanError:  # a shard that the recipe gives does not fit this block
                 continue
 

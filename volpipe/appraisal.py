@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
 from volpipe.estimate import Estimate, Slots, estimate
 from volpipe.folder import RunFolder
+from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.plan import Plan
 from volpipe.rehearsal import Sample, rehearse, sample
@@ -64,7 +64,7 @@ def appraise(plan: Plan, folder: RunFolder, executors: Executors | None = None, 
     if executors is not None:
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
         worker_bytes = executors.worker_bytes
-    limits, seen = disk_limits(Path(plan.out), worker_bytes), sample(plan, volume)
+    limits, seen = disk_limits(locate(plan.out), worker_bytes), sample(plan, volume)
     found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
     return Appraisal(plan, volume, seen, slots, limits, share, found)
 

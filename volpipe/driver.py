@@ -175,7 +175,7 @@ def preview(plan: Plan, start: Start | None) -> Appraisal:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    folder = RunFolder.of_output(Path(plan.out))
+    folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
         return appraise(plan, folder)
     with folder.locked(), _logging_to(folder.log), start(folder.parsl) as executors:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
+from volpipe.formats.files import Location
 from volpipe.plan import Plan
 
 GIB = 1 << 30
@@ -31,8 +32,10 @@ class Limits:
     worker_bytes: int | None = None
 
 
-def disk_limits(out: Path, worker_bytes: int | None = None) -> Limits:
-    """Return the limits of the disk that holds `out`, which need not exist yet."""
+def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
+    """Return the limits of the disk that holds `out`, which need not exist yet; a bucket has none."""
+    if not isinstance(out, Path):
+        return Limits(worker_bytes=worker_bytes)
     folder = next(parent for parent in (out, *out.parents) if parent.exists())
     status = os.statvfs(folder)
     # Some file systems make inodes as they go and count none.
