@@ -64,7 +64,10 @@ class StreamedWindows:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
-        return np.stack([self.normalise.apply(self._cut(n)) for n in numbers])
+        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.window), np.float32)
+        for window, number in zip(windows, numbers, strict=True):
+            self.normalise.apply(self._cut(number), out=window)
+        return windows
 
     def expect(self, block: int) -> None:
         self._reading(block)
