@@ -226,7 +226,10 @@ class BlockSum:
         if self.is_finished:
             self.total[:, *place] = finish(plan, self.normalise, part)
         else:
-            self.total[:, *place] += part * z.weights[:, None, None] * y.weights[:, None] * x.weights
+            weighted = part * z.weights[:, None, None]
+            weighted *= y.weights[:, None]
+            weighted *= x.weights
+            self.total[:, *place] += weighted
 
     def finished(self, box: Box) -> np.ndarray:
         """Return the output voxels in `box`, which no other block reaches, as they are stored."""
@@ -267,7 +270,9 @@ def infer(
     runner = load_runner(plan)
     writing: tuple[int, Future[None]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
-        for block, outcome in _sums(plan, normalise, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)):
+        for block, outcome in _sums(
+            plan, normalise, runner, ahead(batches(source, blocks, runner.batch), BATCHES_AHEAD)
+        ):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue

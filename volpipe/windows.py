@@ -23,7 +23,7 @@ from volpipe.volume import Volume
 T = TypeVar("T")
 
 BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
-# Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap and chunks of 64³, two workers
+# Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
 # fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
 CACHE_BYTES = 64 * 2**20
 

@@ -56,7 +56,7 @@ def counted(name: str) -> int:
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     """Bytes read by bytes of all chunk files, the input's: with `crop` there are no block sums to be read."""
     location = inputs.volume(setting, setting.cube(512))
-    stored = sum(path.stat().st_size for path in Path(location).rglob("*") if path.name.isdecimal())
+    stored = sum(path.stat().st_size for path in Path(location).rglob("*") if path.is_file() and path.name.isdecimal())
     for turn in range(repeats):
         folder = setting.scratch / f"counts{turn}"
         folder.mkdir()
