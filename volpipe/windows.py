@@ -102,7 +102,8 @@ class StreamedWindows:
             return self._blocks[block]
 
     def _read_block(self, block: int) -> np.ndarray:
-        return self.volume.open(cache_bytes=CACHE_BYTES).read_mirrored(self.lattice.input_box(block))
+        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
+        return self.volume.open(cache_bytes=cache_bytes).read_mirrored(self.lattice.input_box(block))
 
     def __getstate__(self) -> dict[str, object]:
         return {"volume": self.volume, "lattice": self.lattice, "normalise": self.normalise}

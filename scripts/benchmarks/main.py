@@ -43,16 +43,15 @@ def main() -> None:
     os.environ.update(environment())  # for workers
     choice.cache.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    measured = [_take(known[name], choice, console) for name in choice.rows or known]
+    measured = [_take(known[name], choice) for name in choice.rows or known]
     console.print(report.table(measured))
     console.print(f"{report.machine_line()}; {choice.repeats} repeats{', short sizes' if choice.short else ''}")
     if choice.json:
         report.write_json(choice.json, measured, repeats=choice.repeats, short=choice.short)
 
 
-def _take(row: Row, choice: argparse.Namespace, console: Console) -> Measured:
+def _take(row: Row, choice: argparse.Namespace) -> Measured:
     with tempfile.TemporaryDirectory(prefix="volpipe-bench-", dir=choice.cache) as folder:
         measured = take(row, Setting(choice.cache, Path(folder), choice.short), choice.repeats)
-    if sys.stderr.isatty():
-        print(f"{row.name}: {measured.median:.3g} in {measured.seconds:.0f} s", file=sys.stderr)
+    print(f"{row.name}: {measured.median:.3g} in {measured.seconds:.0f} s", file=sys.stderr, flush=True)
     return measured
