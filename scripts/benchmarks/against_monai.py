@@ -3,9 +3,9 @@
 MONAI gets what it does best with here: one process with a thread per core, its volume, normalised, and its result in
 memory, no progress bar, and as many windows per call as are fastest in a trial before. Its windows begin at the
 volume's faces, those of a run half an overlap before, in mirrored voxels: 7³ against 8³ windows at 256³. The second
-row pads MONAI's volume by as much, which gives both the same windows and nearly the same result (0.005 of -1..1 apart at
-most over 64³: MONAI's Gaussian lies half a voxel off), and the third lets MONAI's process keep freed memory as volpipe's
-workers do.
+row pads MONAI's volume by as much, which gives both the same windows and nearly the same result (at most 0.005 of
+-1..1 apart over 64³; MONAI's Gaussian lies half a voxel off), and the third lets MONAI's process keep freed memory
+as volpipe's workers do.
 """
 
 from __future__ import annotations
