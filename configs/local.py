@@ -24,6 +24,7 @@ def config(run_dir: str) -> Config:
         label="local",
         address="127.0.0.1",  # without one, Parsl asks an outside service and listens on every interface
         max_workers_per_node=workers,
+        prefetch_capacity=workers,  # else a worker waits 16 ms for its next task
         encrypted=False,  # nothing leaves this machine
         # A dead worker is replaced, not taken for a broken site.
         block_error_handler=False,

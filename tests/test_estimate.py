@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
@@ -16,6 +17,7 @@ from volumes import noise, windowed, write_volume
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Rates, Slots, estimate, upper_bounds
+from volpipe.fetches import fetched_share
 from volpipe.grid import mirror
 from volpipe.limits import Limits, check_limits
 from volpipe.plan import Plan
@@ -52,12 +54,31 @@ def num_voxels(chunk: tuple[int, ...], shape: tuple[int, ...]) -> int:
 @given(plans(longest=40))
 def test_chunks_are_counted_as_often_as_blocks_read_them(plan: Plan) -> None:
     seen = [seen_chunks(plan, block) for block in range(len(plan.blocks))]
-    found = estimated(plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("volpipe.estimate.CACHE_BYTES", 0)
+        found = estimated(plan)
     assert found.chunk_reads == sum(map(len, seen))
     assert found.num_chunks == math.prod(-(-n // CHUNK) for n in plan.source.shape)
     reader = found.by_name()["factor" if plan.mode == "stored" else "infer"]
     voxels = sum(num_voxels(chunk, plan.source.shape) for chunks in seen for chunk in chunks)
     assert reader.read_bytes == voxels * 0.125
+
+
+@FEW
+@given(plans(longest=40), st.integers(1, 3))
+def test_a_chunk_that_stays_in_memory_is_fetched_once_by_each_worker_that_needs_it(plan: Plan, workers: int) -> None:
+    blocks = [chunks for block in range(len(plan.blocks)) if (chunks := seen_chunks(plan, block))]
+    expected = sum(len(set().union(*blocks[i::workers])) for i in range(workers))
+    found = estimated(plan, None, Slots(workers, workers, shared=True))
+    assert found.chunk_reads == (expected if any(plan.overlap) else sum(map(len, blocks)))
+
+
+def test_what_does_not_stay_in_memory_is_fetched_again() -> None:
+    row, wide = [(0, 1), (1, 2), (2, 3)], [(0, 2), (1, 3)]
+    assert fetched_share([[(0, 0)], [(0, 0)], wide], 3, 1, 1) == 4 / 6  # the second block shares two with the first
+    assert fetched_share([[(0, 0)], [(0, 0)], wide], 1, 1, 1) == 1
+    assert fetched_share([[(0, 0)], [(0, 0)], row], 2, 2, 1) == 1  # the two workers' blocks share none with their last
+    assert fetched_share([[(0, 0)], row, row], 10**6, 1, 1) == 16 / 36
 
 
 @FEW
@@ -140,7 +161,12 @@ def report_of(plan: Plan) -> Report:
 
 
 @pytest.mark.parametrize(("blend", "mode"), BLENDS)
-def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(tmp_path: Path, blend: str, mode: str) -> None:
+def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blend: str, mode: str
+) -> None:
+    # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
+    monkeypatch.setattr("volpipe.windows.CACHE_BYTES", 0)
+    monkeypatch.setattr("volpipe.estimate.CACHE_BYTES", 0)
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()

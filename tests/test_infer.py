@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -293,6 +296,48 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     ]
     data[:, :, :16] = 0
     assert np.array_equal(open_volume(plan.out).open()[...], data)
+
+
+def test_a_chunk_that_blocks_share_is_fetched_once(tmp_path: Path) -> None:
+    plan, source, _ = laid_out(tmp_path, noise((48, 48, 48)), IDENTITY, "windows.shape=[24,24,24]", "windows.overlap=8")
+    stored = sum(
+        path.stat().st_size
+        for path in (tmp_path / "in.n5" / "raw").rglob("*")
+        if path.is_file() and path.name.isdecimal()
+    )
+    before = bytes_fetched()
+    for block in range(len(plan.blocks)):
+        source.read(plan.lattice.windows_of(block))
+    assert bytes_fetched() - before == stored
+
+
+def bytes_fetched() -> int:
+    import tensorstore as ts
+
+    name = "/tensorstore/kvstore/file/bytes_read"
+    return sum(
+        value["value"] for metric in ts.experimental_collect_matching_metrics(name) for value in metric["values"]
+    )
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such settings")
+def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
+    code = """
+import resource, numpy as np
+from volpipe.infer import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        np.ones(2**24, np.float32)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+default = faults()
+keep_freed_memory()
+np.ones(2**24, np.float32)
+print(default, faults())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    default, kept = map(int, ended.stdout.split())
+    assert kept < default / 4
 
 
 def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:

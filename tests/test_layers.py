@@ -32,7 +32,7 @@ LAYERS = (
     "nets measure        region",
     "recipe journal sites sample convert survey",
     "volume              picture painting",
-    "blend ops resolve   tissue",
+    "blend ops resolve   tissue fetches",
     "formats.container   cells",
     "formats.single",
     "formats.slices",

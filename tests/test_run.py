@@ -190,6 +190,39 @@ def test_units_that_take_a_second_go_ten_at_a_time() -> None:
     assert max(len(units) for _, units in workers.tasks) == 10
 
 
+def test_bundles_follow_when_units_become_slow() -> None:
+    def work(stage: str, units: Sequence[int]) -> Record:
+        return Record(stage, tuple(units), seconds=sum(2.0 if unit >= 2000 else 0.001 for unit in units))
+
+    workers = Workers(work)
+    loop_over(Stage("work", 4000), workers, slots=2)[0].run()
+    slow = [len(units) for _, units in workers.tasks if units[-1] >= 2000]
+    assert max(slow) == LARGEST_BUNDLE
+    assert sum(size > 10 for size in slow) <= 2 * 2 + 1  # those that were sent before the first slow one came back
+    assert slow[20:40] == [5] * 20
+
+
+def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow() -> None:
+    overlapping = ("windows.shape=[64,64,64]", "windows.overlap=32", "windows.block=[2,2,2]", "windows.blend=hann")
+    plan = planned(*overlapping, "output.levels=2", of=volume((64, 64, 2560)))
+    schedule = Schedule(plan)
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=9.0 * len(units)))
+
+    def show(progress: Progress) -> None:
+        waiting = schedule.reassemble.ready or any(stage.ready for stage in schedule.pyramid)
+        cpu = sum(stage != "infer" for _, stage, _ in workers.in_flight)
+        assert not waiting or cpu == 2 * 2  # nothing that may start is kept back but for want of room
+        workers.show(progress)
+
+    Loop(schedule, workers.submit, {"cpu": 2, "gpu": 1}, None, show).run()
+    assert schedule.is_complete
+    stages = [stage for stage, _ in workers.tasks]
+    last = len(stages) - 1 - stages[::-1].index("infer")
+    assert "reassemble" in stages[:last]
+    assert "pyramid 1" in stages[:last]
+    assert "discard sum" in stages[:last]
+
+
 def test_ten_to_the_five_units_cost_few_calls_and_no_memory(tmp_path: Path) -> None:
     num_units, num_looks = 100_000, 0
 

@@ -14,10 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from volpipe.blend import support
+from volpipe.fetches import fetched_share
 from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.plan import Plan
 from volpipe.volume import Volume
+from volpipe.windows import CACHE_BYTES
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
 SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
@@ -86,9 +88,7 @@ class StageEstimate:
 
     @property
     def units_per_task(self) -> int:
-        if not self.seconds:
-            return 1
-        return max(1, min(LARGEST_TASK, int(TASK_SECONDS * self.units / self.seconds)))
+        return units_per_task(self.units, self.seconds)
 
     @property
     def num_tasks(self) -> int:
@@ -193,6 +193,11 @@ def estimate(
     )
 
 
+def units_per_task(units: int, seconds: float) -> int:
+    """Return about how many of `units`, which take `seconds` together, make a task; 1 where nothing was timed."""
+    return max(1, min(LARGEST_TASK, int(TASK_SECONDS * units / seconds))) if seconds else 1
+
+
 def upper_bounds(plan: Plan) -> Rates:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
@@ -294,7 +299,7 @@ class _Sums:
 
     @property
     def chunk_reads(self) -> int:
-        return self.product("reads") * self.channel_chunks
+        return round(self.fetched_share * self.product("reads") * self.channel_chunks)
 
     @property
     def num_chunks(self) -> int:
@@ -324,10 +329,24 @@ class _Sums:
     def bytes_per_sum(self) -> float:
         return self.sum_voxels * self.rates.sum_bytes / self.num_sums if self.num_sums else 0.0
 
+    @cached_property
+    def fetched_share(self) -> float:
+        """Fetches per touch of a chunk: what a worker has decoded lately it need not read again."""
+        chunk_bytes = math.prod(self.volume.chunks) * self.volume.dtype.itemsize
+        capacity = CACHE_BYTES // chunk_bytes if any(self.plan.overlap) else 0
+        if not capacity:
+            return 1.0
+        chunk = _spatial(self.volume, self.volume.chunks)
+        along = [[(a // c, b // c) for a, b in _ends(self.plan, axis)] for axis, c in enumerate(chunk)]
+        stored = self.plan.mode == "stored"
+        seconds = self.product("windows") * (self.rates.factor_seconds if stored else self.rates.infer_seconds)
+        bundle = units_per_task(self.product("blocks"), seconds)
+        return fetched_share(along, capacity, self.slots.cpu if stored else self.slots.gpu, bundle)
+
     @property
     def volume_bytes(self) -> float:
         """Stored bytes that the windows of all blocks need, indexes of shards included."""
-        chunks, volume = self.product("read_voxels") * self.voxel_bytes, self.volume
+        chunks, volume = self.fetched_share * self.product("read_voxels") * self.voxel_bytes, self.volume
         if volume.shards is None:
             return chunks
         inner = math.prod(s // c for s, c in zip(volume.shards, volume.chunks, strict=True))

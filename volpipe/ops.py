@@ -23,13 +23,19 @@ class Affine:
         if not (np.isfinite(self.shift) and np.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"normalisation needs a finite shift and a scale above 0, not {self.shift}, {self.scale}")
 
-    def apply(self, data: np.ndarray) -> np.ndarray:
-        """Return `data` of any type and shape, normalised, as float32."""
-        return (data.astype(np.float32) - np.float32(self.shift)) / np.float32(self.scale)
+    def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return `data` of any type and shape, normalised, as float32; in `out` where that is given."""
+        normalised = np.empty(data.shape, np.float32) if out is None else out
+        normalised[...] = data
+        normalised -= np.float32(self.shift)
+        normalised /= np.float32(self.scale)
+        return normalised
 
     def invert(self, data: np.ndarray) -> np.ndarray:
         """Return normalised float32 `data` in the units of the volume, float32."""
-        return data * np.float32(self.scale) + np.float32(self.shift)
+        restored: np.ndarray = data * np.float32(self.scale)
+        restored += np.float32(self.shift)
+        return restored
 
 
 def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -52,7 +58,7 @@ def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     rounded = np.rint(exact)
     # The largest 64-bit integers are no floats: the float below them is the last that fits.
     top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
-    whole: np.ndarray = rounded.clip(float(info.min), top).astype(dtype)
+    whole: np.ndarray = rounded.clip(float(info.min), top, out=rounded).astype(dtype)
     return whole
 
 

@@ -81,7 +81,12 @@ def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) 
     There a sum may be partial, so that not even the checks of `finish` may see it.
     """
     mask, nothing = wanted.mask(box), np.float32(0)
-    data = finish(wanted.plan, normalise, total if mask is None else np.where(mask, total, nothing))
+    write_wanted(wanted, box, finish(wanted.plan, normalise, total if mask is None else np.where(mask, total, nothing)))
+
+
+def write_wanted(wanted: Wanted, box: Box, data: np.ndarray) -> None:
+    """Write `data` (c, z, y, x), as it is stored, to `box` of level 0; zeros where it is not wanted."""
+    mask = wanted.mask(box)
     write_voxels(wanted.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
 
 

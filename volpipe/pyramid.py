@@ -5,16 +5,19 @@ Not here: which levels there are (plan).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from volpipe.formats.store import downsample
 from volpipe.grid import Box
 from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
 
 
-def finer_box(plan: Plan, level: int, shard: int) -> Box:
-    """Return the voxels of the level before `level` that `shard` is made from."""
-    box = plan.shards(level).box(shard).scaled(plan.step(level))
-    return box & Box.of(plan.level_shape(level - 1))
+def finer_box(plan: Plan, level: int, box: Box) -> Box:
+    """Return the voxels of the level before `level` that `box` of `level` is made from."""
+    return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
 
 
 def coarsen(plan: Plan, level: int, shard: int) -> None:
@@ -23,6 +26,17 @@ def coarsen(plan: Plan, level: int, shard: int) -> None:
     Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even.
     """
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
-    fine = read_voxels(plan, level - 1, finer_box(plan, level, shard))
-    coarse = downsample(fine, (1, *plan.step(level)), method)
-    write_voxels(plan, level, plan.shards(level).box(shard), coarse)
+    box = plan.shards(level).box(shard)
+    coarse = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
+    for slab in slabs(box, max(1, plan.chunk[0] // plan.step(level)[0])):
+        fine = read_voxels(plan, level - 1, finer_box(plan, level, slab))
+        place = slab.relative_to(box.start)
+        coarse[:, *place.slices] = downsample(fine, (1, *plan.step(level)), method)
+    write_voxels(plan, level, box, coarse)
+
+
+def slabs(box: Box, thickness: int) -> Iterator[Box]:
+    """Yield `box` in slabs along z, so that the finer voxels below a whole shard are never in memory at once."""
+    (first, *start), (end, *stop) = box.start, box.stop
+    for z in range(first, end, thickness):
+        yield Box((z, *start), (min(z + thickness, end), *stop))

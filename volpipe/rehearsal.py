@@ -229,15 +229,16 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
     runner, source = load_runner(job.plan), worker.window_source(job)
-    ((_, total),) = block_sums(Wanted(plan), runner, batches(source, [block], runner.batch))
+    ((_, total),) = block_sums(Wanted(plan), job.normalise, runner, batches(source, [block], runner.batch))
     if isinstance(total, Exception):
         raise total
     shard = next(iter(plan.shards_of_block(block)))
     box = plan.shards().box(shard)
+    data = total.part(box)
     before = _bytes_in(Path(plan.out))  # of metadata
     with _timed() as took:
-        inner = box.relative_to(total.box.start)
-        write_voxels(plan, 0, box, finish(plan, job.normalise, total.total[:, *inner.slices]))
+        finish(plan, job.normalise, data.astype(np.float32))
+        write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
     level_0 = _Written(took.seconds / box.num_voxels, written / box.num_voxels)
     return level_0 if len(plan.factors) == 1 else _try_coarser(plan, box, level_0)

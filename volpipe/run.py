@@ -130,6 +130,7 @@ class Loop:
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
         self._units_in_flight: Counter[str] = Counter()
+        self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
 
     def run(self) -> None:
         """Work until nothing can start any more; what failed for good is in the schedule.
@@ -171,14 +172,20 @@ class Loop:
 
     def _bundle(self, stage: Stage) -> int:
         """Return how many units make a task of BUNDLE_SECONDS; fewer at the end, so that no worker idles long."""
-        totals = self.progress.totals[stage.name]
+        pace = self._pace.get(stage.name)
         # A unit that failed before goes alone, so that it takes no other with it.
-        if not totals.units or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
+        if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        wanted = BUNDLE_SECONDS * totals.units / max(totals.seconds, 1e-6)
+        wanted = BUNDLE_SECONDS / max(pace, 1e-6)
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(int(wanted), math.ceil(share), LARGEST_BUNDLE))
+
+    def _learn(self, record: Record) -> None:
+        """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
+        if record.done:
+            latest = record.seconds / len(record.done)
+            self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
 
     def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
         error = future.exception()
@@ -187,6 +194,7 @@ class Loop:
         else:
             record = future.result()
         self.progress.totals[stage.name].add(record)
+        self._learn(record)
         self.progress.first_task = self.progress.first_task or record.started
         self.progress.scratch_bytes += record.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)

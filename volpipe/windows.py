@@ -23,6 +23,9 @@ from volpipe.volume import Volume
 T = TypeVar("T")
 
 BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
+# Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
+# fetched a chunk 5.4 times without, 2.5 times with 32 MiB, 1.8 with 64 and 1.7 with 256 (measured 2026-11-21).
+CACHE_BYTES = 64 * 2**20
 
 
 class WindowSource(Protocol):
@@ -68,7 +71,10 @@ class StreamedWindows:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
-        return np.stack([self.normalise.apply(self._cut(n)) for n in numbers])
+        windows = np.empty((len(numbers), self.volume.num_channels, *self.lattice.window), np.float32)
+        for window, number in zip(windows, numbers, strict=True):
+            self.normalise.apply(self._cut(number), out=window)
+        return windows
 
     def expect(self, block: int) -> None:
         self._reading(block)
@@ -100,7 +106,8 @@ class StreamedWindows:
             return self._blocks[block]
 
     def _read_block(self, block: int) -> np.ndarray:
-        return self.volume.open().read_mirrored(self._box(block))
+        cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
+        return self.volume.open(cache_bytes=cache_bytes).read_mirrored(self._box(block))
 
     def _box(self, block: int) -> Box:
         return self.lattice.input_box(block) if self.input_box is None else self.input_box(block)

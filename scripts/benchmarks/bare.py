@@ -1,0 +1,94 @@
+"""The net alone: `run` against a loop that calls the same net on windows that are in memory already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import inputs
+from benchmarks.peer import Take, peers
+from benchmarks.row import Outcome, Row, Setting, compared
+from benchmarks.session import DEFAULT_RECIPE, Session, session
+from volpipe.driver import prepare
+from volpipe.plan import Plan
+from volpipe.recipe import load_recipe
+
+WINDOWS_IN_MEMORY = 8
+
+
+def loop(plan_json: str, num_threads: int) -> Callable[[Take], None]:
+    """Return a loop that runs a plan's net on its device, batch by batch, and does nothing else."""
+    import torch
+
+    from volpipe.infer import Runner
+
+    torch.set_num_threads(num_threads)
+    plan = Plan.model_validate_json(plan_json)
+    runner = Runner.load(plan)
+    rng = np.random.default_rng(0)
+    shape = (WINDOWS_IN_MEMORY, runner.batch, plan.source.num_channels, *plan.window)
+    windows = rng.uniform(-1, 1, shape).astype(np.float32)
+    num_batches = -(-plan.lattice.num_windows // runner.batch)
+    runner(windows[0])
+
+    def work(take: Take) -> None:
+        while (number := take()) < num_batches:
+            runner(windows[number % WINDOWS_IN_MEMORY])
+
+    return work
+
+
+def measure_net(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """As many processes, threads each and windows per call as the run has."""
+    location = inputs.volume(setting, setting.cube(256))
+    with session(setting) as running:
+        workers = running.executors.slots["gpu"]
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        plan = prepare(location, load_recipe(DEFAULT_RECIPE), setting.scratch / "out.zarr", Path.cwd())
+        with peers(workers, loop, plan.model_dump_json(), threads) as go:
+            yield from compared(repeats, lambda: running.run(location), go, "bare loop")
+
+
+def measure_busy(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    """The seconds that the net computed, by those of the tasks that ran it: how little the GPU waits."""
+    location = inputs.volume(setting, setting.cube(256))
+    with session(setting) as running:
+        for _ in range(repeats):
+            running.run(location)
+            yield idle_share(running)
+
+
+def idle_share(running: Session) -> Outcome:
+    """Return the share of the last run's inference in which its net did not compute."""
+    assert running.report is not None
+    from volpipe.journal import read_records
+
+    records = [r for r in read_records(running.report.folder / "journal.jsonl") if r.stage == "infer"]
+    span = max(r.started + r.seconds for r in records) - min(r.started for r in records)
+    computing = sum(r.device_seconds for r in records)
+    workers = len({(r.host, r.pid) for r in records})
+    return Outcome(1 - computing / (span * workers), {"infer": span, "computing": computing / workers})
+
+
+ROWS = [
+    Row(
+        "net",
+        "run / bare loop of the same net",
+        1.15,
+        1.05,
+        measure_net,
+        why="default recipe (unet3d) over 256³ uint8; workers up on both sides; the bare loop has as many processes, "
+        "threads and windows per call, allocates memory as the workers do, and keeps its windows in memory",
+    )
+]
+BUSY = Row(
+    "idle",
+    "share of infer in which the GPU does not compute",
+    0.10,
+    0.05,
+    measure_busy,
+    why="default recipe over 256³; seconds of the net by seconds between the first and the last task, by worker",
+)

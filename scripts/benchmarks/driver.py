@@ -1,0 +1,122 @@
+"""The driver alone: its memory and its time per window, over tasks that do nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.row import Outcome, Row, Setting
+from benchmarks.session import IDENTITY, environment
+
+MIB = 2**20
+
+
+def nothing(stage: str, units: Sequence[int]) -> object:
+    """Say that `units` are done; sent to workers."""
+    from volpipe.journal import Record
+
+    return Record(stage, tuple(units), seconds=1e-6 * len(units))
+
+
+def drive(folder: Path, side: int) -> dict[str, float]:
+    """Return what a run over side³ windows of one block each, factored and inferred by nobody, takes the driver."""
+    from parsl import python_app
+
+    from volpipe.apps.start import on_site
+    from volpipe.driver import prepare
+    from volpipe.journal import Journal, Record
+    from volpipe.recipe import load_recipe
+    from volpipe.run import Loop
+    from volpipe.schedule import Schedule
+    from volpipe.volume import ArraySpec, create_array
+    from volpipe.worker import peak_bytes
+
+    window = 64
+    shape = (side * window,) * 3
+    create_array(folder / "in.zarr", "raw", ArraySpec(shape, np.dtype(np.uint8), (window,) * 3), "zarr2")
+    recipe = load_recipe(
+        None,
+        [*IDENTITY, f"windows.shape={[window] * 3}", "windows.block=[1,1,1]", "tensors.mode=stored"],
+    )
+    plan = prepare(f"{folder}/in.zarr/raw", recipe, folder / "out.zarr", folder)
+    with on_site("local")(folder / "parsl") as executors, Journal(folder / "journal") as journal:
+        app = python_app(nothing)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+            future: Future[Record] = app(stage, list(units))
+            return future
+
+        schedule = Schedule(plan)
+        loop = Loop(schedule, submit, executors.slots, journal)
+        submit("infer", [0]).result()
+        started, cpu = time.perf_counter(), time.process_time()
+        loop.run()
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        assert schedule.is_complete
+    tasks = sum(totals.tasks for totals in loop.progress.totals.values())
+    return {"seconds": seconds, "cpu": cpu, "peak": peak_bytes(), "tasks": tasks, "windows": side**3}
+
+
+def driven(setting: Setting, side: int) -> dict[str, float]:
+    """Return `drive` of a process of its own."""
+    with tempfile.TemporaryDirectory(dir=setting.scratch) as folder:
+        ended = subprocess.run(
+            [sys.executable, "-m", "benchmarks.driver", folder, str(side)],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+    if ended.returncode:
+        raise RuntimeError(ended.stderr)
+    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def measure_memory(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    for i in range(repeats):
+        many, few = _pair(setting, i, 100, 10)
+        value = (many["peak"] - few["peak"]) / MIB
+        yield Outcome(value, {"10⁶ windows": many["peak"] / MIB, "10³ windows": few["peak"] / MIB})
+
+
+def measure_time(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    for i in range(repeats):
+        many, few = _pair(setting, i, 100, 22)
+        sides = {
+            f"{name}: {what} µs per window": found[what] / found["windows"] * 1e6
+            for name, found in (("10⁶", many), ("10⁴", few))
+            for what in ("cpu", "seconds")
+        }
+        cpu = [found["cpu"] / found["windows"] for found in (many, few)]
+        yield Outcome(cpu[0] / cpu[1], sides)
+
+
+def _pair(setting: Setting, turn: int, many: int, few: int) -> tuple[dict[str, float], dict[str, float]]:
+    many = many // 2 if setting.short else many
+    if turn % 2:
+        small, large = driven(setting, few), driven(setting, many)
+    else:
+        large, small = driven(setting, many), driven(setting, few)
+    return large, small
+
+
+WHY = (
+    "stored windows, one per block, so that each is a unit of factor, of infer and of discard; site local, tasks that "
+    "do nothing, in bundles of up to 64"
+)
+ROWS = [
+    Row("memory", "driver, 10⁶ windows - 10³ windows", 100.0, 20.0, measure_memory, unit="MiB", why=WHY),
+    Row("driver", "driver's time per window, 10⁶ / 10⁴ windows", 1.2, 1.0, measure_time, why=WHY),
+]
+
+if __name__ == "__main__":
+    print(json.dumps(drive(Path(sys.argv[1]), int(sys.argv[2]))))

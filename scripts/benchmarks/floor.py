@@ -1,0 +1,59 @@
+"""Reading and writing alone: `run` with a net that does nothing, against decoding and encoding every chunk once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks import inputs
+from benchmarks.peer import Take, peers
+from benchmarks.row import Outcome, Row, Setting, compared
+from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
+from volpipe.driver import prepare
+from volpipe.output import create_output, write_voxels
+from volpipe.plan import Plan
+from volpipe.recipe import load_recipe
+from volpipe.volume import open_volume
+
+
+def copy(plan_json: str) -> Callable[[Take], None]:
+    """Return what decodes each input chunk once and encodes each output chunk once, shard by shard."""
+    plan = Plan.model_validate_json(plan_json)
+    volume = open_volume(plan.source.path, plan.source.key)
+
+    def work(take: Take) -> None:
+        reader, shards = volume.open(), plan.shards()
+        while (number := take()) < len(shards):
+            box = shards.box(number)
+            write_voxels(plan, 0, box, reader.read(box))
+
+    return work
+
+
+def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    location = inputs.volume(setting, setting.cube(512))
+    out = setting.scratch / "floor.zarr"
+    with session(setting) as running:
+        plan = prepare(location, load_recipe(DEFAULT_RECIPE, IDENTITY), out, Path.cwd())
+        workers = running.executors.slots["gpu"]
+        with peers(workers, copy, plan.model_dump_json(), env={"VOLPIPE_THREADS": "1", "OMP_NUM_THREADS": "1"}) as go:
+
+            def floor() -> float:
+                remove(out)
+                create_output(plan, {})
+                return go()
+
+            yield from compared(repeats, lambda: running.run(location, *IDENTITY), floor, "floor")
+
+
+ROWS = [
+    Row(
+        "floor",
+        "run of the identity / decode and encode each chunk once",
+        2.0,
+        1.3,
+        measure,
+        why="512³ uint8, N5 gzip 64³ to OME-Zarr zstd 64³ without pyramid; as many processes of one thread as workers, "
+        "up on both sides; the floor reads and writes whole shards through the same library",
+    )
+]

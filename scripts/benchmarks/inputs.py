@@ -1,0 +1,39 @@
+"""Input volumes, made once and kept: electron microscopy from the sample generator, repeated to the wanted shape.
+
+Not here: outputs, which every measurement throws away.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.row import Setting
+from volpipe.grid import Box, Grid
+from volpipe.sample import Sample
+from volpipe.volume import ArraySpec, create_array, open_writer
+
+TILE = (128, 128, 128)
+CHUNK = (64, 64, 64)
+CODECS = {"n5": "gzip", "zarr2": "zstd"}
+
+
+def volume(setting: Setting, shape: tuple[int, int, int], array_format: str = "n5") -> str:
+    """Return the place of a volume (z, y, x), uint8, in chunks of 64³: N5 with gzip, or Zarr v2 with zstd."""
+    path = setting.cache / f"{'x'.join(map(str, shape))}.{'n5' if array_format == 'n5' else 'zarr'}"
+    done = path.with_suffix(path.suffix + ".done")
+    if not done.exists():
+        _write(path, shape, array_format)
+        done.touch()
+    return f"{path}/raw"
+
+
+def _write(path: Path, shape: tuple[int, int, int], array_format: str) -> None:
+    tile = np.asarray(Sample(TILE, 0).raw(Box.of(TILE)))
+    spec = ArraySpec(shape, tile.dtype, CHUNK, codec=CODECS[array_format])
+    create_array(path, "raw", spec, array_format)
+    boxes = Grid(shape, TILE)
+    for number in range(len(boxes)):
+        box = boxes.box(number)
+        open_writer(path, "raw").write(box, np.ascontiguousarray(tile[Box.of(box.shape).slices]))

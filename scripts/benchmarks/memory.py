@@ -1,0 +1,41 @@
+"""What a worker needs at its peak, over volumes of very different size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks import inputs
+from benchmarks.row import Outcome, Row, Setting
+from benchmarks.session import command, run_folder
+from volpipe.folder import RunFolder
+from volpipe.journal import read_records
+
+MIB = 2**20
+
+
+def worker_peak(setting: Setting, side: int) -> float:
+    """Return the highest resident memory of any worker of a run over side³ voxels, in MiB."""
+    out = setting.scratch / "out.zarr"
+    command(inputs.volume(setting, (side, side, side)), out, ["net.name=identity"])
+    records = read_records(RunFolder(run_folder(out)).journal)
+    return max(record.peak_bytes for record in records) / MIB
+
+
+def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    large = 768 if setting.short else 1024
+    for turn in range(repeats):
+        order = (256, large) if turn % 2 else (large, 256)
+        peaks = {side: worker_peak(setting, side) for side in order}
+        yield Outcome(peaks[large] / peaks[256], {f"{large}³ MiB": peaks[large], "256³ MiB": peaks[256]})
+
+
+ROWS = [
+    Row(
+        "worker",
+        "peak memory of a worker, 1024³ / 256³",
+        1.1,
+        1.0,
+        measure,
+        why="identity, default windows and blocks, with pyramid; 768³ where sizes are short",
+    )
+]

@@ -1,0 +1,96 @@
+"""`volpipe run`, in two ways: on workers that are up already, or as the command that a user gives.
+
+Not here: what it is compared with. Starting workers has a row of its own (start); every other time is taken on
+workers that have loaded torch, as the other side has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import inputs
+from benchmarks.row import Setting
+from volpipe.apps.start import on_site
+from volpipe.driver import Report, execute, prepare
+from volpipe.errors import VolpipeError
+from volpipe.recipe import load_recipe
+from volpipe.run import Executors
+from volpipe.tensors import delete
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_RECIPE = ROOT / "configs" / "default.toml"
+IDENTITY = ("net.name=identity", "output.levels=0")
+
+
+@dataclass
+class Session:
+    """Workers that are up, and a folder for outputs."""
+
+    executors: Executors
+    folder: Path
+    report: Report | None = None
+
+    def run(self, location: str, *settings: str) -> float:
+        """Return the seconds that a run of the default recipe with `settings` takes, from plan to complete output."""
+        out = self.folder / "out.zarr"
+        remove(out)
+        started = time.perf_counter()
+        recipe = load_recipe(DEFAULT_RECIPE, settings)
+        plan = prepare(location, recipe, out, Path.cwd())
+        self.report = execute(plan, lambda folder: nullcontext(self.executors))
+        seconds = time.perf_counter() - started
+        if self.report.missing:
+            raise VolpipeError(self.report.missing[0].reason)
+        return seconds
+
+
+@contextmanager
+def session(setting: Setting) -> Iterator[Session]:
+    """Start the site `local` and let all of its workers load torch."""
+    with on_site("local")(setting.scratch / "parsl") as executors:
+        started = Session(executors, setting.scratch)
+        started.run(inputs.volume(setting, (128, 128, 128)), *IDENTITY, "windows.shape=[64,64,64]")
+        yield started
+
+
+def command(location: str, out: Path, settings: Sequence[str]) -> str:
+    """Return what `volpipe run` prints, given as a command in a process of its own.
+
+    Raises:
+        VolpipeError: it ended with another code than 0.
+    """
+    remove(out)
+    options = [part for setting in settings for part in ("--set", setting)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "volpipe", "run", "--out", str(out), *options, location],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    if ended.returncode:
+        raise VolpipeError(f"volpipe run ended with {ended.returncode}: {ended.stderr}")
+    return ended.stdout
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, in which volpipe and the bench can be imported."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+
+
+def remove(out: Path) -> None:
+    """Delete an output and its run, if they are there."""
+    for path in (out, run_folder(out)):
+        if path.exists():
+            delete(path)
+
+
+def run_folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}.run")
