@@ -16,6 +16,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.formats.flat import FlatArray, RawFile
+from volpipe.formats.store import transferred
 from volpipe.grid import Box
 from volpipe.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
 
@@ -179,3 +180,10 @@ def test_a_box_of_a_file_beyond_memory_takes_the_memory_of_the_box(tmp_path: Pat
         np.lib.format.write_array_header_2_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
         stream.truncate(stream.tell() + int(np.prod(shape)))
     assert memory_of_boxes(tmp_path / "a.npy") < 8 * MiB
+
+
+def test_bytes_that_are_read_are_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((4, 10, 10), np.uint16))
+    reader, before = open_volume(tmp_path / "a.npy").open(), transferred()
+    reader.read(Box((1, 0, 0), (3, 10, 10)))
+    assert transferred().read - before.read == 2 * 10 * 10 * 2

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.formats import store
 from volpipe.formats.store import Index
 from volpipe.grid import Box
 
@@ -36,6 +37,7 @@ class RawFile:
     def read_into(self, offset: int, target: np.ndarray) -> None:
         """Fill `target`, contiguous, with the bytes from `offset` on."""
         left = target.reshape(-1).view(np.uint8).data
+        store.count(read=len(left))
         while left:
             count = os.preadv(self._descriptor, [left], offset)
             if count == 0:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import zarr
+from volpipe.formats import store, zarr
 from volpipe.formats.flat import Part
 from volpipe.formats.metadata import (
     ArraySpec,
@@ -111,10 +111,12 @@ class Hdf5Array:
         settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
         self._opened = _Opened(header.known["file"], **settings)
         self._dataset = self._opened.file[header.known["key"]]
+        self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
 
     def read(self, index: Index) -> np.ndarray:
         with _lock:
             data = np.asarray(self._dataset[index])
+        store.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
 
 
