@@ -51,6 +51,7 @@ class Stage:
     failed: set[int] = field(default_factory=set)
     ready: deque[int] = field(default_factory=deque, repr=False)
     num_done: int = 0
+    num_taken: int = 0
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,8 @@ class Stage:
 
     def mark(self, unit: int) -> None:
         if not self.done[unit]:
-            self.done[unit] = self.taken[unit] = True
+            self._take(unit)
+            self.done[unit] = True
             self.num_done += 1
 
     def look_again(self) -> None:
@@ -76,7 +78,7 @@ class Stage:
     def offer(self, unit: int) -> None:
         """Let `unit` start when its turn comes, if its inputs are there and nobody has it."""
         if self._may_start(unit):
-            self.taken[unit] = True
+            self._take(unit)
             self.ready.append(unit)
 
     def give_back(self, unit: int) -> None:
@@ -94,13 +96,22 @@ class Stage:
             if unit is None:
                 break
             if self._may_start(unit):
-                self.taken[unit] = True
+                self._take(unit)
                 units.append(unit)
         return units
 
     def has(self, unit: int) -> bool:
         """Return whether there is such a unit."""
         return self.active is None or bool(self.active[unit])
+
+    def leave_out(self, units: np.ndarray) -> None:
+        """Never start those of `units`, a flag for each."""
+        self.taken |= units
+        self.num_taken = int(np.count_nonzero(self.taken))
+
+    def _take(self, unit: int) -> None:
+        self.num_taken += not self.taken[unit]
+        self.taken[unit] = True
 
     def _may_start(self, unit: int) -> bool:
         return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
@@ -181,7 +192,7 @@ class Schedule:
         for name, unit in done:
             if name in self.by_name:
                 self.by_name[name].mark(unit)
-        self.factor.taken |= self.infer.done[: self.factor.size]
+        self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
 
@@ -193,7 +204,7 @@ class Schedule:
 
     def _num_waiting(self) -> int:
         """Return how many blocks have windows, or are getting them, that the net has not seen and still may see."""
-        num_begun = int(np.count_nonzero(self.factor.taken)) - len(self.factor.ready)
+        num_begun = self.factor.num_taken - len(self.factor.ready)
         return num_begun - self.infer.num_done - len(self.factor.failed) - len(self.infer.failed)
 
     def finish(self, stage: Stage, unit: int) -> None:
