@@ -40,6 +40,7 @@ from volpipe.formats.files import Location
 from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, Triple, check_aligned, usual_axes
 from volpipe.formats.ome import Dataset
 from volpipe.grid import Box, mirror
+from volpipe.indexing import plain_index
 
 __all__ = [
     "ArraySpec",
@@ -235,7 +236,7 @@ class Reader:
 
     def read_raw(self, index: object) -> np.ndarray:
         """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes."""
-        return self._read(_plain_index(index, self.shape))
+        return self._read(plain_index(index, self.shape))
 
     def __getitem__(self, index: object) -> np.ndarray:
         return self.read_raw(index)
@@ -389,30 +390,6 @@ def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
     except (ValueError, OSError, RuntimeError) as error:
         reason = remote.explain(folder, error) if isinstance(folder, remote.Remote) else error
         raise VolumeError(f"{what}, voxels {where}: {reason}") from error
-
-
-def _plain_index(index: object, shape: tuple[int, ...]) -> store.Index:
-    """Return a numpy index as one slice (not negative, step above zero) or integer for each axis."""
-    given: list[object] = list(index) if isinstance(index, tuple) else [index]
-    if given.count(Ellipsis) > 1 or len(given) - given.count(Ellipsis) > len(shape):
-        raise IndexError(f"index {index} has too many axes for shape {shape}")
-    missing = len(shape) - len(given) + given.count(Ellipsis)
-    at = given.index(Ellipsis) if Ellipsis in given else len(given)
-    full = given[:at] + [slice(None)] * missing + given[at + 1 :]
-    return tuple(_plain_axis(entry, n) for entry, n in zip(full, shape, strict=True))
-
-
-def _plain_axis(entry: object, n: int) -> slice | int:
-    if isinstance(entry, slice):
-        start, stop, step = entry.indices(n)
-        if step < 1:
-            raise IndexError(f"step {step} is not supported; reverse what was read")
-        return slice(start, max(start, stop), step)
-    if isinstance(entry, int | np.integer) and not isinstance(entry, bool):
-        if not -n <= entry < n:
-            raise IndexError(f"index {entry} is outside an axis of {n}")
-        return int(entry) % n
-    raise IndexError(f"{entry!r} is not supported; use slices and integers")
 
 
 def _check_exists(container: Location, key: str) -> None:
