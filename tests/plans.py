@@ -109,20 +109,20 @@ def wanted_voxels(wanted: Wanted) -> np.ndarray:
 def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
     """Return the output voxels along `axis` that any window of each block adds to, found window by window.
 
-    They count from the region of interest, and others there are none.
+    They count from the region of interest, and others there are none. A window is of the last block whose core begins
+    no later than the voxels that it adds to.
     """
     size, window, overlap = plan.source.shape[axis], plan.window[axis], plan.overlap[axis]
     stride, per_block, scale = window - overlap, plan.block[axis], plan.net.scale[axis]
-    found: list[set[int]] = []
+    found: list[set[int]] = [set() for _ in range(0, size, stride * per_block)]
     for index in range(-(-size // stride)):
-        if index % per_block == 0:
-            found.append(set())
         first = index * stride - overlap // 2
         seen = range(first, first + window)
         if plan.recipe.windows.blend == "crop":
             seen = range(index * stride, (index + 1) * stride)
+        block = max(0, seen.start // (stride * per_block))
         inside = (voxel - plan.roi[0][axis] for voxel in seen if plan.roi[0][axis] <= voxel < plan.roi[1][axis])
-        found[-1] |= {voxel * scale + i for voxel in inside for i in range(scale)}
+        found[block] |= {voxel * scale + i for voxel in inside for i in range(scale)}
     return found
 
 

@@ -63,15 +63,16 @@ def test_block_cores_are_whole_shards_and_shards_whole_chunks(plan: Plan) -> Non
 @FEW
 @given(plans())
 def test_block_tensors_hold_the_sum_on_whole_chunks(plan: Plan) -> None:
-    core = tuple(c * s for c, s in zip(plan.blocks.cell, plan.net.scale, strict=True))
-    for sizes in (core, plan.sum_margin, plan.sum_shape):
-        assert all(size % chunk == 0 for size, chunk in zip(sizes, plan.sum_chunk, strict=True))
+    for region in plan.sum_parts:
+        assert all(size % chunk == 0 for size, chunk in zip(region.shape, plan.sum_chunk, strict=True))
     for block in range(len(plan.blocks)):
         if plan.sum_box(block).is_empty:
-            continue  # far from the region of interest
-        box = plan.sum_box(block).relative_to(plan.sum_origin(block))
-        assert min(box.start) >= 0
-        assert all(stop <= size for stop, size in zip(box.stop, plan.sum_shape, strict=True))
+            continue  # far from the region of interest, or without a window
+        box, seen = plan.sum_box(block), np.zeros(plan.sum_box(block).shape, int)
+        assert all(n <= most for n, most in zip(box.shape, plan.sum_shape, strict=True))
+        for region in plan.sum_parts:
+            seen[(region.shift(plan.core_start(block)) & box).relative_to(box.start).slices] += 1
+        assert (seen == 1).all()
 
 
 @FEW

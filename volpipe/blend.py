@@ -83,7 +83,7 @@ def span(family: Family, lattice: Lattice, axis: int, index: int, scale: int = 1
 
 
 def support(lattice: Lattice, family: Family) -> tuple[Shape, Shape]:
-    """Return by how many input voxels (before, after) a block's weighted sum reaches past its core, per axis."""
+    """Return by how many input voxels (before, after) a weighted window reaches past its core, per axis."""
     if family == "crop":
         return (0,) * len(lattice.shape), (0,) * len(lattice.shape)
     after = tuple(o - m for o, m in zip(lattice.overlap, lattice.margin, strict=True))

@@ -194,8 +194,8 @@ def _check_whole(tensors: Volume, lattice: Lattice) -> None:
     if not journal.is_file():  # moved away from their run
         return
     blocks = {block for record in read_records(journal) if record.stage == "factor" for block in record.done}
-    if len(blocks) < len(lattice.blocks):
+    if len(blocks) < lattice.num_blocks:
         raise VolumeError(
-            f"{tensors} holds the windows of {len(blocks)} of {len(lattice.blocks)} blocks; finish its run first, "
+            f"{tensors} holds the windows of {len(blocks)} of {lattice.num_blocks} blocks; finish its run first, "
             "with --keep-tensors"
         )

@@ -246,7 +246,7 @@ def inspect_run(output: str | Path) -> Standing:
     schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
     for record in read_records(folder.scan if wanted is None else folder.journal):
         totals.setdefault(record.stage, Totals()).add(record)
-        schedule.resume((record.stage, unit) for unit in record.done)
+        schedule.resume(record.units)
     is_complete = isinstance(schedule, Schedule) and schedule.is_complete
     return Standing(plan, folder.path, schedule.shown, totals, is_complete)
 

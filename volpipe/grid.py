@@ -12,6 +12,12 @@ One axis of a lattice with window 8, overlap 4 (stride 4) and two windows per bl
     window 3                    |--|====|--|     core 12:16, window 10:18, clipped to the volume where it is written
     block 0            |========|                core 0:8
     block 1                    |=======|         core 8:14
+
+Windows that are blended add to voxels on both sides of their core. A shift of one gives the first block a window more,
+and all later blocks begin one window later, so that what a block adds lies in its own core and in later ones only::
+
+    block 0, windows 0, 1, 2    |==========|----|     core 0:8,  adds to 0:14
+    block 1, window 3                    |=======|    core 8:14, adds to 10:14
 """
 
 from __future__ import annotations
@@ -143,22 +149,26 @@ class Lattice:
         window: what the net sees (z, y, x) in voxels.
         overlap: voxels (z, y, x) that two neighbouring windows share.
         block: windows (z, y, x) per block.
+        shift: windows (z, y, x) that the first block holds more, and by which later blocks begin later.
 
     Windows step by `window - overlap`; window i along an axis starts half an overlap before its core, at
     ``i * stride - overlap // 2``, and reaches outside the volume at its faces. Windows are numbered block by block:
     ``number = block * windows_per_block + place in the block``, so that the windows of a block are neighbours
-    in storage. Blocks at the far faces may hold fewer windows; the numbers they lack are never used.
+    in storage. Blocks at the far faces may hold fewer windows, with a shift none at all; the numbers they lack are
+    never used.
     """
 
     shape: Shape
     window: Shape
     overlap: Shape
     block: Shape
+    shift: Shape = (0, 0, 0)
 
     def __post_init__(self) -> None:
-        for axis, n, w, o, b in zip("zyx", self.shape, self.window, self.overlap, self.block, strict=True):
-            if n < 1 or w < 1 or b < 1 or not 0 <= o < w:
-                raise ValueError(f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b} make no lattice")
+        sizes = zip("zyx", self.shape, self.window, self.overlap, self.block, self.shift, strict=True)
+        for axis, n, w, o, b, s in sizes:
+            if n < 1 or w < 1 or b < 1 or s < 0 or not 0 <= o < w:
+                raise ValueError(f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice")
 
     @property
     def stride(self) -> Shape:
@@ -184,8 +194,20 @@ class Lattice:
         return Grid(self.shape, tuple(b * s for b, s in zip(self.block, self.stride, strict=True)))
 
     @property
+    def num_blocks(self) -> int:
+        """Number of blocks that hold windows."""
+        along = (range(n) for n in self.blocks.counts)
+        return math.prod(sum(bool(self.windows_along(axis, k)) for k in ks) for axis, ks in enumerate(along))
+
+    @property
+    def places(self) -> Shape:
+        """Windows per axis of the largest block."""
+        return tuple(min(b + s, n) for b, s, n in zip(self.block, self.shift, self.counts, strict=True))
+
+    @property
     def windows_per_block(self) -> int:
-        return math.prod(self.block)
+        """Window numbers that each block takes, used or not."""
+        return math.prod(self.places)
 
     @property
     def max_number(self) -> int:
@@ -194,21 +216,31 @@ class Lattice:
 
     def windows_of(self, block: int) -> list[int]:
         """Return the window numbers of `block`, ascending."""
-        counts = self._windows_in(block)
+        counts, places = self._windows_in(block), self.places
         base = block * self.windows_per_block
-        return [base + ravel(local, self.block) for local in np.ndindex(*counts)]
+        return [base + ravel(local, places) for local in np.ndindex(*counts)]
+
+    def windows_along(self, axis: int, block: int) -> range:
+        """Return the windows along `axis` of the blocks at `block` of that axis; empty where they hold none."""
+        return range(self._first_window(axis, block), self._first_window(axis, block + 1))
+
+    def block_along(self, axis: int, window: int) -> int:
+        """Return the place along `axis` of the block that holds `window` of that axis."""
+        return max(0, (window - self.shift[axis]) // self.block[axis])
+
+    def _first_window(self, axis: int, block: int) -> int:
+        return min(block * self.block[axis] + self.shift[axis], self.counts[axis]) if block else 0
 
     def window_index(self, number: int) -> Index:
         """Return the position per axis of window `number`."""
         block, local = divmod(number, self.windows_per_block)
         if not 0 <= block < len(self.blocks):
             raise IndexError(f"window {number} is outside the lattice of {len(self.blocks)} blocks")
-        corner = self.blocks.index(block)
-        place = unravel(local, self.block)
-        index = tuple(c * b + p for c, b, p in zip(corner, self.block, place, strict=True))
-        if any(i >= n for i, n in zip(index, self.counts, strict=True)):
-            raise IndexError(f"window {number} does not exist: block {block} at the face holds fewer windows")
-        return index
+        place = unravel(local, self.places)
+        along = [self.windows_along(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        if any(p >= len(windows) for p, windows in zip(place, along, strict=True)):
+            raise IndexError(f"window {number} does not exist: block {block} holds fewer windows")
+        return tuple(windows[p] for p, windows in zip(place, along, strict=True))
 
     def window_box(self, number: int) -> Box:
         """Return what the net sees of window `number`; it reaches outside the volume at the faces."""
@@ -216,9 +248,8 @@ class Lattice:
         return Box(start, tuple(a + w for a, w in zip(start, self.window, strict=True)))
 
     def input_box(self, block: int) -> Box:
-        """Return the union of the windows of `block`; it reaches outside the volume at the faces."""
-        first = tuple(i * b for i, b in zip(self.blocks.index(block), self.block, strict=True))
-        start = self._window_start(first)
+        """Return the union of the windows of `block`, which holds some; it reaches outside the volume at the faces."""
+        start = self._window_start(tuple(self._first_window(a, k) for a, k in enumerate(self.blocks.index(block))))
         span = zip(start, self._windows_in(block), self.stride, self.overlap, strict=True)
         return Box(start, tuple(a + n * s + o for a, n, s, o in span))
 
@@ -229,29 +260,26 @@ class Lattice:
         """
         if not 0 <= position < self.num_windows:
             raise IndexError(f"window {position} is outside 0..{self.num_windows - 1}")
-        nz, ny, nx = self.counts
-        bz, by, bx = self.block
-        iz, rest = divmod(position, bz * ny * nx)
-        cz = min(bz, nz - iz * bz)
-        iy, rest = divmod(rest, cz * by * nx)
-        cy = min(by, ny - iy * by)
-        ix, rest = divmod(rest, cz * cy * bx)
-        cx = min(bx, nx - ix * bx)
-        local = unravel(rest, (cz, cy, cx))
-        return self.blocks.number((iz, iy, ix)) * self.windows_per_block + ravel(local, self.block)
+        _, ny, nx = self.counts
+        iz = self.block_along(0, position // (ny * nx))
+        slab, rest = self.windows_along(0, iz), position - self._first_window(0, iz) * ny * nx
+        iy = self.block_along(1, rest // (len(slab) * nx))
+        row, rest = self.windows_along(1, iy), rest - self._first_window(1, iy) * len(slab) * nx
+        ix = self.block_along(2, rest // (len(slab) * len(row)))
+        own, rest = self.windows_along(2, ix), rest - self._first_window(2, ix) * len(slab) * len(row)
+        local = unravel(rest, (len(slab), len(row), len(own)))
+        return self.blocks.number((iz, iy, ix)) * self.windows_per_block + ravel(local, self.places)
 
     def positions_of(self, block: int) -> range:
         """Return the positions, as `dense` takes them, of the windows of `block`."""
         _, ny, nx = self.counts
-        bz, by, bx = self.block
-        iz, iy, ix = self.blocks.index(block)
         cz, cy, cx = self._windows_in(block)
-        first = iz * bz * ny * nx + cz * (iy * by * nx + cy * ix * bx)
+        z, y, x = (self._first_window(axis, k) for axis, k in enumerate(self.blocks.index(block)))
+        first = z * ny * nx + cz * (y * nx + cy * x)
         return range(first, first + cz * cy * cx)
 
     def _windows_in(self, block: int) -> Shape:
-        index = self.blocks.index(block)
-        return tuple(min(b, n - i * b) for i, b, n in zip(index, self.block, self.counts, strict=True))
+        return tuple(len(self.windows_along(axis, k)) for axis, k in enumerate(self.blocks.index(block)))
 
     def _window_start(self, index: Index) -> Index:
         return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))

@@ -244,22 +244,29 @@ class BlockSum:
         return self.total[:, *box.relative_to(self.box.start).slices]
 
 
-def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> None:
-    """Write a finished block: the shards that it alone determines, and its tensor if neighbours need the rest.
+def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> list[int]:
+    """Write a finished block, and return the shards, of those that it shares, that are thereby written.
 
-    Shards without a wanted voxel do not count.
+    It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
+    to scratch. Shards without a wanted voxel do not count.
     """
     plan = wanted.plan
     shards = [shard for shard in plan.shards_of_block(done.block) if wanted.touches(plan.shards().box(shard))]
-    direct = [shard for shard in shards if plan.is_direct(shard)]
-    if len(direct) < len(shards):
-        tensors.write_sum(done.block, done.total)
-    for shard in direct:
+    contributors = {s: list(filter(wanted.has_block, plan.blocks_of_shard(s))) for s in shards}
+    closed = [
+        shard
+        for shard, blocks in contributors.items()
+        if blocks[-1] == done.block and all(tensors.has_sum(b, plan.shards().box(shard)) for b in blocks[:-1])
+    ]
+    if len(closed) < len(shards):
+        tensors.write_sum(done.block, done.total, closed)
+    for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
             write_wanted(wanted, box, done.part(box))
         else:
-            write_total(wanted, done.normalise, box, done.part(box))
+            write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
+    return [shard for shard in closed if not plan.is_direct(shard)]
 
 
 def infer(
@@ -270,19 +277,19 @@ def infer(
     blocks: Sequence[int],
     *,
     before_write: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[int, Exception | None]]:
-    """Yield each of `blocks` when it is written, or with what went wrong; the others go on.
+) -> Iterator[tuple[int, Exception | list[int]]]:
+    """Yield each of `blocks` when it is written, with the shared shards that it wrote, or with what went wrong.
 
     At most two blocks are in memory at a time: the one that grows and the one that is being written. What
     `before_write` raises keeps a block from being written.
     """
 
-    def write(done: BlockSum) -> None:
+    def write(done: BlockSum) -> list[int]:
         before_write()
-        write_block(wanted, tensors, done)
+        return write_block(wanted, tensors, done)
 
     runner = load_runner(wanted.plan)
-    writing: tuple[int, Future[None]] | None = None
+    writing: tuple[int, Future[list[int]]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
         incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
         for block, outcome in block_sums(wanted, normalise, runner, incoming):
@@ -322,8 +329,8 @@ def block_sums(
             yield batch.block, done
 
 
-def _outcome(future: Future[None]) -> Exception | None:
+def _outcome(future: Future[list[int]]) -> Exception | list[int]:
     error = future.exception()
     if error is not None and not isinstance(error, Exception):
         raise error
-    return error
+    return future.result() if error is None else error

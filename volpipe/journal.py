@@ -23,7 +23,8 @@ class Record:
         stage: name of the stage.
         done: units finished, ascending.
         failed: unit and reason of each that could not be.
-        result: what a measuring stage found in its units; () otherwise.
+        result: what a measuring stage found in its units; of "infer", shards that its blocks share with earlier ones and
+            wrote; () otherwise.
         started: time of start, seconds since 1970.
         seconds, cpu_seconds: wall and processor time.
         peak_bytes: highest resident memory of the process so far.
@@ -49,6 +50,13 @@ class Record:
     device_peak_bytes: int = 0
     host: str = ""
     pid: int = 0
+
+    @property
+    def units(self) -> Iterator[tuple[str, int]]:
+        """Stage and number of every unit that was finished: shards that "infer" wrote need no reassembly."""
+        if self.stage == "infer":
+            yield from (("reassemble", int(shard)) for shard in self.result)
+        yield from ((self.stage, unit) for unit in self.done)
 
     def to_line(self) -> str:
         fields = {k: v for k, v in dataclasses.asdict(self).items() if v not in ("", 0, None, ())}

@@ -58,7 +58,7 @@ class Passes:
 
 def done_in(journal: Journal) -> Iterator[tuple[str, int]]:
     """Yield stage and unit of all that the journal has as done."""
-    return ((record.stage, unit) for record in journal.records() for unit in record.done)
+    return (unit for record in journal.records() for unit in record.units)
 
 
 def scan_stage(plan: Plan) -> Stage:

@@ -75,7 +75,11 @@ class Plan(BaseModel):
 
     @cached_property
     def lattice(self) -> Lattice:
-        return Lattice(self.source.shape, self.window, self.overlap, self.block)
+        """The windows; blocks are shifted where windows are blended, so that none adds to a core before its own."""
+        plain = Lattice(self.source.shape, self.window, self.overlap, self.block)
+        before, _ = support(plain, self.recipe.windows.blend)
+        shift = tuple(-(-b // s) for b, s in zip(before, plain.stride, strict=True))
+        return Lattice(plain.shape, plain.window, plain.overlap, plain.block, shift)
 
     @cached_property
     def blocks(self) -> Grid:
@@ -128,18 +132,20 @@ class Plan(BaseModel):
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
-        before, after = support(self.lattice, self.recipe.windows.blend)
-        core = self.blocks.box(block)
-        start = tuple(a - b for a, b in zip(core.start, before, strict=True))
-        stop = tuple(b + a for b, a in zip(core.stop, after, strict=True))
-        return (Box(start, stop) & self.roi_box).relative_to(self.roi_box.start).scaled(self.net.scale)
+        reach = [self._reach(axis, k) for axis, k in enumerate(self.blocks.index(block))]
+        box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach))
+        return box.relative_to(self.roi_box.start).scaled(self.net.scale)
 
     def reach_along(self, axis: int) -> list[tuple[int, int]]:
         """Return the voxels of the volume, clipped to the region, that the sums of each block along `axis` reach."""
+        return [self._reach(axis, k) for k in range(self.blocks.counts[axis])]
+
+    def _reach(self, axis: int, block: int) -> tuple[int, int]:
         before, after = support(self.lattice, self.recipe.windows.blend)
-        (first, last), cell = (corner[axis] for corner in self.roi), self.blocks.cell[axis]
-        starts = range(0, self.source.shape[axis], cell)
-        return [(max(a - before[axis], first), min(a + cell + after[axis], last)) for a in starts]
+        windows, stride = self.lattice.windows_along(axis, block), self.lattice.stride[axis]
+        first, last = (corner[axis] for corner in self.roi)
+        start = min(max(windows.start * stride - before[axis], first), last)
+        return (start, max(start, min(windows.stop * stride + after[axis], last))) if windows else (start, start)
 
     def blocks_of_shard(self, shard: int) -> tuple[int, ...]:
         """Return the blocks, ascending, whose sums make `shard` of level 0."""
@@ -149,10 +155,12 @@ class Plan(BaseModel):
     def blocks_along(self, axis: int, index: int) -> range:
         """Return the blocks along `axis` whose sums reach the shards at `index` of that axis."""
         before, after = support(self.lattice, self.recipe.windows.blend)
-        size, scale, cell = self.shard[axis], self.net.scale[axis], self.blocks.cell[axis]
-        start = self.roi[0][axis] + index * size // scale - after[axis]
-        stop = self.roi[0][axis] - (-min((index + 1) * size, self.out_shape[axis]) // scale) + before[axis]
-        return range(max(0, start // cell), min(self.blocks.counts[axis], -(-stop // cell)))
+        size, scale, stride = self.shard[axis], self.net.scale[axis], self.lattice.stride[axis]
+        start = self.roi[0][axis] + index * size // scale
+        stop = self.roi[0][axis] - (-min((index + 1) * size, self.out_shape[axis]) // scale)
+        first = max(0, (start - after[axis]) // stride)
+        last = min(self.lattice.counts[axis] - 1, -(-(stop + before[axis]) // stride) - 1)
+        return range(self.lattice.block_along(axis, first), self.lattice.block_along(axis, last) + 1)
 
     def is_direct(self, shard: int) -> bool:
         """Return whether one block alone determines `shard`, and so writes it itself."""
@@ -173,29 +181,43 @@ class Plan(BaseModel):
 
     @cached_property
     def sum_chunk(self) -> Triple:
-        """Inner chunk of a block tensor: what reassembly can read of it without the rest."""
+        """Inner chunk of the parts of a block tensor: what can be read of one without the rest."""
         core = self.blocks.cell
         return _triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
 
     @cached_property
-    def sum_margin(self) -> Triple:
-        """Output voxels in a block tensor before the block's core; a whole number of its chunks."""
-        return self._padded(support(self.lattice, self.recipe.windows.blend)[0])
+    def sum_parts(self) -> tuple[Box, ...]:
+        """The four parts of a block tensor, in output voxels from the block's core: the core, what lies beyond it in z,
+        what else lies beyond it in y, and in x. Shards that later blocks finish need them in that order, so that each
+        part is a file of its own, which goes as soon as it has been used.
+        """
+        core = tuple(c * s for c, s in zip(self.blocks.cell, self.net.scale, strict=True))
+        (cz, cy, cx), (ez, ey, ex) = core, (c + b for c, b in zip(core, self._beyond, strict=True))
+        return (
+            Box((0, 0, 0), core),
+            Box((cz, 0, 0), (ez, ey, ex)),
+            Box((0, cy, 0), (cz, ey, ex)),
+            Box((0, 0, cx), (cz, cy, ex)),
+        )
+
+    @cached_property
+    def _beyond(self) -> Triple:
+        """Output voxels past a block's core that its sum reaches at most, in whole chunks of a block tensor."""
+        _, after = support(self.lattice, self.recipe.windows.blend)
+        reach = (s * t + a for s, t, a in zip(self.lattice.shift, self.lattice.stride, after, strict=True))
+        rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
+        sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)
+        return _triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
 
     @cached_property
     def sum_shape(self) -> Triple:
-        """Shape of a block tensor (z, y, x) in output voxels, the same for every block."""
-        after = self._padded(support(self.lattice, self.recipe.windows.blend)[1])
-        core = (c * s for c, s in zip(self.blocks.cell, self.net.scale, strict=True))
-        return _triple(b + c + a for b, c, a in zip(self.sum_margin, core, after, strict=True))
+        """Output voxels (z, y, x) of the largest sum of a block."""
+        reach = ([b - a for a, b in self.reach_along(axis)] for axis in range(3))
+        return _triple(max(lengths) * s for lengths, s in zip(reach, self.net.scale, strict=True))
 
-    def sum_origin(self, block: int) -> Index:
-        """Return the output voxel at which the tensor of `block` begins; it may lie outside the volume."""
-        core = self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale)
-        return tuple(a - m for a, m in zip(core.start, self.sum_margin, strict=True))
-
-    def _padded(self, reach: tuple[int, ...]) -> Triple:
-        return _triple(align_up(r * s, c) for r, s, c in zip(reach, self.net.scale, self.sum_chunk, strict=True))
+    def core_start(self, block: int) -> Index:
+        """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
+        return self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale).start
 
 
 @lru_cache(maxsize=8)

@@ -51,6 +51,7 @@ class Executors(Protocol):
 
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64
+LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
 RETRIES = 2
 FAILURES_TO_STOP = 3
 TICK_SECONDS = 0.5
@@ -176,7 +177,10 @@ class Loop:
         # A unit that failed before goes alone, so that it takes no other with it.
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        wanted = BUNDLE_SECONDS / max(pace, 1e-6)
+        pace = max(pace, 1e-6)
+        wanted = BUNDLE_SECONDS / pace
+        if stage.row:
+            wanted = min(wanted, max(stage.row // self.slots[stage.label], LEAST_SECONDS / pace))
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(int(wanted), math.ceil(share), LARGEST_BUNDLE))
@@ -200,8 +204,8 @@ class Loop:
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
             self.journal.append(record)
-        for unit in record.done:
-            self.schedule.finish(stage, unit)
+        for name, unit in record.units:
+            self.schedule.finish(self.schedule.by_name[name], unit)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason)
 

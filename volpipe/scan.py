@@ -57,7 +57,7 @@ def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: fl
     """Return for each window of `block`, as far as `cells` ask for it, whether it holds anything but `value`."""
     lattice = plan.lattice
     sides = [np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3)]
-    origin = lattice.input_box(block).start
+    origin = _origin(plan, block)
     reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
     box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
     filled = (volume.open().read_mirrored(box) != value).any(axis=0)
@@ -69,16 +69,21 @@ def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: fl
 
 def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
     """Return for each window of `block`, as far as `cells` ask for it, whether a chunk under it is stored."""
-    reader, lattice = volume.open(), plan.lattice
-    if not reader.is_stored(lattice.input_box(block)):
-        return np.zeros_like(cells)
+    reader, lattice, origin = volume.open(), plan.lattice, _origin(plan, block)
     stored = np.zeros_like(cells)
-    origin = lattice.input_box(block).start
+    whole = ((n - 1) * s + w for n, s, w in zip(cells.shape, lattice.stride, lattice.window, strict=True))
+    if not reader.is_stored(Box.of(tuple(whole)).shift(origin)):
+        return stored
     for place in np.argwhere(cells).tolist():
         start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))
         box = Box(start, tuple(a + w for a, w in zip(start, lattice.window, strict=True)))
         stored[tuple(place)] = reader.is_stored(box)
     return stored
+
+
+def _origin(plan: Plan, block: int) -> tuple[int, ...]:
+    """Return where the window of the first cell of `block` starts."""
+    return tuple(a - m for a, m in zip(plan.blocks.box(block).start, plan.lattice.margin, strict=True))
 
 
 def _sides(box: Box) -> list[Range]:

@@ -4,7 +4,7 @@ Not here: starting anything (run). Units are numbers; a flag per unit and stage 
 driver's memory stays flat. Dependants are counted by looking at their few neighbours, never by holding futures.
 
     factor(block) ─► infer(block) ─► reassemble(shard) ─► pyramid 1(shard) ─► pyramid 2(shard) …
-                          └─ shards that one block determines are done with it ─┘
+                          └─ shards that a block finishes are done with it ─────┘
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Stage:
         num_units: how many there are; fewer than `size` where some numbers are another stage's work, or nobody's.
         label: of the executors that run it, "cpu" or "gpu".
         active: a flag for each number, whether there is such a unit; None where there are all.
+        row: units after which one rests on what these left; 0 where none does. Tasks of all workers take one row at a
+            time, so that what they left is there.
         waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
         marked: whether the journal remembers it.
     """
@@ -43,6 +45,7 @@ class Stage:
     size: int
     num_units: int = -1
     label: str = "cpu"
+    row: int = 0
     waits: Callable[[int], bool] | None = None
     marked: bool = True
     active: np.ndarray | None = field(default=None, repr=False)
@@ -129,12 +132,13 @@ class SingleStage:
 
     def __init__(self, stage: Stage) -> None:
         self.stages = self.shown = [stage]
+        self.by_name = {stage.name: stage}
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
         for name, unit in done:
-            if name == self.stages[0].name:
-                self.stages[0].mark(unit)
+            if name in self.by_name:
+                self.by_name[name].mark(unit)
 
     def take(self, stage: Stage, most: int) -> list[int]:
         """Return up to `most` units of `stage` that may start now."""
@@ -167,7 +171,8 @@ class Schedule:
         self.written = [wanted.shards(level) for level in range(len(plan.factors))]
         self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
         waits = self._lacks_windows if stored else None
-        self.infer = Stage("infer", num_blocks, label="gpu", waits=waits, active=blocks)
+        row = plan.blocks.counts[2] if num_sums else 0
+        self.infer = Stage("infer", num_blocks, label="gpu", waits=waits, active=blocks, row=row)
         num_shards = len(plan.shards()) if num_sums else 0
         active = self.written[0] if num_sums else None
         self.reassemble = Stage("reassemble", num_shards, num_sums, waits=self._lacks_sums, active=active)
@@ -176,8 +181,8 @@ class Schedule:
             for i in range(1, len(plan.factors))
         ]
         self.discards = {
-            what: Stage(f"discard {what}", num_blocks, waits=lambda block: True, marked=False)
-            for what in ("windows", "sum")
+            what: Stage(f"discard {what}", size, waits=lambda unit: True, marked=False)
+            for what, size in (("windows", num_blocks), ("sum", num_blocks * len(plan.sum_parts)))
         }
         self.stages = [*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor]
         self.by_name = {stage.name: stage for stage in self.stages}
@@ -252,15 +257,22 @@ class Schedule:
                 self.pyramid[level].offer(coarser)
 
     def _discard_sum(self, block: int) -> None:
-        shards = filter(partial(self._is_due, 0), self.plan.shards_of_block(block))
-        if self.infer.has(block) and all(self.reassemble.done[s] or self.plan.is_direct(s) for s in shards):
-            self._discard("sum", block)
+        """Discard what nobody needs any more of the tensor of `block`: parts are numbered block by block."""
+        plan = self.plan
+        if not self.infer.has(block):
+            return
+        reach, corner = plan.sum_box(block), plan.core_start(block)
+        for part, region in enumerate(plan.sum_parts):
+            touched = filter(partial(self._is_due, 0), plan.shards().touching(region.shift(corner) & reach))
+            shared = [shard for shard in touched if not plan.is_direct(shard)]
+            if shared and all(self.reassemble.done[shard] for shard in shared):
+                self._discard("sum", block * len(plan.sum_parts) + part)
 
-    def _discard(self, what: str, block: int) -> None:
+    def _discard(self, what: str, unit: int) -> None:
         stage = self.discards[what]
-        if not self.keep_tensors and not stage.taken[block]:
-            stage.taken[block] = True
-            stage.ready.append(block)
+        if not self.keep_tensors and not stage.taken[unit]:
+            stage.taken[unit] = True
+            stage.ready.append(unit)
 
     def _lacks_windows(self, block: int) -> bool:
         return not self.factor.done[block]

@@ -4,10 +4,10 @@ Not here: what is in them (factor, infer). Seven named dimensions in all; datase
 attributes and the key, the other five are the array's: batch (window or block number), channel, z, y, x.
 
     tensors.n5   tensors/source             windows, float32, one window = one chunk (Zarr: one block = one shard)
-    tensors.zarr tensors/<net>/<iteration>  weighted sums, float32, one block = one shard
+    tensors.zarr tensors/<net>/<iteration>  weighted sums, float32, in parts (Plan.sum_parts); one block = one shard of each
 
-Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block, and a block is
-one file. Their inner chunks that hold nothing are not stored.
+Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. What a block writes
+to the output itself is not in its tensor, and inner chunks and parts that hold nothing are not stored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import errno
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -32,6 +33,16 @@ SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has the bits of x, 0.0 + -0.0 has not
+PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
+
+
+class BlockPart(Protocol):
+    """The sum of a block in memory."""
+
+    block: int
+
+    def part(self, box: Box) -> np.ndarray:
+        """Return it in `box` of the output, (c, z, y, x), float32."""
 
 
 class Tensors:
@@ -60,19 +71,20 @@ class Tensors:
                 attributes={"volpipe": self._source_attributes()},
             )
             create_array(self.source_path, SOURCE_KEY, spec, choice.format)
-        if plan.num_sums:
-            shape = (plan.net.out_channels, *plan.sum_shape)
-            spec = ArraySpec(
-                shape=(len(plan.blocks), *shape),
-                dtype=np.dtype(np.float32),
-                chunks=(1, 1, *plan.sum_chunk),
-                shards=(1, *shape),
-                axes=DIMENSIONS[2:],
-                codec="zstd",
-                codec_level=1,
-                attributes={"volpipe": self._named(plan.net.label, 0)},
-            )
-            create_array(self.sums_path, self.sums_key, spec, "zarr3")
+        for part, region in zip(PARTS, plan.sum_parts, strict=True):
+            if plan.num_sums and not region.is_empty:
+                shape = (plan.net.out_channels, *region.shape)
+                spec = ArraySpec(
+                    shape=(len(plan.blocks), *shape),
+                    dtype=np.dtype(np.float32),
+                    chunks=(1, 1, *plan.sum_chunk),
+                    shards=(1, *shape),
+                    axes=DIMENSIONS[2:],
+                    codec="zstd",
+                    codec_level=1,
+                    attributes={"volpipe": self._named(plan.net.label, 0) | {"part": part}},
+                )
+                create_array(self.sums_path, f"{self.sums_key}/{part}", spec, "zarr3")
 
     def write_windows(self, numbers: Sequence[int], data: np.ndarray) -> None:
         """Write `data` (windows, c, z, y, x), float32: the windows of `numbers`, ascending, all of one block.
@@ -102,38 +114,83 @@ class Tensors:
         """Return the array of window tensors."""
         return open_volume(self.source_path, SOURCE_KEY)
 
+    def total(self, box: Box, blocks: Sequence[int], known: BlockPart | None = None) -> np.ndarray:
+        """Return the sums of `blocks` in `box` of the output, added up in ascending order, (c, z, y, x), float32.
+
+        Args:
+            box: of the output.
+            blocks: some of those whose sums reach it.
+            known: one that need not be read.
+        """
+        total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
+        for block in sorted(blocks):
+            part = box & self.plan.sum_box(block)
+            is_known = known is not None and known.block == block
+            data = known.part(part) if known is not None and is_known else self.read_sum(block, part)
+            total[:, *part.relative_to(box.start).slices] += data
+        return total
+
     def read_sum(self, block: int, box: Box) -> np.ndarray:
         """Return the weighted sum of `block` in `box` of the output, (c, z, y, x), float32."""
-        inner = box.relative_to(self.plan.sum_origin(block))
-        place = Box((block, 0, *inner.start), (block + 1, self.plan.net.out_channels, *inner.stop))
-        data: np.ndarray = open_writer(self.sums_path, self.sums_key).read(place)[0]
+        data = np.zeros((self.plan.net.out_channels, *box.shape), np.float32)
+        for part, region in self._parts(block, box):
+            inner = region.relative_to(self._origin(block, part))
+            place = Box((block, 0, *inner.start), (block + 1, self.plan.net.out_channels, *inner.stop))
+            slices = region.relative_to(box.start).slices
+            data[:, *slices] = open_writer(self.sums_path, self._sum_key(part)).read(place)[0]
         return data
 
-    def write_sum(self, block: int, total: np.ndarray) -> None:
-        """Write `total` (c, z, y, x), float32, the sum of `block` over its `sum_box`, as one shard."""
+    def has_sum(self, block: int, box: Box) -> bool:
+        """Return whether the sum of `block` is stored as far as `box` of the output; one of zeros only never is."""
+        box = box & self.plan.sum_box(block)
+        return all(self.sum_file(block, part).exists() for part, _ in self._parts(block, box))
+
+    def write_sum(self, block: int, total: np.ndarray, closed: Collection[int]) -> None:
+        """Write `total` (c, z, y, x), float32, the sum of `block` over its `sum_box`, less its `closed` shards."""
         plan = self.plan
         box = plan.sum_box(block)
-        whole = np.zeros((plan.net.out_channels, *plan.sum_shape), np.float32)
-        place = box.relative_to(plan.sum_origin(block))
-        whole[:, *place.slices] = total
-        for shard in plan.shards_of_block(block):
-            if plan.is_direct(shard):
-                inner = (plan.shards().box(shard) & box).relative_to(plan.sum_origin(block))
-                whole[:, *inner.slices] = 0.0
-        with _counted([self.sum_file(block)]):
-            _write(open_writer(self.sums_path, self.sums_key), (block, 0, 0, 0, 0), whole[np.newaxis])
+        for part, region in self._parts(block, box):
+            if all(shard in closed for shard in plan.shards().touching(region)):
+                continue
+            shape = plan.sum_parts[part].shape
+            whole = np.zeros((plan.net.out_channels, *shape), np.float32)
+            whole[:, *region.relative_to(self._origin(block, part)).slices] = total[:, *region.relative_to(box.start).slices]
+            for shard in closed:
+                inner = plan.shards().box(shard) & region
+                whole[:, *inner.relative_to(self._origin(block, part)).slices] = 0.0
+            with _counted([self.sum_file(block, part)]):
+                _write(open_writer(self.sums_path, self._sum_key(part)), (block, 0, 0, 0, 0), whole[np.newaxis])
 
-    def discard(self, block: int, what: str) -> None:
-        """Delete the tensors of `block`: its "windows" or its "sum". What is gone already is no error."""
-        windows = self.plan.lattice.windows_of(block)
-        files = [self.sum_file(block)] if what == "sum" else self._window_files(windows)
+    def discard_windows(self, block: int) -> None:
+        """Delete the window tensors of `block`. What is gone already is no error."""
+        self._delete(self._window_files(self.plan.lattice.windows_of(block)))
+
+    def discard_sum(self, block: int, part: int) -> None:
+        """Delete a part of the tensor of `block`. What is gone already, or never was, is no error."""
+        self._delete([self.sum_file(block, part)])
+
+    def _delete(self, files: Sequence[Path]) -> None:
         with _counted(files):
             for file in files:
                 file.unlink(missing_ok=True)
 
-    def sum_file(self, block: int) -> Path:
-        """Return the file that holds the sum of `block`."""
-        return self.sums_path / self.sums_key / "c" / str(block) / "0/0/0/0"
+    def sum_file(self, block: int, part: int) -> Path:
+        """Return the file that holds a part of the sum of `block`."""
+        return self.sums_path / self._sum_key(part) / "c" / str(block) / "0/0/0/0"
+
+    def _sum_key(self, part: int) -> str:
+        return f"{self.sums_key}/{PARTS[part]}"
+
+    def _parts(self, block: int, box: Box) -> Iterator[tuple[int, Box]]:
+        """Yield the parts of the tensor of `block` that meet `box` of the output, and where."""
+        for part, region in enumerate(self.plan.sum_parts):
+            inside = region.shift(self.plan.core_start(block)) & box
+            if not inside.is_empty:
+                yield part, inside
+
+    def _origin(self, block: int, part: int) -> tuple[int, ...]:
+        """Return the output voxel at which a part of the tensor of `block` begins; it may lie outside the region."""
+        return self.plan.sum_parts[part].shift(self.plan.core_start(block)).start
 
     def _window_files(self, numbers: Sequence[int]) -> list[Path]:
         """Return the files that hold the windows of `numbers`, all of one block."""
@@ -164,6 +221,7 @@ class Tensors:
                 "window": lattice.window,
                 "overlap": lattice.overlap,
                 "block": lattice.block,
+                "shift": lattice.shift,
             },
             "num_windows": lattice.num_windows,
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,

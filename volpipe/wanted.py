@@ -58,7 +58,7 @@ class Wanted:
     @cached_property
     def blocks(self) -> np.ndarray | None:
         """A flag for each block: whether some window of it is computed; None where all are."""
-        if self.is_everything:
+        if self.is_everything and self.plan.num_active == len(self.plan.blocks):
             return None
         return self._flags(
             [[self._cells_of(axis, r) for r in self.plan.reach_along(axis)] for axis in range(3)]
@@ -145,7 +145,9 @@ class Wanted:
 
     def _computed(self, block: int) -> np.ndarray:
         """Return the places (z, y, x) within `block` of the windows that are computed, (windows, 3)."""
-        return np.argwhere(self._flags([self._cells_under(axis, self._places(axis, block)) for axis in range(3)]))
+        lattice = self.plan.lattice
+        along = (lattice.windows_along(axis, k) for axis, k in enumerate(lattice.blocks.index(block)))
+        return np.argwhere(self._flags([self._cells_under(axis, windows) for axis, windows in enumerate(along)]))
 
     def _cells_under(self, axis: int, windows: Iterable[int]) -> list[Range]:
         """Return for each of `windows` along `axis` the cells to which it adds."""
@@ -155,10 +157,10 @@ class Wanted:
 
     def _number(self, block: int, place: Sequence[int]) -> int:
         lattice = self.plan.lattice
-        return block * lattice.windows_per_block + ravel(tuple(place), lattice.block)
+        return block * lattice.windows_per_block + ravel(tuple(place), lattice.places)
 
-    def _places(self, axis: int, block: int) -> range:
-        """Return the windows of `block` along `axis`."""
+    def _cells_in(self, axis: int, block: int) -> range:
+        """Return the cells along `axis` of the core of `block`."""
         lattice = self.plan.lattice
         first = lattice.blocks.index(block)[axis] * lattice.block[axis]
         return range(first, min(first + lattice.block[axis], lattice.counts[axis]))
@@ -220,7 +222,7 @@ def gather(plan: Plan, found: Iterable[tuple[int, str]]) -> Wanted:
 
 def _put(wanted: Wanted, block: int, packed: np.ndarray) -> None:
     assert wanted.cells is not None
-    z, y, x = (wanted._places(axis, block) for axis in range(3))
+    z, y, x = (wanted._cells_in(axis, block) for axis in range(3))
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
     place = wanted.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
     bits = np.unpackbits(place, axis=-1)

@@ -27,7 +27,7 @@ from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
 from volpipe.plan import Plan, load_plan
-from volpipe.tensors import Tensors, grown
+from volpipe.tensors import PARTS, Tensors, grown
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
@@ -127,15 +127,20 @@ def factor(job: Job, units: Sequence[int]) -> Record:
 
 
 def infer(job: Job, units: Sequence[int]) -> Record:
-    """Run the net over the given blocks and write their shards and tensors."""
+    """Run the net over the given blocks and write their shards and tensors; the result are shared shards written."""
     from volpipe.infer import infer as infer_blocks
 
-    def outcomes() -> Outcomes:
-        yield from infer_blocks(
-            job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
-        )
+    closed: list[int] = []
 
-    return work("infer", units, outcomes())
+    def outcomes() -> Outcomes:
+        for block, outcome in infer_blocks(
+            job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
+        ):
+            if isinstance(outcome, list):
+                closed.extend(outcome)
+            yield block, outcome if isinstance(outcome, Exception) else None
+
+    return dataclasses.replace(work("infer", units, outcomes()), result=tuple(sorted(closed)))
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
@@ -156,8 +161,15 @@ def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record:
-    """Delete the given blocks' tensors, "windows" or "sum"."""
-    return work(f"discard {what}", units, _each(lambda block: job.tensors.discard(block, what), units, job))
+    """Delete tensors: the "windows" of the given blocks, or parts of block tensors, "sum", numbered as in schedule."""
+
+    def one(unit: int) -> None:
+        if what == "windows":
+            job.tensors.discard_windows(unit)
+        else:
+            job.tensors.discard_sum(*divmod(unit, len(PARTS)))
+
+    return work(f"discard {what}", units, _each(one, units, job))
 
 
 def window_source(job: Job) -> WindowSource:
