@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
 from volpipe.blend import FAMILIES
-from volpipe.grid import Shape
+from volpipe.grid import Shape, unravel
 from volpipe.nets import NetFacts
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
@@ -129,6 +130,17 @@ def voxels_of_blocks(plan: Plan, axis: int) -> list[set[int]]:
 def voxels_of_shards(size: int, shard: int) -> list[set[int]]:
     """Return the voxels along one axis of `size` voxels that each shard holds."""
     return [set(range(start, min(start + shard, size))) for start in range(0, size, shard)]
+
+
+def some_wanted(wanted: Wanted, along: list[list[set[int]]]) -> set[int]:
+    """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
+    voxels, found = wanted_voxels(wanted), set()
+    counts = tuple(map(len, along))
+    for number in range(math.prod(counts)):
+        box = [sorted(sides[i]) for sides, i in zip(along, unravel(number, counts), strict=True)]
+        if voxels[np.ix_(*box)].any():
+            found.add(number)
+    return found
 
 
 def blocks_by_shard(plan: Plan) -> list[list[int]]:

@@ -32,7 +32,7 @@ LAYERS = (
     "nets measure        region",
     "recipe journal sites sample convert survey",
     "volume              picture painting",
-    "blend ops resolve   tissue fetches indexing",
+    "blend ops resolve   tissue fetches indexing heap",
     "formats.container   cells",
     "formats.single",
     "formats.slices",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from plans import (
     choices,
     finer_by_shard,
     planned,
+    some_wanted,
     volume,
     voxels_of_blocks,
     voxels_of_shards,
-    wanted_voxels,
 )
 
-from volpipe.grid import Box, unravel
+from volpipe.grid import Box
 from volpipe.schedule import Schedule, SingleStage, Stage, Unit
 from volpipe.wanted import Wanted
 
@@ -82,17 +81,6 @@ class Table:
 
 def voxels_of_box(box: Box) -> set[tuple[int, ...]]:
     return set(itertools.product(*(range(a, b) for a, b in zip(box.start, box.stop, strict=True))))
-
-
-def some_wanted(wanted: Wanted, along: list[list[set[int]]]) -> set[int]:
-    """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
-    voxels, found = wanted_voxels(wanted), set()
-    counts = tuple(map(len, along))
-    for number in range(math.prod(counts)):
-        box = [sorted(sides[i]) for sides, i in zip(along, unravel(number, counts), strict=True)]
-        if voxels[np.ix_(*box)].any():
-            found.add(number)
-    return found
 
 
 @dataclass

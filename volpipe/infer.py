@@ -6,7 +6,6 @@ Reading the next windows, computing these and writing the last block overlap: ea
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from volpipe.blend import span
 from volpipe.grid import Box
+from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net
 from volpipe.ops import Affine
 from volpipe.output import finish, write_total, write_wanted
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 BATCHES_AHEAD = 2
 LARGEST_BATCH = 64
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST_INT = 2**31 - 1
 
 
 @dataclass
@@ -141,19 +139,6 @@ class Runner:
         size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
         self.seconds = 0.0
         return size
-
-
-def keep_freed_memory() -> None:
-    """Let malloc hand out again what this process freed, where that is glibc's.
-
-    It gives arrays of more than 32 MiB back to the system and asks for them anew, so that every layer's output costs a
-    page fault for each 4 KiB: a third of the time of a small net (measured 2026-11-21: 0.78 s down to 0.49 s for a
-    window of 84³).
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_INT)
-        libc.mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -280,15 +265,23 @@ def infer(
 ) -> Iterator[tuple[int, Exception | list[int]]]:
     """Yield each of `blocks` when it is written, with the shared shards that it wrote, or with what went wrong.
 
-    At most two blocks are in memory at a time: the one that grows and the one that is being written. What
-    `before_write` raises keeps a block from being written.
+    At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
+    next block are read when that is written. What `before_write` raises keeps a block from being written.
     """
+    after_next = dict(zip(blocks, blocks[2:], strict=False))
 
     def write(done: BlockSum) -> list[int]:
-        before_write()
-        return write_block(wanted, tensors, done)
+        source.forget(done.block)
+        try:
+            before_write()
+            return write_block(wanted, tensors, done)
+        finally:
+            if done.block in after_next:
+                source.expect(after_next[done.block])
 
     runner = load_runner(wanted.plan)
+    for block in blocks[:2]:
+        source.expect(block)
     writing: tuple[int, Future[list[int]]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
         incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
@@ -299,6 +292,7 @@ def infer(
             if writing is not None:
                 yield writing[0], _outcome(writing[1])
             writing = block, writer.submit(write, outcome)
+            del outcome  # else it would stay while the next one grows
         if writing is not None:
             yield writing[0], _outcome(writing[1])
 
@@ -325,8 +319,8 @@ def block_sums(
             failed, growing = batch.block, None
             yield batch.block, error
         elif batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
-            done, growing = growing, None
-            yield batch.block, done
+            yield batch.block, growing
+            growing = None
 
 
 def _outcome(future: Future[list[int]]) -> Exception | list[int]:

@@ -28,10 +28,12 @@ from volpipe.volume import Volume
 Triple = tuple[int, int, int]
 AXES = "zyx"
 
-BLOCK_TARGET = 256  # output voxels per axis of a block, near which sizes are chosen
+BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
-ENOUGH_BLOCKS = 16  # for the workers of one machine; smaller volumes get smaller blocks
+ENOUGH_BLOCKS = 8  # for the workers of one machine; smaller volumes get smaller blocks
+MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
+LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
 LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
@@ -249,7 +251,7 @@ def make_plan(
     shape = volume.spatial_shape
     window, overlap = _windows(recipe.windows, net, shape)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
-    block = _block(recipe, shape, stride, net.scale)
+    block = _block(recipe, shape, overlap, stride, net.scale)
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))
     shard = _shard(recipe.output, core)
     chunk = _chunk(recipe.output, shard)
@@ -378,19 +380,36 @@ def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int
         )
 
 
-def _block(recipe: Recipe, shape: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
+def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
     """Return windows per block: as given, or near BLOCK_TARGET output voxels, whole chunks where possible."""
     if recipe.windows.block != "auto":
         if min(recipe.windows.block) < 1:
             raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")
         return recipe.windows.block
-    target = BLOCK_TARGET
-    while True:
-        block = _triple(_axis_block(n, s, f, target) for n, s, f in zip(shape, stride, scale, strict=True))
-        num_blocks = math.prod(-(-n // (b * s)) for n, b, s in zip(shape, block, stride, strict=True))
-        if num_blocks >= ENOUGH_BLOCKS or target <= CHUNK_TARGET:
-            return block
-        target //= 2
+
+    def fitted(target: list[int]) -> Triple:
+        return _triple(_axis_block(*sizes) for sizes in zip(shape, stride, scale, target, strict=True))
+
+    def count(target: list[int]) -> int:
+        return math.prod(-(-n // (b * s)) for n, b, s in zip(shape, fitted(target), stride, strict=True))
+
+    def reads(target: list[int]) -> float:
+        return math.prod(1 + o / (b * s) for o, b, s in zip(overlap, fitted(target), stride, strict=True))
+
+    target = [BLOCK_TARGET] * 3
+    while count(target) < ENOUGH_BLOCKS and max(target) > CHUNK_TARGET:
+        target = _changed(target, target.index(max(target)), 0.5)
+    while min(target) < LARGEST_TARGET:
+        larger = _changed(target, max(axis for axis in range(3) if target[axis] == min(target)), 2)
+        wasteful = reads(target) > LARGEST_READ and count(larger) >= ENOUGH_BLOCKS
+        if not wasteful and count(target) <= MOST_BLOCKS:
+            break
+        target = larger
+    return fitted(target)
+
+
+def _changed(target: list[int], axis: int, factor: float) -> list[int]:
+    return [int(t * factor) if i == axis else t for i, t in enumerate(target)]
 
 
 def _axis_block(size: int, stride: int, scale: int, target: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from volpipe.formats.store import downsample
-from volpipe.grid import Box
+from volpipe.grid import Box, Grid
 from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
 
@@ -28,15 +28,18 @@ def coarsen(plan: Plan, level: int, shard: int) -> None:
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     box = plan.shards(level).box(shard)
     coarse = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
-    for slab in slabs(box, max(1, plan.chunk[0] // plan.step(level)[0])):
-        fine = read_voxels(plan, level - 1, finer_box(plan, level, slab))
-        place = slab.relative_to(box.start)
+    for part in parts(plan, level, box):
+        fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
+        place = part.relative_to(box.start)
         coarse[:, *place.slices] = downsample(fine, (1, *plan.step(level)), method)
     write_voxels(plan, level, box, coarse)
 
 
-def slabs(box: Box, thickness: int) -> Iterator[Box]:
-    """Yield `box` in slabs along z, so that the finer voxels below a whole shard are never in memory at once."""
-    (first, *start), (end, *stop) = box.start, box.stop
-    for z in range(first, end, thickness):
-        yield Box((z, *start), (min(z + thickness, end), *stop))
+def parts(plan: Plan, level: int, box: Box) -> Iterator[Box]:
+    """Yield `box` of `level` in parts that are made of few finer chunks, so that all are never in memory at once."""
+    steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
+    shard, chunk, step = next(steps)
+    thickness = max(1, chunk // step) if shard % step == 0 else shard
+    sizes = [s // f if s % f == 0 else s for s, _, f in steps]
+    grid = Grid(box.shape, (thickness, *sizes))
+    yield from (grid.box(number).shift(box.start) for number in range(len(grid)))

@@ -5,7 +5,6 @@ Not here: torch (dataset), or where windows lie (grid).
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections import OrderedDict
@@ -39,6 +38,9 @@ class WindowSource(Protocol):
     def expect(self, block: int) -> None:
         """Start reading what the windows of `block` need, if that can be done ahead."""
 
+    def forget(self, block: int) -> None:
+        """Give back the memory of what was read for `block`."""
+
 
 @dataclass
 class StoredWindows:
@@ -53,6 +55,9 @@ class StoredWindows:
 
     def expect(self, block: int) -> None:
         """Nothing to do: windows are read one by one, by the thread that runs ahead."""
+
+    def forget(self, block: int) -> None:
+        """Nothing to do: windows are not kept."""
 
 
 @dataclass
@@ -78,6 +83,10 @@ class StreamedWindows:
 
     def expect(self, block: int) -> None:
         self._reading(block)
+
+    def forget(self, block: int) -> None:
+        with self._lock:
+            self._blocks.pop(block, None)
 
     def _cut(self, number: int) -> np.ndarray:
         block = number // self.lattice.windows_per_block
@@ -139,7 +148,7 @@ def batches(
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
     `windows_of` tells which windows of a block are wanted, where not all are.
     """
-    for block, following in itertools.zip_longest(blocks, blocks[1:]):
+    for block in blocks:
         numbers = (windows_of or source.lattice.windows_of)(block)
         for start in range(0, len(numbers), size):
             chosen = tuple(numbers[start : start + size])
@@ -148,8 +157,6 @@ def batches(
             except Exception as error:
                 yield Batch(block, chosen, None, error)
                 break
-            if start == 0 and following is not None:
-                source.expect(following)
             yield Batch(block, chosen, windows)
 
 

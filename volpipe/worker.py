@@ -22,6 +22,7 @@ from pathlib import Path
 
 from volpipe.errors import RunError
 from volpipe.formats.store import Transferred, transferred
+from volpipe.heap import share_heap
 from volpipe.journal import Record
 from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
@@ -210,6 +211,8 @@ def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcome
 
 def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
+    if _is_alone():
+        _settle()
     before = _Usage.now(stage)
     done: list[int] = []
     failed: dict[int, str] = {}
@@ -277,8 +280,17 @@ def peak_bytes() -> int:
 
 def _cpu_seconds() -> float:
     # Of one thread where tasks share a process, of the process (readers and writers included) where they do not.
-    alone = threading.current_thread() is threading.main_thread()
-    return time.process_time() if alone else time.thread_time()
+    return time.process_time() if _is_alone() else time.thread_time()
+
+
+def _is_alone() -> bool:
+    """Return whether this process does one task at a time: where tasks share it, they run in threads."""
+    return threading.current_thread() is threading.main_thread()
+
+
+@lru_cache(maxsize=1)
+def _settle() -> None:
+    share_heap()
 
 
 def _device() -> tuple[str, float]:
