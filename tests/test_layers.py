@@ -27,7 +27,7 @@ LAYERS = (
     "worker              estimate",
     "factor infer reassemble pyramid scan",
     "tensors windows output schedule",
-    "wanted",
+    "wanted              sums",
     "plan",
     "nets measure        region",
     "recipe journal sites sample convert survey",

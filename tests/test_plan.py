@@ -152,7 +152,7 @@ def test_what_auto_chooses_is_sane(net: NetFacts, shape: tuple[int, int, int], b
             assert 4 * (window - overlap) >= halo if blend == "crop" else window / 4 <= overlap <= window / 2
         assert core <= 384 or plan.block[axis] == 1
         if min(shape) >= 1000:
-            assert core >= 128 or core + step > 384
+            assert core >= 96 or core + step > 256
         assert plan.shard[axis] == core
         assert 32 <= plan.chunk[axis] <= 128 or plan.chunk[axis] == core < 32
         assert plan.sum_chunk[axis] <= 64

@@ -18,14 +18,14 @@ from volpipe.fetches import fetched_share
 from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.plan import Plan
+from volpipe.schedule import bundle_size
+from volpipe.sums import Sums
 from volpipe.volume import Volume
 from volpipe.windows import CACHE_BYTES
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
 SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
 BLOCKS_WAITING = 64  # whose windows lie in scratch at most, as the schedule has it
-TASK_SECONDS = 10.0
-LARGEST_TASK = 64  # units
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,7 @@ def estimate(
     num_waiting = min(sums.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
     files = windows if plan.recipe.tensors.format == "n5" else num_waiting
+    voxels, sum_files = sums.through_scratch.highest()
     return Estimate(
         stages=stages,
         rates=rates,
@@ -186,8 +187,8 @@ def estimate(
         num_chunks=sums.num_chunks,
         output_bytes=share * sums.output_bytes,
         output_files=math.ceil(share * sums.output_files),
-        scratch_bytes=windows * sums.rates.window_bytes + sums.most_sums(slots) * sums.bytes_per_sum,
-        scratch_files=files + sums.most_sums(slots),
+        scratch_bytes=windows * sums.rates.window_bytes + voxels * sums.rates.sum_bytes,
+        scratch_files=files + sum_files,
         memory_bytes=rates.peak_bytes * SAFETY if rates else WORKER_BYTES + array_bytes(plan),
         seconds=slots.seconds(stages) if rates else None,
     )
@@ -195,7 +196,7 @@ def estimate(
 
 def units_per_task(units: int, seconds: float) -> int:
     """Return about how many of `units`, which take `seconds` together, make a task; 1 where nothing was timed."""
-    return max(1, min(LARGEST_TASK, int(TASK_SECONDS * units / seconds))) if seconds else 1
+    return bundle_size(seconds / units) if seconds else 1
 
 
 def upper_bounds(plan: Plan) -> Rates:
@@ -231,10 +232,7 @@ class _Axis:
         reads: chunks of the volume that the windows of each block touch, summed over blocks.
         read_voxels, own_voxels: voxels in the chunks that a block's windows, and its own voxels, touch, summed.
         shard_reads: shards of the volume, as `reads`.
-        sums: voxels of the blocks' sums, summed.
-        closed: blocks whose shards are all reached by them alone.
-        pairs: (block, shard) where the block's sum reaches the shard.
-        direct: shards that one block reaches; `direct_voxels` in them.
+        direct: shards that one block reaches.
     """
 
     blocks: int
@@ -243,11 +241,7 @@ class _Axis:
     read_voxels: int
     own_voxels: int
     shard_reads: int
-    sums: int
-    closed: int
-    pairs: int
     direct: int
-    direct_voxels: int
 
 
 @dataclass(frozen=True)
@@ -267,23 +261,16 @@ class _Sums:
         chunk, shard = _spatial(self.volume, self.volume.chunks)[axis], 0
         if self.volume.shards is not None:
             shard = _spatial(self.volume, self.volume.shards)[axis]
-        reached = [plan.blocks_along(axis, i) for i in range(plan.shards().counts[axis])]
-        alone = [len(blocks) == 1 for blocks in reached]
-        reach = [stop - start for start, stop in plan.reach_along(axis) if start < stop]
         windows, ends = _windows_along(plan, axis), _ends(plan, axis)
         own = [(a, min(a + plan.blocks.cell[axis], n) - 1) for a in range(0, n, plan.blocks.cell[axis])]
         return _Axis(
-            blocks=len(reach),
+            blocks=sum(start < stop for start, stop in plan.reach_along(axis)),
             windows=len(windows),
             reads=sum(_touched(low, high, chunk) for low, high in ends),
             read_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in ends),
             own_voxels=sum(_voxels_touched(low, high, chunk, n) for low, high in own),
             shard_reads=sum(_touched(low, high, shard) for low, high in ends) if shard else 0,
-            sums=sum(reach) * plan.net.scale[axis],
-            closed=len(reach) - len({block for blocks in reached if len(blocks) > 1 for block in blocks}),
-            pairs=sum(map(len, reached)),
-            direct=sum(alone),
-            direct_voxels=sum(_length(plan, axis, i) for i, one in enumerate(alone) if one),
+            direct=sum(plan.direct_along(axis)),
         )
 
     def product(self, name: str) -> int:
@@ -306,28 +293,12 @@ class _Sums:
         chunk = _spatial(self.volume, self.volume.chunks)
         return self.channel_chunks * math.prod(-(-n // c) for n, c in zip(self.plan.source.shape, chunk, strict=True))
 
-    @property
-    def num_sums(self) -> int:
-        """Number of blocks with a tensor."""
-        return self.product("blocks") - self.product("closed")
-
-    def most_sums(self, slots: Slots) -> int:
-        """Return how many block tensors exist at a time, when blocks are computed in ascending order.
-
-        That of a block goes when the last block that shares a shard with it is done: one layer, one row and one
-        block later, and when the tasks that were sent meanwhile are back.
-        """
-        ny, nx = (axis.blocks for axis in self.axes[1:])
-        return min(self.num_sums, ny * nx + nx + 2 + 2 * slots.gpu * self._infer().units_per_task)
-
-    @property
-    def sum_voxels(self) -> int:
-        """Voxels of all block tensors, less those of shards that the block writes itself."""
-        return self.product("sums") - self.direct_voxels
-
-    @property
-    def bytes_per_sum(self) -> float:
-        return self.sum_voxels * self.rates.sum_bytes / self.num_sums if self.num_sums else 0.0
+    @cached_property
+    def through_scratch(self) -> Sums:
+        """The sums of blocks, as the workers of the net leave them to each other."""
+        pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
+        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu) if pace else 1
+        return Sums(self.plan, self.slots.gpu, bundle)
 
     @cached_property
     def fetched_share(self) -> float:
@@ -351,11 +322,6 @@ class _Sums:
             return chunks
         inner = math.prod(s // c for s, c in zip(volume.shards, volume.chunks, strict=True))
         return chunks + self.product("shard_reads") * index_bytes(inner)
-
-    @property
-    def direct_voxels(self) -> int:
-        """Output voxels in shards that one block writes by itself."""
-        return self.product("direct_voxels")
 
     @property
     def direct_files(self) -> int:
@@ -419,40 +385,45 @@ class _Sums:
         )
 
     def _infer(self) -> StageEstimate:
-        num_windows = self.product("windows")
+        num_windows, sums, rates = self.product("windows"), self.through_scratch, self.rates
+        finished = (1 - sums.missed) * (math.prod(self.plan.out_shape) - sums.direct_voxels)
+        shared_files = (1 - sums.missed) * (self.level_files(0) - self.direct_files)
+        windows = num_windows * rates.window_bytes if self.plan.mode == "stored" else self.volume_bytes
         return StageEstimate(
             "infer",
             self.product("blocks"),
-            num_windows * self.rates.window_bytes if self.plan.mode == "stored" else self.volume_bytes,
-            self.direct_voxels * self.rates.output_bytes + self.sum_voxels * self.rates.sum_bytes,
-            self.direct_files + self.num_sums,
-            num_windows * self.rates.infer_seconds + self.slots.gpu * self.rates.start_seconds,
+            windows + (1 - sums.missed) * self._sums_read,
+            (sums.direct_voxels + finished) * rates.output_bytes + sums.stored_voxels * rates.sum_bytes,
+            self.direct_files + round(shared_files) + sums.num_files,
+            num_windows * rates.infer_seconds
+            + self.slots.gpu * rates.start_seconds
+            + (1 - sums.missed) * (sums.sent_voxels * rates.sum_seconds + finished * rates.write_seconds),
             "gpu",
         )
 
+    @property
+    def _sums_read(self) -> float:
+        """Stored bytes of sums that are read once each, with an index for each part that a shard needs."""
+        plan, sums = self.plan, self.through_scratch
+        part = max(math.prod(-(-n // c) for n, c in zip(p.shape, plan.sum_chunk, strict=True)) for p in plan.sum_parts)
+        return sums.stored_voxels * self.rates.sum_bytes + sums.num_reads * index_bytes(part * plan.net.out_channels)
+
     def _reassemble(self) -> StageEstimate:
-        plan, rates = self.plan, self.rates
-        num_indexes = self.product("pairs") - self.product("direct")
-        inner = math.prod(n // c for n, c in zip(plan.sum_shape, plan.sum_chunk, strict=True)) * plan.net.out_channels
-        rest = math.prod(plan.out_shape) - self.direct_voxels
+        plan, rates, sums = self.plan, self.rates, self.through_scratch
+        rest = sums.missed * (math.prod(plan.out_shape) - sums.direct_voxels)
         return StageEstimate(
             "reassemble",
-            plan.num_sums,
-            self.sum_voxels * rates.sum_bytes + num_indexes * index_bytes(inner),
+            math.ceil(sums.missed * plan.num_sums),
+            sums.missed * self._sums_read,
             rest * rates.output_bytes,
-            self.level_files(0) - self.direct_files,
-            self.sum_voxels * rates.sum_seconds + rest * rates.write_seconds,
+            round(sums.missed * (self.level_files(0) - self.direct_files)),
+            sums.missed * (sums.sent_voxels + sums.own_voxels) * rates.sum_seconds + rest * rates.write_seconds,
         )
 
 
 def index_bytes(num_chunks: int) -> int:
     """Return the size of the index of a shard of `num_chunks`: an offset and a length each, and a checksum."""
     return 16 * num_chunks + 4
-
-
-def _length(plan: Plan, axis: int, i: int) -> int:
-    """Return the voxels along `axis` of the shards at `i` there."""
-    return min(plan.shard[axis], plan.out_shape[axis] - i * plan.shard[axis])
 
 
 def _windows_along(plan: Plan, axis: int) -> range:
@@ -469,8 +440,9 @@ def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
     lattice, computed = plan.lattice, _windows_along(plan, axis)
     stride, margin, size = lattice.stride[axis], lattice.margin[axis], plan.source.shape[axis]
     found = []
-    for start in range(0, lattice.counts[axis], lattice.block[axis]):
-        own = range(max(start, computed.start), min(start + lattice.block[axis], computed.stop))
+    for block in range(lattice.blocks.counts[axis]):
+        windows = lattice.windows_along(axis, block)
+        own = range(max(windows.start, computed.start), min(windows.stop, computed.stop))
         if own:
             low, high = own.start * stride - margin, (own.stop - 1) * stride - margin + lattice.window[axis] - 1
             found.append(_shown(low, high, size))

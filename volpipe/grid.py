@@ -168,7 +168,9 @@ class Lattice:
         sizes = zip("zyx", self.shape, self.window, self.overlap, self.block, self.shift, strict=True)
         for axis, n, w, o, b, s in sizes:
             if n < 1 or w < 1 or b < 1 or s < 0 or not 0 <= o < w:
-                raise ValueError(f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice")
+                raise ValueError(
+                    f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice"
+                )
 
     @property
     def stride(self) -> Shape:

@@ -14,9 +14,9 @@ LARGEST_INT = 2**31 - 1
 def share_heap() -> None:
     """Let all threads take memory from one heap; those that have one of their own by now keep it.
 
-    Reader, writer and tensorstore's threads take turns, but each heap keeps the most that its thread ever held: a worker
-    that reads and writes blocks of 256³ uint8 had 503 MiB with a heap for each, 394 MiB with one, at the same speed
-    (measured 2026-11-21).
+    Reader, writer and tensorstore's threads take turns, but each heap keeps the most that its thread ever held: a
+    worker that reads and writes blocks of 256³ uint8 had 503 MiB with a heap for each, 394 MiB with one, at the same
+    speed (measured 2026-11-21).
     """
     _mallopt({M_ARENA_MAX: 1})
 

@@ -23,8 +23,8 @@ class Record:
         stage: name of the stage.
         done: units finished, ascending.
         failed: unit and reason of each that could not be.
-        result: what a measuring stage found in its units; of "infer", shards that its blocks share with earlier ones and
-            wrote; () otherwise.
+        result: what a measuring stage found in its units; of "infer", shards that its blocks share with earlier ones
+            and wrote; () otherwise.
         started: time of start, seconds since 1970.
         seconds, cpu_seconds: wall and processor time.
         peak_bytes: highest resident memory of the process so far.

@@ -116,6 +116,10 @@ class Plan(BaseModel):
         """A short hash of everything that decides the output's bytes."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
+    def changed(self, **fields: object) -> Plan:
+        """Return the plan with other values in some fields; pydantic's own copy keeps what was cached."""
+        return Plan.model_validate({name: getattr(self, name) for name in Plan.model_fields} | fields)
+
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.out_dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,11 +33,12 @@ from volpipe.plan import Plan
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
-from volpipe.windows import batches
+from volpipe.windows import StreamedWindows, batches
 from volpipe.worker import Job
 
 MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up
+MANY_BLOCKS = 5  # along an axis: those at its faces do not matter
 LONG_SECONDS = 30.0  # a first block that takes as long is sample enough
 SAMPLED_CHUNKS, SAMPLE_SECONDS = 64, 0.5
 SEED = 0
@@ -107,16 +108,16 @@ def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: i
 
 
 def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
-    """Return a block of the region at random, away from faces, where blocks are small, if there are others."""
+    """Return a block of the region at random, away from faces if there are many others: there voxels are mirrored."""
     along = []
     for axis in range(3):
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
-        along.append(int(dice.choice(active[1:-1] or active)))
+        along.append(int(dice.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     return plan.blocks.number(tuple(along))
 
 
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
-    own = _whole(plan).model_copy(update={"out": str(path / "out")})
+    own = _whole(plan).changed(out=str(path / "out"))
     path.mkdir(parents=True)
     RunFolder(path).store_plan(own)
     create_output(own, {})
@@ -129,7 +130,7 @@ def _whole(plan: Plan) -> Plan:
     """Return the plan without its region, so that every block is whole."""
     everything = plan.recipe.input.model_copy(update={"roi": None, "mask": None, "empty": None})
     recipe = plan.recipe.model_copy(update={"input": everything})
-    return plan.model_copy(update={"recipe": recipe, "roi": ((0, 0, 0), plan.source.shape), "mask": None})
+    return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), mask=None)
 
 
 def _mean(rates: list[Rates]) -> Rates:
@@ -164,14 +165,14 @@ def _try(job: Job, units: Sequence[int]) -> Rates:
         _check(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
     with _timed() as warm:
-        _check(worker.infer(job, units[:1]))
+        closed = _check(worker.infer(job, units[:1])).result
     if warm.seconds > LONG_SECONDS or not num_windows:
         timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
     else:
         with _timed() as timed:
-            _check(worker.infer(job, units[1:]))
+            closed += _check(worker.infer(job, units[1:])).result
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
-    sum_seconds, sum_bytes = _try_sum(job, units[-1])
+    sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     written = _try_output(job, units[-1], folder)
     return Rates(
         num_blocks=len(units),
@@ -201,17 +202,18 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
 
-def _try_sum(job: Job, block: int) -> tuple[float, float]:
+def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, float]:
     """Return seconds and stored bytes per voxel of a block tensor; zeros where `block` has none."""
     plan, tensors = job.plan, job.tensors
     box, shards = plan.sum_box(block), plan.shards_of_block(block)
-    direct = sum(plan.shards().box(shard).num_voxels for shard in shards if plan.is_direct(shard))
-    if box.num_voxels == direct:
+    written = [shard for shard in shards if plan.is_direct(shard) or shard in closed]
+    num_voxels = box.num_voxels - sum((plan.shards().box(shard) & box).num_voxels for shard in written)
+    if not num_voxels:
         return 0.0, 0.0
     with _timed() as took:
         tensors.read_sum(block, box)
-    num_voxels = box.num_voxels - direct
-    return took.seconds / num_voxels, tensors.sum_file(block).stat().st_size / num_voxels
+    files = [file for part in range(len(plan.sum_parts)) if (file := tensors.sum_file(block, part)).exists()]
+    return took.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,8 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours."""
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
-    runner, source = load_runner(job.plan), worker.window_source(job)
+    runner = load_runner(job.plan)
+    source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
     ((_, total),) = block_sums(Wanted(plan), job.normalise, runner, batches(source, [block], runner.batch))
     if isinstance(total, Exception):
         raise total
@@ -264,18 +267,19 @@ def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
 
 
 def _stored(plan: Plan) -> Plan:
-    return plan.model_copy(update={"mode": "stored"})
+    return plan.changed(mode="stored")
 
 
 def _cropped(plan: Plan, out: Path) -> Plan:
     windows = plan.recipe.windows.model_copy(update={"blend": "crop"})
     recipe = plan.recipe.model_copy(update={"windows": windows})
-    return plan.model_copy(update={"recipe": recipe, "out": str(out)})
+    return plan.changed(recipe=recipe, out=str(out), mode="streamed")
 
 
-def _check(record: Record) -> None:
+def _check(record: Record) -> Record:
     for _, reason in record.failed:
         raise RunStopped(reason)
+    return record
 
 
 def _bytes_in(folder: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from volpipe.errors import RunStopped
 from volpipe.journal import Journal, Record
-from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.schedule import LARGEST_BUNDLE, Schedule, SingleStage, Stage, bundle_size
 from volpipe.worker import Job
 
 log = logging.getLogger(__name__)
@@ -49,9 +49,6 @@ class Executors(Protocol):
         ...
 
 
-BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
-LARGEST_BUNDLE = 64
-LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
 RETRIES = 2
 FAILURES_TO_STOP = 3
 TICK_SECONDS = 0.5
@@ -177,13 +174,10 @@ class Loop:
         # A unit that failed before goes alone, so that it takes no other with it.
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        pace = max(pace, 1e-6)
-        wanted = BUNDLE_SECONDS / pace
-        if stage.row:
-            wanted = min(wanted, max(stage.row // self.slots[stage.label], LEAST_SECONDS / pace))
+        wanted = bundle_size(pace, stage.row, self.slots[stage.label])
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
-        return max(1, min(int(wanted), math.ceil(share), LARGEST_BUNDLE))
+        return max(1, min(wanted, math.ceil(share)))
 
     def _learn(self, record: Record) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""

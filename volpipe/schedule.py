@@ -20,6 +20,9 @@ from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.wanted import Wanted
 
+BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
+LARGEST_BUNDLE = 64
+LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
 SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
 
 Unit = tuple[str, int]
@@ -125,6 +128,21 @@ class Stage:
             return
         for start in range(0, self.size, SCAN_AT_ONCE):
             yield from (np.flatnonzero(self.active[start : start + SCAN_AT_ONCE]) + start).tolist()
+
+
+def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
+    """Return how many units, which take `pace` seconds each, make a task.
+
+    Args:
+        pace: of one unit.
+        row: as of a `Stage`: the tasks of all workers take a row at a time, unless that would make them tiny.
+        num_workers: of the stage.
+    """
+    pace = max(pace, 1e-6)
+    wanted = BUNDLE_SECONDS / pace
+    if row:
+        wanted = min(wanted, max(row // num_workers, LEAST_SECONDS / pace))
+    return max(1, min(int(wanted), LARGEST_BUNDLE))
 
 
 class SingleStage:

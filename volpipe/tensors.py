@@ -4,10 +4,10 @@ Not here: what is in them (factor, infer). Seven named dimensions in all; datase
 attributes and the key, the other five are the array's: batch (window or block number), channel, z, y, x.
 
     tensors.n5   tensors/source             windows, float32, one window = one chunk (Zarr: one block = one shard)
-    tensors.zarr tensors/<net>/<iteration>  weighted sums, float32, in parts (Plan.sum_parts); one block = one shard of each
+    tensors.zarr tensors/<net>/<iteration>  weighted sums, float32, in parts (Plan.sum_parts); one block = one shard
 
-Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. What a block writes
-to the output itself is not in its tensor, and inner chunks and parts that hold nothing are not stored.
+Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. What a block
+writes to the output itself is not in its tensor, and inner chunks and parts that hold nothing are not stored.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class Tensors:
                 continue
             shape = plan.sum_parts[part].shape
             whole = np.zeros((plan.net.out_channels, *shape), np.float32)
-            whole[:, *region.relative_to(self._origin(block, part)).slices] = total[:, *region.relative_to(box.start).slices]
+            whole[:, *region.relative_to(self._origin(block, part)).slices] = total[
+                :, *region.relative_to(box.start).slices
+            ]
             for shard in closed:
                 inner = plan.shards().box(shard) & region
                 whole[:, *inner.relative_to(self._origin(block, part)).slices] = 0.0
