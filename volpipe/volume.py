@@ -304,6 +304,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     """
     container, key = locate(location, key)
     if not isinstance(container, remote.Remote):  # there it is asked last: not all that may be read may be listed
+        single.probe_file(container)
         _check_exists(container, key)
     volume = _resolve(container, key, level)
     if volume.format == "tiff" and files.is_folder(container / volume.key):
@@ -317,6 +318,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
 def list_arrays(location: str | Path) -> list[Volume]:
     """Return every array under `location`, sorted by key; those that cannot be read are left out, with a warning."""
     container, key = locate(location)
+    single.probe_file(container)
     _check_exists(container, key)
     volumes = []
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):

@@ -45,12 +45,13 @@ def read(what: object, header: Header, array: StoredArray, index: Index) -> np.n
         VolumeError: it is more than memory holds, or cannot be read for another reason.
     """
     check_process()
-    box = math.prod(b - a for a, b in _spans(header, index)) * header.dtype.itemsize
-    check_memory(box, f"{what}: a box to be read at once")
-    _check_before(what, header, index)
-    with _named(what, header, array, index):
+    spans = _spans(header, index)
+    check_memory(math.prod(b - a for a, b in spans) * header.dtype.itemsize, f"{what}: a box to be read at once")
+    place = f"{what}, voxels {','.join(f'{a}:{b}' for a, b in spans)}"
+    _check_before(place, header, spans)
+    with _named(place, header, array, spans):
         data = array.read(index)
-    _check_after(what, header, index, data)
+    _check_after(place, header, index, data)
     return data
 
 
@@ -62,24 +63,22 @@ def check_chunk(header: Header) -> None:
 
 
 @contextmanager
-def _named(what: object, header: Header, array: StoredArray, index: Index) -> Iterator[None]:
-    """Turn what goes wrong while `index` of `array` is read into an error that names array, box, chunk and file."""
+def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iterator[None]:
+    """Turn what goes wrong while `spans` of `array` are read into an error that names array, box, chunk and file."""
     try:
         yield
     except RemoteError:
         raise
     except (VolumeError, ValueError, OSError, RuntimeError, MemoryError, OverflowError) as error:
-        spans = _spans(header, index)
-        box = ",".join(f"{a}:{b}" for a, b in spans)
         if isinstance(error, MemoryError):
-            raise VolumeError(f"{what}, voxels {box}: too much for the memory of this process; read less") from error
+            raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
         if isinstance(header.folder, remote.Remote) and not remote.is_damage(error):
-            raise VolumeError(f"{what}, voxels {box}: {remote.explain(header.folder, error)}") from error
+            raise VolumeError(f"{place}: {remote.explain(header.folder, error)}") from error
         chunk, reason = _find(header, array, spans) or (None, error)
         if chunk is None:
-            raise VolumeError(f"{what}, voxels {box}: {_told(reason)}") from error
+            raise VolumeError(f"{place}: {_told(reason)}") from error
         raise ChunkError(
-            f"{what}, voxels {box}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_told(reason)}"
+            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_told(reason)}"
         ) from error
 
 
@@ -124,8 +123,8 @@ def file_of(header: Header, chunk: Sequence[int]) -> Location:
     return file if isinstance(file, Path) else header.folder
 
 
-def _check_before(what: object, header: Header, index: Index) -> None:
-    """Raise where a blosc chunk at `index` says that it unpacks to more than a chunk; on disks, and not in shards.
+def _check_before(place: str, header: Header, spans: Spans) -> None:
+    """Raise where a blosc chunk in `spans` says that it unpacks to more than a chunk; on disks, and not in shards.
 
     Blosc takes that memory, up to 2 GiB, before it looks at the data; the other codecs unpack as they are read.
 
@@ -136,11 +135,11 @@ def _check_before(what: object, header: Header, index: Index) -> None:
     if offset is None or header.shards or not isinstance(header.folder, Path):
         return
     most = math.prod(header.chunks) * header.dtype.itemsize
-    for chunk in _chunks(header, _spans(header, index)):
+    for chunk in _chunks(header, spans):
         try:
             _check_blosc(file_of(header, chunk), offset, most)
         except ChunkError as error:
-            raise ChunkError(f"{what}: chunk {chunk} in {error}") from error
+            raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
 
 def _blosc_offset(header: Header) -> int | None:
@@ -163,7 +162,7 @@ def _check_blosc(file: Location, offset: int, most: int) -> None:
             raise ChunkError(f"{file} unpacks to {size} bytes and a chunk has {most}: it is damaged")
 
 
-def _check_after(what: object, header: Header, index: Index, data: np.ndarray) -> None:
+def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> None:
     """Raise where an N5 chunk holds fewer voxels than it should; tensorstore takes the rest for zeros.
 
     N5 chunks say their own shape, and only at the end of an array may it be less than a chunk's. What is missing is
@@ -184,7 +183,7 @@ def _check_after(what: object, header: Header, index: Index, data: np.ndarray) -
         try:
             _check_n5(file_of(header, chunk), due)
         except ChunkError as error:
-            raise ChunkError(f"{what}: chunk {chunk} in {error}") from error
+            raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
 
 def _last_of_chunks(i: slice | int, n: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:

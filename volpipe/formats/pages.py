@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.formats import pictures
 from volpipe.formats.flat import FlatArray, RawFile
 from volpipe.formats.metadata import voxel_dtype
 from volpipe.formats.store import Index
 
+MOST_GROWTH = 4  # a picture may have colours, or fill a tile up, that are then cut off
 OPEN_FILES = 16  # of one array; an OME-TIFF may be spread over many
 
 
@@ -128,6 +130,12 @@ class PagedArray:
         if not page.counts[number]:
             return None
         text = file.read(page.offsets[number], page.counts[number])
+        values = pictures.count_values(text)
+        if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "
+                f"{math.prod(self._layout.segment)}: it is damaged"
+            )
         try:
             data, _, _ = self._layout.decode(
                 text, number, jpegtables=page.jpegtables, jpegheader=self._layout.jpegheader

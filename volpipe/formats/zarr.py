@@ -277,9 +277,11 @@ def consolidated_arrays(folder: Location) -> list[str] | None:
     )
     nodes = mapping(found.get("metadata"), "consolidated_metadata", folder)
     if nodes:
-        return sorted(key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
+        named = (key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
+        return sorted(key for key in named if ".." not in key.split("/"))
     files_v2 = mapping((read_json(folder / ".zmetadata") or {}).get("metadata"), "metadata", folder / ".zmetadata")
-    return sorted(key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray")) or None
+    keys = (key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray"))
+    return sorted(key for key in keys if ".." not in key.split("/")) or None
 
 
 def read_place(header: Header) -> Place:
