@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from fuzzing.originals import NAMES, make
@@ -98,6 +98,11 @@ def _try_batches(pipe: Connection, place: Path) -> None:
             pipe.send((number, (outcome, seconds, _peak_bytes() - before)))
 
 
+def context() -> SpawnContext:
+    """Return what starts processes that share nothing with this one."""
+    return multiprocessing.get_context("spawn")
+
+
 class Worker:
     """A process that tries inputs, one batch after another, and may die of one."""
 
@@ -106,9 +111,8 @@ class Worker:
         self.batch: Batch | None = None
         self.number = -1
         self.since = time.monotonic()
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=work, args=(other, str(self.folder)), daemon=True)
+        self.pipe, other = context().Pipe()
+        self.process: SpawnProcess = context().Process(target=work, args=(other, str(self.folder)), daemon=True)
         self.process.start()
         other.close()
 

@@ -177,8 +177,8 @@ def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> 
     chunks, last = zip(*(_last_of_chunks(i, n, c) for i, n, c in axes), strict=True)
     kept = tuple(at for i, at in zip(index, last, strict=True) if not isinstance(i, int))
     corners = data[np.ix_(*kept)] if kept else data
-    for place in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
-        chunk = tuple(int(numbers[k]) for numbers, k in zip(chunks, place, strict=True))
+    for zero in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
+        chunk = tuple(int(numbers[k]) for numbers, k in zip(chunks, zero, strict=True))
         due = tuple(min(c, n - k * c) for k, c, n in zip(chunk, header.chunks, header.shape, strict=True))
         try:
             _check_n5(file_of(header, chunk), due)

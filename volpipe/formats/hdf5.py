@@ -161,7 +161,6 @@ class _Opened:
         import h5py
 
         self._path = file
-        os.environ.setdefault("HDF5_EXTFILE_PREFIX", "${ORIGIN}")  # else external files count from the current folder
         try:
             with _lock:
                 self.file = h5py.File(file, "r", locking="best-effort", **settings)
@@ -255,6 +254,11 @@ def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = (
     file = Path(dataset.file.filename)
     for name, _, _ in dataset.external or ():
         check_beside(name, file)
+        if not Path(name).is_absolute() and "HDF5_EXTFILE_PREFIX" not in os.environ and Path.cwd() != file.parent:
+            raise VolumeError(
+                f"{file}{dataset.name} has its voxels in {name}, which HDF5 looks for in the current folder; set "
+                "HDF5_EXTFILE_PREFIX to '${ORIGIN}', so that it looks beside the file"
+            )
     here = (str(file), dataset.name)
     if here in chain or len(chain) > MAX_DEPTH:
         raise VolumeError(f"{file}{dataset.name} is a virtual dataset that is made of itself; it is damaged")
