@@ -128,6 +128,24 @@ def test_a_bomb_takes_no_more_memory_than_its_chunk(tmp_path: Path, case: str) -
     assert num_bytes < MOST_BYTES
 
 
+def test_a_bomb_in_a_shard_takes_no_more_memory_than_its_chunk(tmp_path: Path) -> None:
+    blosc = {"cname": "zstd", "clevel": 1, "shuffle": "noshuffle", "typesize": 1, "blocksize": 0}
+    settings = {
+        "chunk_shape": [4, 4, 4],
+        "codecs": [{"name": "bytes"}, {"name": "blosc", "configuration": blosc}],
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    }
+    shards = {"name": "regular", "configuration": {"chunk_shape": [8, 8, 8]}}
+    lay(tmp_path / "v", zarr3(chunk_grid=shards, codecs=[{"name": "sharding_indexed", "configuration": settings}]))
+    bomb, file = BOMBS["blosc"](), tmp_path / "v/c/0/0/0"
+    file.parent.mkdir(parents=True)
+    absent = [2**64 - 1] * 14
+    file.write_bytes(bytes(100) + bomb + struct.pack("<16Q", 100, len(bomb), *absent))
+    num_bytes, said = grown(tmp_path / "v")
+    assert said.startswith("ChunkError") and f"chunk (0, 0, 0) in {file} unpacks to {NUM_BYTES} bytes" in said
+    assert num_bytes < MOST_BYTES
+
+
 PICTURES: dict[str, Callable[[np.ndarray], bytes]] = {
     "jpeg": imagecodecs.jpeg_encode,
     "jpeg2000": imagecodecs.jpeg2k_encode,

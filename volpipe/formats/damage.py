@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.errors import ChunkError, RemoteError, VolumeError
 from volpipe.formats import files, remote
-from volpipe.formats.census import ChunkFiles
+from volpipe.formats.census import ABSENT, ChunkFiles
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, check_memory
 from volpipe.formats.store import Index, StoredArray, check_process
@@ -124,7 +124,7 @@ def file_of(header: Header, chunk: Sequence[int]) -> Location:
 
 
 def _check_before(place: str, header: Header, spans: Spans) -> None:
-    """Raise where a blosc chunk in `spans` says that it unpacks to more than a chunk; on disks, and not in shards.
+    """Raise where a blosc chunk in `spans` says that it unpacks to more than a chunk; on disks alone.
 
     Blosc takes that memory, up to 2 GiB, before it looks at the data; the other codecs unpack as they are read.
 
@@ -132,12 +132,20 @@ def _check_before(place: str, header: Header, spans: Spans) -> None:
         ChunkError: with both numbers.
     """
     offset = _blosc_offset(header)
-    if offset is None or header.shards or not isinstance(header.folder, Path):
+    if offset is None or not isinstance(header.folder, Path):
         return
+    places: dict[Location, np.ndarray | None] = {}
     most = math.prod(header.chunks) * header.dtype.itemsize
     for chunk in _chunks(header, spans):
+        file = file_of(header, chunk)
+        assert isinstance(file, Path)
+        if header.shards:
+            found = _place_in_shard(header, chunk, places)
+            if found is None:
+                continue
+            offset = found
         try:
-            _check_blosc(file_of(header, chunk), offset, most)
+            _check_blosc(file, offset, most)
         except ChunkError as error:
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
@@ -149,15 +157,35 @@ def _blosc_offset(header: Header) -> int | None:
         return N5_SIZES + 4 * len(header.shape) if known["compression"]["type"] == "blosc" else None
     if header.format == "zarr2":
         return 0 if (known["compressor"] or {}).get("id") == "blosc" else None
-    names = [codec["name"] for codec in known.get("codecs", ()) if codec["name"] != "crc32c"]
+    codecs = known.get("codecs", ())
+    while codecs and codecs[-1]["name"] == "sharding_indexed":
+        codecs = codecs[-1]["configuration"]["codecs"]
+    names = [codec["name"] for codec in codecs if codec["name"] != "crc32c"]
     return 0 if names[-1:] == ["blosc"] else None
 
 
+def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location, np.ndarray | None]) -> int | None:
+    """Return at which byte of its shard's file `chunk` begins, None where it is not stored or nobody can tell.
+
+    The indices of shards are `known` for as long as one reading lasts: a shard may be written anew.
+    """
+    per = [u // c for u, c in zip(header.write_unit, header.chunks, strict=True)]
+    shard = tuple(i // n for i, n in zip(chunk, per, strict=True))
+    file = file_of(header, chunk)
+    if file not in known:
+        known[file] = ChunkFiles(header).places_in_shard(shard)
+    places = known[file]
+    if places is None:
+        return None
+    place = int(places[tuple(i % n for i, n in zip(chunk, per, strict=True))][0])
+    return None if place == ABSENT else place
+
+
 @lru_cache(maxsize=KNOWN_CHUNKS)  # of those that are right: what raises is looked at again
-def _check_blosc(file: Location, offset: int, most: int) -> None:
-    text = files.read(file, offset + BLOSC_BYTES) or b""
-    if len(text) == offset + BLOSC_BYTES:
-        size = int.from_bytes(text[offset + 4 : offset + 8], "little")
+def _check_blosc(file: Path, offset: int, most: int) -> None:
+    text = files.read_part(file, offset, BLOSC_BYTES)
+    if len(text) == BLOSC_BYTES:
+        size = int.from_bytes(text[4:8], "little")
         if size > most:
             raise ChunkError(f"{file} unpacks to {size} bytes and a chunk has {most}: it is damaged")
 

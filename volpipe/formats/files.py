@@ -88,6 +88,16 @@ def read_end(file: Location, num_bytes: int) -> bytes | None:
         return None
 
 
+def read_part(file: Path, offset: int, count: int) -> bytes:
+    """Return up to `count` bytes of `file` from `offset` on, b"" where there are none."""
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            stream.seek(offset)
+            return stream.read(count)
+    except (OSError, ValueError, OverflowError):  # whoever reads the chunk will tell
+        return b""
+
+
 def size(file: Location) -> int | None:
     """Return the bytes of `file`, None where there is no such file."""
     if isinstance(file, Remote):
