@@ -27,6 +27,7 @@ PROBE_SECONDS = 10.0
 MEMORY_BYTES = 2**28  # more than this for one input is too much
 ADDRESS_BYTES = 2**34  # beyond which the system gives a process nothing
 MIB = 1 << 20
+MAX_SHOWN = 10
 
 Batch = tuple[str, int, range]  # the original, the seed, and the numbers of the inputs
 
@@ -46,6 +47,7 @@ class Summary:
 
     rows: dict[str, Row] = field(default_factory=lambda: defaultdict(Row))
     failures: list[tuple[str, int, int, Outcome]] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
 
     def add(self, name: str, seed: int, number: int, outcome: Outcome, seconds: float, num_bytes: int) -> None:
         if outcome.kind in GOOD and num_bytes > MEMORY_BYTES:
@@ -54,6 +56,8 @@ class Summary:
         row.kinds[outcome.kind] += 1
         which = f"--seed {seed} --number {number} {name!r}"
         row.slowest, row.most_bytes = max(row.slowest, (seconds, which)), max(row.most_bytes, (num_bytes, which))
+        if outcome.kind == "differs":
+            self.differing.append(f"{which}: {outcome.text}")
         if outcome.kind in FAILED:
             self.failures.append((name, seed, number, outcome))
 
@@ -196,6 +200,7 @@ def report(summary: Summary) -> Iterator[str]:
         total.kinds += row.kinds
         total.slowest, total.most_bytes = max(total.slowest, row.slowest), max(total.most_bytes, row.most_bytes)
     yield f"the slowest: scripts/fuzz {total.slowest[1]}; the most memory: scripts/fuzz {total.most_bytes[1]}"
+    yield from (f"differs: scripts/fuzz {line}" for line in summary.differing[:MAX_SHOWN])
     seen: Counter[tuple[str, str]] = Counter()
     for name, seed, number, outcome in summary.failures:
         last = outcome.text.strip().splitlines()[-1] if outcome.text else ""

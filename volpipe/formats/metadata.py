@@ -27,6 +27,7 @@ Tree = dict[str, Any]  # Any: JSON, checked where it is used
 
 MAX_RANK = 8
 MAX_LENGTH = 2**62  # voxels per axis; beyond it sums of offsets overflow
+MAX_BYTES = 2**63 - 1  # beyond it products of lengths overflow
 MAX_CHUNK_BYTES = 2**36  # a chunk is held in memory whole
 MAX_JSON_BYTES = 2**24  # which takes up to 20 times that as objects
 AXES = ("t", "c", "z", "y", "x")
@@ -95,6 +96,8 @@ class Header:
     def __post_init__(self) -> None:
         if len(self.chunks) != len(self.shape):
             raise VolumeError(f"{self.folder}: shape {self.shape} and chunk {self.chunks} differ in axes")
+        if math.prod(self.shape) * self.dtype.itemsize > MAX_BYTES:
+            raise VolumeError(f"{self.folder}: shape {self.shape} of {self.dtype} is more bytes than can be counted")
         size = math.prod(self.chunks) * self.dtype.itemsize
         if size > MAX_CHUNK_BYTES:
             raise VolumeError(
