@@ -281,6 +281,17 @@ def test_offsets_of_strips_that_are_no_integers_are_refused(tmp_path: Path) -> N
         open_volume(tmp_path / "a.tif").open()[...]
 
 
+def test_a_picture_of_another_type_than_its_page_is_refused(tmp_path: Path) -> None:
+    data = DATA[0].astype("u2") + 1000
+    tifffile.imwrite(tmp_path / "a.tif", data, compression="jpeg2000")
+    np.testing.assert_array_equal(open_volume(tmp_path / "a.tif").open()[...], data)
+    for bits in (8, 1):
+        with tifffile.TiffFile(tmp_path / "a.tif", mode="r+b") as tif:
+            tif.pages[0].tags["BitsPerSample"].overwrite(bits)
+        with pytest.raises(ChunkError, match=r"a\.tif.* holds uint16 instead of (uint8|bool)"):
+            open_volume(tmp_path / "a.tif").open()[...]
+
+
 def test_pipes_in_place_of_metadata_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
     os.mkfifo(tmp_path / "v/zarr.json")

@@ -142,7 +142,17 @@ class PagedArray:
             )
         except Exception as error:  # each codec has errors of its own
             raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
-        return None if data is None else np.asarray(data)[np.newaxis]
+        return None if data is None else self._checked(np.asarray(data), page, number)[np.newaxis]
+
+    def _checked(self, data: np.ndarray, page: Page, number: int) -> np.ndarray:
+        """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
+        stored = self._layout.stored.newbyteorder("=")
+        is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())
+        if data.dtype != stored and not is_bilevel:
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
+            )
+        return data
 
 
 def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: list[int]) -> None:
