@@ -96,6 +96,13 @@ def test_broken_metadata_are_refused_with_the_reason(tmp_path: Path, number: int
         open_volume(lay(tmp_path / "v", files))
 
 
+def test_a_compressor_of_blosc_without_a_name_is_refused(tmp_path: Path) -> None:
+    volume = open_volume(lay(tmp_path / "v", n5(compression={"type": "blosc", "cname": 7})))
+    assert volume.codec == "blosc 7 5"
+    with pytest.raises(VolumeError, match="cname"):
+        volume.open()
+
+
 NO_OBJECTS = ["{", "[1, 2]", '"x"', "\x00\xff", "[" * 100_000, '{"dimensions": 1' + "0" * 5000 + "}", ""]
 
 
