@@ -182,6 +182,8 @@ def _is_over(worker: Worker, summary: Summary, batches: list[Batch]) -> bool:
         failure = Outcome("hang", f"no answer for {HANG_SECONDS:.0f} s")
     if failure is None:
         return False
+    if worker.number < numbers.start:
+        raise RuntimeError(f"a process ended before its first input, {failure.text}: are all packages installed?")
     summary.add(name, seed, worker.number, failure, time.monotonic() - worker.since, 0)
     if len(worker.left[2]):
         batches.append(worker.left)
