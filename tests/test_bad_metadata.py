@@ -67,6 +67,11 @@ BROKEN: list[tuple[Files, str]] = [
     (zarr3(data_type={"name": "struct"}), "data_type"),
     (zarr3(chunk_grid={"name": "rectilinear"}), "'rectilinear'"),
     (zarr3(codecs=[]), "codecs"),
+    ({"zarr.json": without(ZARR3, "chunk_key_encoding")}, "chunk_key_encoding None is neither"),
+    (
+        zarr3(chunk_key_encoding={"name": "default", "configuration": {"separator": "/../"}}),
+        "is neither default nor v2",
+    ),
     (zarr3(codecs=[{"name": "transpose", "configuration": {"order": [0, 0, 1]}}]), "each of 3 axes"),
     (zarr3(storage_transformers=[{"name": "x"}]), "storage_transformers"),
     (zarr3(surprise={"name": "x", "must_understand": True}), "'surprise'"),

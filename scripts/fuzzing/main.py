@@ -24,7 +24,7 @@ from fuzzing.trial import FAILED, GOOD, Outcome, attempt, lay
 BATCH = 100  # inputs that are handed out at once
 HANG_SECONDS = 30.0
 PROBE_SECONDS = 10.0
-MEMORY_BYTES = 2**28  # more than this for one input is too much
+MEMORY_BYTES = 2**28  # more than this and a chunk, as stored and turned, is too much for one input
 ADDRESS_BYTES = 2**34  # beyond which the system gives a process nothing
 MIB = 1 << 20
 MAX_SHOWN = 10
@@ -50,7 +50,7 @@ class Summary:
     differing: list[str] = field(default_factory=list)
 
     def add(self, name: str, seed: int, number: int, outcome: Outcome, seconds: float, num_bytes: int) -> None:
-        if outcome.kind in GOOD and num_bytes > MEMORY_BYTES:
+        if outcome.kind in GOOD and num_bytes > MEMORY_BYTES + 2 * outcome.chunk_bytes:
             outcome = Outcome("memory", f"{num_bytes // MIB} MiB; {outcome.kind}: {outcome.text}")
         row = self.rows[name.partition(" ")[0]]
         row.kinds[outcome.kind] += 1

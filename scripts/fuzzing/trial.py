@@ -34,10 +34,12 @@ class Outcome:
             reader, or it "differs" from that, or no other reads it, "unjudged". Failed: another "error", voxels that
             are "wrong" though their chunk was not touched, too much "memory", a "hang", a "crash".
         text: why.
+        chunk_bytes: what a chunk takes, as far as the metadata say.
     """
 
     kind: str
     text: str = ""
+    chunk_bytes: int = 0
 
 
 def seed_of(name: str, seed: int, number: int) -> list[int]:
@@ -70,12 +72,23 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
     try:
         return _read(original, changed, place)
     except VolpipeError as error:
-        return Outcome("refused", str(error))
+        return Outcome("refused", str(error), _chunk_bytes(place / original.location))
     except Exception:  # the point of it all
         return Outcome("error", traceback.format_exc())
     finally:
         volume._opened.clear()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _chunk_bytes(location: Path) -> int:
+    from volpipe.errors import VolpipeError
+    from volpipe.volume import open_volume
+
+    try:
+        found = open_volume(location)
+    except VolpipeError:
+        return 0
+    return int(np.prod(found.chunks, dtype=float)) * found.dtype.itemsize
 
 
 def _read(original: Original, changed: Mapping[str, bytes | None], place: Path) -> Outcome:

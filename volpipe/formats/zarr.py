@@ -179,6 +179,7 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
     outer = voxels(
         mapping(grid.get("configuration"), "chunk_grid", file).get("chunk_shape"), "chunk_shape", file, rank=len(shape)
     )
+    _check_encoding(tree.get("chunk_key_encoding"), file)
     codecs = _Codecs(tree.get("codecs"), outer, file)
     stored = np.dtype(tree["data_type"])
     known = {key: tree[key] for key in KEYS_V3 if key in tree}
@@ -207,6 +208,14 @@ def _refuse_extensions(tree: Tree, file: Location) -> None:
         optional = isinstance(value, dict) and value.get("must_understand") is False
         if key not in KEYS_V3 + OTHER_KEYS_V3 and not optional:
             raise VolumeError(f"{file}: {key!r} is an extension that volpipe does not know")
+
+
+def _check_encoding(said: object, file: Location) -> None:
+    """Raise unless `said` tells how chunks are named; that it is left out is no default."""
+    encoding = mapping(said, "chunk_key_encoding", file)
+    separator = mapping(encoding.get("configuration"), "chunk_key_encoding", file).get("separator", "/")
+    if encoding.get("name") not in ("default", "v2") or separator not in ("/", "."):
+        raise VolumeError(f"{file}: chunk_key_encoding {str(said)[:60]} is neither default nor v2, with '/' or '.'")
 
 
 class _Codecs:
