@@ -41,6 +41,13 @@ BROKEN: list[tuple[Files, str]] = [
     (n5(dimensions="large"), "dimensions 'large'"),
     (n5(dimensions=[12, 10.5, 8]), "holds 10.5"),
     (n5(dimensions=[12, 10, 2**63]), "no number of voxels"),
+    (n5(dimensions=[10**18] * 3), "more bytes than can be counted"),
+    (zarr2(shape=[2**60, 2, 2], dtype="<f8"), "more bytes than can be counted"),
+    (zarr3(shape=[2**62, 2, 2]), "more bytes than can be counted"),
+    (zarr2(chunks=[10**6] * 3), "GiB"),
+    (zarr3(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [10**6] * 3}}), "GiB"),
+    (zarr3(codecs=[{"name": "sharding_indexed", "configuration": {"chunk_shape": [3, 4, 4]}}]), "multiple"),
+    (zarr3(codecs=[{"name": "sharding_indexed", "configuration": {"chunk_shape": [-2, 4, 4]}}]), "holds -2"),
     (n5(blockSize=[4, 0, 4]), "blockSize"),
     (n5(blockSize=[4, 4]), "2 axes, the shape has 3"),
     (n5(blockSize=[10**6, 10**6, 10**6]), "GiB"),
@@ -60,6 +67,11 @@ BROKEN: list[tuple[Files, str]] = [
     (zarr3(data_type={"name": "struct"}), "data_type"),
     (zarr3(chunk_grid={"name": "rectilinear"}), "'rectilinear'"),
     (zarr3(codecs=[]), "codecs"),
+    ({"zarr.json": without(ZARR3, "chunk_key_encoding")}, "chunk_key_encoding None is neither"),
+    (
+        zarr3(chunk_key_encoding={"name": "default", "configuration": {"separator": "/../"}}),
+        "is neither default nor v2",
+    ),
     (zarr3(codecs=[{"name": "transpose", "configuration": {"order": [0, 0, 1]}}]), "each of 3 axes"),
     (zarr3(storage_transformers=[{"name": "x"}]), "storage_transformers"),
     (zarr3(surprise={"name": "x", "must_understand": True}), "'surprise'"),
@@ -67,6 +79,10 @@ BROKEN: list[tuple[Files, str]] = [
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": []}]}}, "no datasets"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": [{"path": "0"}]}]}}, "'0', which does not exist"),
     ({".zgroup": GROUP, ".zattrs": {"multiscales": [{"datasets": [{"path": "../0"}]}]}}, r"'../0' is not the key"),
+    (
+        {"attributes.json": {"multiscales": [{"datasets": [{"path": "/etc", "transform": {}}]}]}},
+        "'/etc' is not the key",
+    ),
     (ome_zarr({"axes": [{"name": "x"}], "datasets": [{"path": "0"}]}), "'0' has 3 axes, the group's axes 1"),
     (without(ome_zarr(ome(dataset("0", {"type": "scale", "scale": [1]}))), ".zgroup"), "coordinate transformation"),
     (without(ome_zarr(ome(dataset("0", {"type": "affine"}))), ".zgroup"), "affine"),
@@ -83,6 +99,13 @@ def test_broken_metadata_are_refused_with_the_reason(tmp_path: Path, number: int
     files, words = BROKEN[number]
     with pytest.raises(VolumeError, match=words):
         open_volume(lay(tmp_path / "v", files))
+
+
+def test_a_compressor_of_blosc_without_a_name_is_refused(tmp_path: Path) -> None:
+    volume = open_volume(lay(tmp_path / "v", n5(compression={"type": "blosc", "cname": 7})))
+    assert volume.codec == "blosc 7 5"
+    with pytest.raises(VolumeError, match="cname"):
+        volume.open()
 
 
 NO_OBJECTS = ["{", "[1, 2]", '"x"', "\x00\xff", "[" * 100_000, '{"dimensions": 1' + "0" * 5000 + "}", ""]

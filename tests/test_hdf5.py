@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -13,10 +14,18 @@ from boxes import MiB, boxes_of, check_reads, memory_of_boxes
 from volumes import noise
 
 from volpipe.errors import VolumeError
+from volpipe.formats import probe
 from volpipe.grid import Box
 from volpipe.volume import list_arrays, open_volume
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_process() -> Iterator[None]:
+    """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
+    with probe.kept():
+        yield
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -85,6 +85,9 @@ RoiOption = Annotated[
     str | None,
     typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
+]
 MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
 
 
@@ -97,6 +100,7 @@ def run(
     out_path: OutOption = None,
     roi: RoiOption = None,
     mask: MaskOption = None,
+    trust_model: TrustOption = False,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
 ) -> None:
@@ -106,7 +110,7 @@ def run(
 
     with _interruptible():
         start = on_site(config)
-        plan = _prepare(volume, recipe, _with_region(settings, roi, mask), out_path)
+        plan = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
         with _shown(plan) as on_progress:
             listener = Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
@@ -137,6 +141,7 @@ def plan(
     out_path: OutOption = None,
     roi: RoiOption = None,
     mask: MaskOption = None,
+    trust_model: TrustOption = False,
     quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
@@ -148,7 +153,7 @@ def plan(
             from volpipe.apps.start import on_site
 
             start = on_site(config)
-        chosen = _prepare(volume, recipe, _with_region(settings, roi, mask), out_path)
+        chosen = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
         out.print(plan_table(chosen, config))
         found = preview(chosen, start)
     out.print(estimate_table(found.estimate, config))
@@ -342,11 +347,11 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
     yield on_pipe
 
 
-def _with_region(settings: list[str] | None, roi: str | None, mask: str | None) -> list[str]:
-    """Return `settings` and those that `roi` and `mask` stand for."""
+def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool) -> list[str]:
+    """Return `settings` and those that the other options stand for."""
     named = {"roi": roi, "mask": mask}
     region = [f"input.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
-    return [*(settings or []), *region]
+    return [*(settings or []), *region, *(["net.trust_model=true"] if trust_model else [])]
 
 
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
@@ -370,10 +375,11 @@ def _find_recipe(recipe: Path | None) -> Path:
 
 
 def _default_output(volume: str, net: str, output_format: str) -> str:
+    from volpipe.nets import label_of
     from volpipe.volume import absolute
 
     stem = absolute(volume).stem
-    label = net.rpartition(":")[2]
+    label = label_of(net)
     return f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}"
 
 

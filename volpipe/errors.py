@@ -21,6 +21,10 @@ class RemoteError(VolumeError):
     """A bucket or a web server denies access, or does not answer: what it holds is not known."""
 
 
+class ChunkError(VolumeError):
+    """A stored chunk is damaged, cut short or of a wrong length; the rest of the volume may be whole."""
+
+
 class SiteError(VolpipeError, ValueError):
     """A site cannot be found or used."""
 

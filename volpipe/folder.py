@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,6 +155,10 @@ class RunFolder:
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"no folder can be made at {self.path}: {error.strerror}; choose another --out") from error
+        with _unwritable_by_others(self.path):
+            yield from self._locked()
+
+    def _locked(self) -> Iterator[str]:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
         fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
@@ -177,3 +182,26 @@ class RunFolder:
                 delete(entry)
             else:
                 entry.unlink()
+
+
+@contextlib.contextmanager
+def _unwritable_by_others(folder: Path) -> Iterator[None]:
+    """Take from everybody the right to write to `folder`, and to what is made meanwhile by this process and its own.
+
+    Raises:
+        RunError: somebody else made the folder such that anybody may write to it.
+    """
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH:
+        try:
+            folder.chmod(stat.S_IMODE(mode) & ~stat.S_IWOTH)
+        except PermissionError as error:
+            raise RunError(
+                f"{folder} is another user's and anybody may write to it, the plan included; choose another --out"
+            ) from error
+    before = os.umask(0o077)
+    os.umask(before | stat.S_IWOTH)
+    try:
+        yield
+    finally:
+        os.umask(before)

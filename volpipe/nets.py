@@ -13,11 +13,12 @@ import contextlib
 import hashlib
 import logging
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
+from volpipe import programs
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
@@ -37,7 +38,7 @@ class NetFacts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str
+    label: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it is part of paths
     in_channels: PositiveInt
     out_channels: PositiveInt
     scale: Sizes
@@ -58,8 +59,22 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         search_path: folder that relative files and modules count from: where the run was started.
 
     Raises:
-        VolpipeError: no such net, options it does not take, or weights that do not fit it.
+        VolpipeError: no such net, options it does not take, weights that do not fit it, or a file of code that nobody
+            said to trust.
     """
+    is_program = programs.is_program(choice.name)
+    net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
+    if choice.weights is not None:
+        load_weights(net, _weights_path(choice.weights, search_path))
+    with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
+        net.eval()
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    return net
+
+
+def _call(choice: NetChoice, search_path: str) -> nn.Module:
+    """Return what the function of `choice` returns."""
     from torch import nn
 
     name = choice.name
@@ -69,7 +84,8 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         known = shipped("volpipe.models")
         if name not in known:
             raise VolpipeError(
-                f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function"
+                f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
+                "file.py:function, file.pt, file.pt2"
             )
         function = load_function(f"volpipe.models.{name}:{name}")
     try:
@@ -80,9 +96,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
         raise VolpipeError(f"net {name} cannot be built: {told(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
-    if choice.weights is not None:
-        load_weights(net, _weights_path(choice.weights, search_path))
-    return net.eval().requires_grad_(False)
+    return net
 
 
 def load_weights(net: nn.Module, path: Path) -> None:
@@ -130,7 +144,7 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
 
 def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the file that remembers `what` is known of a shipped net; None for a net whose code may be anywhere."""
-    if ":" in choice.name:
+    if ":" in choice.name or programs.is_program(choice.name):
         return None
     from importlib.metadata import version
 
@@ -178,16 +192,23 @@ def _describe(choice: NetChoice, search_path: str) -> NetFacts:
     }
     facts |= {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
-    label = choice.name.rpartition(":")[2] if ":" in choice.name else choice.name
+    label = label_of(choice.name)
     counts = sum(p.numel() for p in net.parameters())
+    is_program = programs.is_program(choice.name)
+    digest = programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
     try:
-        return NetFacts(label=label, num_parameters=counts, weights_sha256=weights_hash(net), **facts)
+        return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
         problem = error.errors()[0]
         fact = str(problem["loc"][0])
         raise VolpipeError(
-            f"net {label} declares {fact} {facts[fact]!r}: {problem['msg']}; correct it there"
+            f"net {label} declares {fact} {facts.get(fact, label)!r}: {problem['msg']}; correct it there"
         ) from error
+
+
+def label_of(name: str) -> str:
+    """Return what the net `name` is called in the names of files: its function or its file, without a folder."""
+    return PurePath(name).stem if programs.is_program(name) else name.rpartition(":")[2]
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
@@ -203,7 +224,8 @@ def normalising_layers(net: nn.Module) -> list[str]:
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 
-    return [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
+    found = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
+    return found + programs.normalising_layers(net)
 
 
 def weights_hash(net: nn.Module) -> str:

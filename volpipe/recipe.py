@@ -41,8 +41,9 @@ class Input(Section):
 
 
 class NetChoice(Section):
-    """The net: a shipped name, ``module:function`` or ``file.py:function``, and what it is built with.
+    """The net: a shipped name, ``module:function``, ``file.py:function``, or a file of TorchScript or torch.export.
 
+    Such a file is code that its maker wrote, and is loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
     """
 
@@ -55,6 +56,7 @@ class NetChoice(Section):
     out_channels: int | None = Field(None, ge=1)
     intensity: Literal["same", "unit", "raw"] | None = None
     accept_tile_variance: bool = False
+    trust_model: bool = False
 
 
 class Normalise(Section):

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.formats import files, ome, remote, single, store, zarr
+from volpipe.formats import damage, files, ome, remote, single, store, zarr
 from volpipe.formats.container import (
     absolute,
     check_files,
@@ -153,6 +153,8 @@ class Reader:
         self.volume = volume
         self._folder = folder
         self._cache_bytes = cache_bytes
+        damage.check_chunk(header)
+        self._header = header
         self._array = _open_for_reading(header, cache_bytes)
 
     def __reduce__(self) -> tuple[Callable[[Volume, int], Reader], tuple[Volume, int]]:
@@ -242,8 +244,7 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: store.Index) -> np.ndarray:
-        with _naming(self.volume, index, self._folder):
-            data = self._array.read(index)
+        data = damage.read(self.volume, self._header, self._array, index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 
@@ -286,8 +287,7 @@ class Writer:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
         if box.is_empty or not Box.of(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
-        with _naming(self.header.folder, box, self.header.folder):
-            return self._array.read(box.slices)
+        return damage.read(self.header.folder, self.header, self._array, box.slices)
 
 
 def open_volume(location: str | Path, key: str | None = None, level: int = 0) -> Volume:
@@ -304,6 +304,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     """
     container, key = locate(location, key)
     if not isinstance(container, remote.Remote):  # there it is asked last: not all that may be read may be listed
+        single.probe_file(container)
         _check_exists(container, key)
     volume = _resolve(container, key, level)
     if volume.format == "tiff" and files.is_folder(container / volume.key):
@@ -317,6 +318,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
 def list_arrays(location: str | Path) -> list[Volume]:
     """Return every array under `location`, sorted by key; those that cannot be read are left out, with a warning."""
     container, key = locate(location)
+    single.probe_file(container)
     _check_exists(container, key)
     volumes = []
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):

@@ -73,16 +73,21 @@ class ChunkFiles:
         None where that is not known: shards in shards, transposed ones, an index in an encoding of its own, a damaged
         file.
         """
+        places = self.places_in_shard(index)
+        if places is None:
+            return None
+        is_stored = (places != ABSENT).any(axis=-1)
+        return int(is_stored[self._inside(index, is_stored.shape)].sum())
+
+    def places_in_shard(self, index: tuple[int, ...]) -> np.ndarray | None:
+        """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
         settings, shards = self._sharding(), self.header.shards
         if settings is None or shards is None:
             return None
         counts = tuple(s // c for s, c in zip(shards, self.header.chunks, strict=True))
         num_bytes = OFFSET_BYTES * math.prod(counts)
         entries = self._read_index(self.header.folder / self.name(index), num_bytes, settings)
-        if entries is None:
-            return None
-        is_stored = (np.frombuffer(entries, "<u8").reshape(-1, 2) != ABSENT).any(axis=1).reshape(counts)
-        return int(is_stored[self._inside(index, counts)].sum())
+        return None if entries is None else np.frombuffer(entries, "<u8").reshape(*counts, 2)
 
     def _inside(self, index: tuple[int, ...], counts: tuple[int, ...]) -> tuple[slice, ...]:
         """Return which of a shard's chunks lie in the array, which may end within the shard."""

@@ -45,12 +45,35 @@ def read(file: Location, limit: int) -> bytes | None:
     if isinstance(file, Remote):
         return remote.read(file, limit)
     try:
-        with file.open("rb") as stream:
+        with open(file, "rb", opener=_without_waiting) as stream:
             return stream.read(limit)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
         return None
     except OSError as error:
         raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Open a file, also if it is a pipe that nobody writes to, which would be waited for."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def check_beside(name: str, file: Path) -> Path:
+    """Return the file that `name`, found in `file`, means; it may lie beside that, below, or in VOLPIPE_LINKS.
+
+    Else a file from a stranger could show others of the user's as voxels. Links that the user made are followed.
+
+    Raises:
+        VolumeError: it lies elsewhere.
+    """
+    found = Path(os.path.abspath(file.parent / name))  # noqa: PTH100  # links stay as they are
+    allowed = [file.parent, *map(Path, filter(None, os.environ.get("VOLPIPE_LINKS", "").split(os.pathsep)))]
+    if not any(found.is_relative_to(folder) for folder in allowed):
+        raise VolumeError(
+            f"{file} refers to {name}, which does not lie in its folder {file.parent}; put it there, or set "
+            f"VOLPIPE_LINKS to the folder {found.parent} if you trust {file.name}"
+        )
+    return found
 
 
 def read_end(file: Location, num_bytes: int) -> bytes | None:
@@ -63,6 +86,16 @@ def read_end(file: Location, num_bytes: int) -> bytes | None:
             return stream.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def read_part(file: Path, offset: int, count: int) -> bytes:
+    """Return up to `count` bytes of `file` from `offset` on, b"" where there are none."""
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            stream.seek(offset)
+            return stream.read(count)
+    except (OSError, ValueError, OverflowError):  # whoever reads the chunk will tell
+        return b""
 
 
 def size(file: Location) -> int | None:

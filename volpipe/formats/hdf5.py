@@ -7,9 +7,11 @@ The library reads one thing at a time, so threads take turns.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.formats import store, zarr
+from volpipe.formats.files import check_beside
 from volpipe.formats.flat import Part
 from volpipe.formats.metadata import (
     ArraySpec,
@@ -39,11 +42,13 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MAX_DEPTH = 12
+CHECKSUM_BYTES = 4
 MAX_OBJECTS = 10_000
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf",
            32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
 CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
 _lock = threading.RLock()
+log = logging.getLogger(__name__)
 
 
 def read_header(file: Path, key: str) -> Header | None:
@@ -91,8 +96,12 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
     stack, seen = [""], 0
     while stack:
         key = stack.pop()
-        found = _get(group, key)
         seen += 1
+        try:
+            found = _get(group, key)
+        except VolumeError as error:  # it leads elsewhere; the others are read all the same
+            log.warning("%s", error)
+            continue
         if seen > MAX_OBJECTS:
             raise VolumeError(f"{file} has more than {MAX_OBJECTS} groups and datasets; name the dataset by its key")
         if found is None:
@@ -109,15 +118,45 @@ class Hdf5Array:
 
     def __init__(self, header: Header, cache_bytes: int) -> None:
         settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
-        self._opened = _Opened(header.known["file"], **settings)
-        self._dataset = self._opened.file[header.known["key"]]
-        self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
+        self._file = header.known["file"]
+        self._opened = _Opened(self._file, **settings)
+        with _damage_of(self._file), _lock:
+            self._dataset = self._opened.file[header.known["key"]]
+            self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
+            self._short = _short_chunks(self._dataset)
 
     def read(self, index: Index) -> np.ndarray:
         with _lock:
+            self._check_short(index)
             data = np.asarray(self._dataset[index])
         store.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+
+    def _check_short(self, index: Index) -> None:
+        ranges = [range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in self._pairs(index)]
+        for corner, size in self._short.items():
+            sides = zip(ranges, corner, self._dataset.chunks, strict=True)
+            if all(r and r[0] < a + c and r[-1] >= a for r, a, c in sides):
+                raise VolumeError(f"{self._file}: the chunk at {corner} has {size} bytes, less than its checksum")
+
+    def _pairs(self, index: Index) -> Iterator[tuple[slice | int, int]]:
+        return zip(index, self._dataset.shape, strict=True)
+
+
+def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
+    """Return the corners and bytes of chunks too short to hold their checksum, which make HDF5 2.0 crash.
+
+    All are looked at, as damaged trees hold a chunk twice, of which the library reads one and tells of the other.
+    """
+    short: dict[tuple[int, ...], int] = {}
+
+    def look(stored: Any) -> None:  # Any: h5py's StoreInfo
+        if stored.size < CHECKSUM_BYTES:
+            short[tuple(map(int, stored.chunk_offset))] = int(stored.size)
+
+    if dataset.fletcher32:
+        dataset.id.chunk_iter(look)
+    return short
 
 
 def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
@@ -131,10 +170,11 @@ class _Opened:
     def __init__(self, file: Path, **settings: int) -> None:
         import h5py
 
+        self._path = file
         try:
             with _lock:
                 self.file = h5py.File(file, "r", locking="best-effort", **settings)
-        except OSError as error:
+        except Exception as error:  # damaged bytes make h5py raise errors of many kinds
             sizes = f" ({file.stat().st_size} bytes)" if file.is_file() else ""
             raise VolumeError(f"{file}{sizes} cannot be opened as HDF5: {error}") from error
 
@@ -142,21 +182,51 @@ class _Opened:
         _lock.acquire()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
-        _lock.release()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            with _damage_of(self._path):
+                self.file.close()
+                if error is not None:
+                    raise error
+        finally:
+            _lock.release()
+
+
+@contextmanager
+def _damage_of(file: Path) -> Iterator[None]:
+    """Turn the many kinds of errors that h5py raises of damaged bytes into one that names the file."""
+    try:
+        yield
+    except VolumeError:
+        raise
+    except Exception as error:
+        raise VolumeError(f"{file} is damaged: {error}") from error
 
 
 def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
-    """Return the object `key` below `group`, None where there is none or its link leads nowhere."""
+    """Return the object `key` below `group`, None where there is none or its link leads nowhere.
+
+    Raises:
+        VolumeError: a link leads to a file elsewhere.
+    """
+    found, file = group, Path(group.file.filename)
     try:
-        return group[key] if key else group
-    except (KeyError, OSError):
+        for part in filter(None, key.split("/")):
+            link = found.get(part, getlink=True)
+            if hasattr(link, "filename"):
+                check_beside(link.filename, Path(found.file.filename))
+            found = found[part]
+    except VolumeError:
+        raise
+    except (KeyError, OSError, RuntimeError, AttributeError):  # RuntimeError: links in a circle; a dataset has no parts
         return None
+    check_beside(found.file.filename, file)  # a soft link may have led through another
+    return found
 
 
 def _members(found: h5py.Group) -> list[str]:
-    return list(found) if hasattr(found, "keys") else []  # a stored type has none
+    names = list(found) if hasattr(found, "keys") else []  # a stored type has none
+    return [name for name in names if name not in (".", "..")]  # which would lead out of the file
 
 
 def _is_dataset(found: h5py.Group | h5py.Dataset) -> bool:
@@ -167,7 +237,7 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     name = f"{file}/{key}"
     if not dataset.shape or 0 in dataset.shape:
         raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
-    _check_sources(file, dataset, name)
+    _check_sources(dataset)
     shape = voxels(dataset.shape, "shape", Path(name))
     dtype = voxel_dtype(dataset.dtype, name)
     attributes = _attributes(dataset)
@@ -186,13 +256,56 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
     )
 
 
-def _check_sources(file: Path, dataset: h5py.Dataset, name: str) -> None:
-    """Raise where a file that a virtual dataset is made of is missing: HDF5 would show fill in its place."""
-    sources = {source.file_name for source in dataset.virtual_sources()} if dataset.is_virtual else set()
-    for source in sorted(sources - {"."}):
-        found = any(path.exists() for path in (file.parent / source, Path(source)))
-        if not found and "%b" not in source and "HDF5_VDS_PREFIX" not in os.environ:
-            raise VolumeError(f"{name} is made of several files, of which {source} is missing; put it beside {file}")
+def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> None:
+    """Raise where a file that a dataset is made of is missing or lies elsewhere, or a dataset is made of itself.
+
+    HDF5 shows fill in place of what is missing, and a dataset that is made of itself overflows its stack.
+    """
+    file = Path(dataset.file.filename)
+    for name, _, _ in dataset.external or ():
+        check_beside(name, file)
+        if not Path(name).is_absolute() and "HDF5_EXTFILE_PREFIX" not in os.environ and Path.cwd() != file.parent:
+            raise VolumeError(
+                f"{file}{dataset.name} has its voxels in {name}, which HDF5 looks for in the current folder; set "
+                "HDF5_EXTFILE_PREFIX to '${ORIGIN}', so that it looks beside the file"
+            )
+    here = (str(file), dataset.name)
+    if here in chain or len(chain) > MAX_DEPTH:
+        raise VolumeError(f"{file}{dataset.name} is a virtual dataset that is made of itself; it is damaged")
+    sources = {(s.file_name, s.dset_name) for s in dataset.virtual_sources()} if dataset.is_virtual else set()
+    for name, key in sorted(sources):
+        if "%b" in name + key:
+            _check_numbered(file, name)
+        elif name == ".":
+            _check_source(dataset.file, key, (*chain, here))
+        else:
+            path = check_beside(name, file)
+            if not path.exists() and "HDF5_VDS_PREFIX" not in os.environ:
+                raise VolumeError(
+                    f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
+                )
+            if path.exists():
+                with _Opened(path) as opened:
+                    _check_source(opened.file, key, (*chain, here))
+
+
+def _check_source(file: h5py.File, key: str, chain: tuple[tuple[str, str], ...]) -> None:
+    found = _get(file, key)
+    if found is not None and _is_dataset(found):
+        _check_sources(found, chain)
+
+
+def _check_numbered(file: Path, name: str) -> None:
+    """Raise unless the files that `name` stands for, with a number for %b, hold no virtual datasets themselves."""
+    pattern = check_beside("itself" if name == "." else name, file)
+    paths = [file] if name == "." else pattern.parent.glob(pattern.name.replace("%b", "*"))
+    for path in paths:
+        with _Opened(path) as opened:
+            own = [key for key in _ranks(opened.file, path) if opened.file[key].is_virtual]
+        if own:
+            raise VolumeError(
+                f"{file} is made of {path}, whose {own[0]} is virtual; volpipe follows numbered files once"
+            )
 
 
 def _codec(dataset: h5py.Dataset, name: str) -> str:
@@ -217,7 +330,7 @@ def _codec(dataset: h5py.Dataset, name: str) -> str:
 def _axes(dataset: h5py.Dataset, attributes: Tree) -> tuple[str, ...] | None:
     """Return the axes as labels of dimensions (netCDF, h5py) or vigra's and ilastik's `axistags` name them."""
     rank = len(dataset.shape)
-    labels = [dim.label for dim in dataset.dims]
+    labels = attributes.get("DIMENSION_LABELS")  # not dims[i].label: on damaged ones it crashes, in HDF5 2.0
     tags = [tag.get("key") for tag in _axistags(attributes)]
     return named_axes(labels, rank) or named_axes(attributes.get("axes"), rank) or named_axes(tags, rank)
 
@@ -255,7 +368,9 @@ def _value(attributes: Mapping[str, Any], name: str) -> object:
         if isinstance(value, list) and all(isinstance(entry, bytes) for entry in value):
             value = [entry.decode() for entry in value]
         return plain({name: value})[name]
-    except (VolumeError, OSError, TypeError, UnicodeDecodeError):  # a type that only its own software knows
+    except (VolumeError, OSError, TypeError, UnicodeDecodeError) as error:  # a type that only its own software knows
+        if "allocation failed" in str(error):
+            raise MemoryError(f"attribute {name} asks for too much memory") from error
         return None
 
 

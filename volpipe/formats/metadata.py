@@ -5,10 +5,14 @@ Not here: what any one format calls things (n5, zarr, ome), or the voxels (store
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,9 @@ Tree = dict[str, Any]  # Any: JSON, checked where it is used
 
 MAX_RANK = 8
 MAX_LENGTH = 2**62  # voxels per axis; beyond it sums of offsets overflow
+MAX_BYTES = 2**63 - 1  # beyond it products of lengths overflow
 MAX_CHUNK_BYTES = 2**36  # a chunk is held in memory whole
-MAX_JSON_BYTES = 2**26
+MAX_JSON_BYTES = 2**24  # which takes up to 20 times that as objects
 AXES = ("t", "c", "z", "y", "x")
 SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22}
@@ -91,6 +96,8 @@ class Header:
     def __post_init__(self) -> None:
         if len(self.chunks) != len(self.shape):
             raise VolumeError(f"{self.folder}: shape {self.shape} and chunk {self.chunks} differ in axes")
+        if math.prod(self.shape) * self.dtype.itemsize > MAX_BYTES:
+            raise VolumeError(f"{self.folder}: shape {self.shape} of {self.dtype} is more bytes than can be counted")
         size = math.prod(self.chunks) * self.dtype.itemsize
         if size > MAX_CHUNK_BYTES:
             raise VolumeError(
@@ -218,6 +225,28 @@ class ArraySpec:
 def _fits(value: int, dtype: np.dtype) -> bool:
     limits = np.iinfo(dtype)
     return int(limits.min) <= value <= int(limits.max)
+
+
+def check_memory(num_bytes: int, what: object) -> None:
+    """Raise where `what` takes more memory than this machine has, or this process may have."""
+    most = _memory_bytes()
+    if num_bytes > most:
+        raise VolumeError(
+            f"{what} takes {num_bytes / 2**30:,.1f} GiB and this process may have {most / 2**30:,.1f}; read smaller "
+            "boxes, or if it is a chunk, copy the volume to smaller chunks on a machine with more memory"
+        )
+
+
+@cache
+def _memory_bytes() -> int:
+    """Return the memory of this machine, or of the control group or the limit that this process runs under."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits)
 
 
 def read_json(file: Location) -> Tree | None:

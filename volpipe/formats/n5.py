@@ -107,7 +107,7 @@ def _compression(tree: Tree, file: Location) -> Tree:
 
 def _label(compression: Tree) -> str:
     level = compression.get("level", compression.get("preset", compression.get("clevel", "")))
-    words = [compression["type"], compression.get("cname", ""), str(level)]
+    words = [compression["type"], str(compression.get("cname", "")), str(level)]
     return " ".join(word for word in words if word)
 
 

@@ -31,7 +31,11 @@ def read_header(file: Path) -> Header:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, turned, stored = read(stream)
             offset = stream.tell()
-    except ValueError as error:
+    except VolumeError:
+        raise
+    except OSError as error:
+        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+    except Exception as error:  # the header is parsed as Python, whose parsers raise what they like
         raise VolumeError(f"{file} is no array that NumPy wrote: {error}") from error
     dtype = voxel_dtype(stored, file)
     shape = voxels(shape, "shape", file)

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 MAX_LISTED = 20
+MAX_WELLS = 2000
+MAX_LEVELS = 100
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
     datasets = image.get("datasets")
     if not isinstance(datasets, list) or not datasets:
         raise VolumeError(f"{source}: multiscales[0] has no datasets; it must name at least one array")
+    if len(datasets) > MAX_LEVELS:
+        raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
     return tuple(_dataset(mapping(entry, "a dataset", source), image, source) for entry in datasets)
 
 
@@ -59,7 +63,7 @@ def _ome(attributes: Tree, source: Location) -> Tree:
 
 def _dataset(entry: Tree, image: Tree, source: Location) -> Dataset:
     path = entry.get("path")
-    if not isinstance(path, str) or ".." in PurePosixPath(path).parts or PurePosixPath(path).is_absolute():
+    if not isinstance(path, str) or not _is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
     if "coordinateTransformations" not in entry:
         axes, _ = _axes(image.get("axes"))
@@ -73,6 +77,11 @@ def _dataset(entry: Tree, image: Tree, source: Location) -> Dataset:
     size = {axis: s * o for axis, s, o in zip(axes, scale, outer, strict=True)}
     origin = {axis: t * o + m for axis, t, o, m in zip(axes, shift, outer, moved, strict=True)}
     return Dataset(path, axes, place(size, origin, dict(zip(axes, units, strict=True))))
+
+
+def _is_inner(path: str) -> bool:
+    """Tell whether `path` stays in the group that names it."""
+    return ".." not in PurePosixPath(path).parts and not PurePosixPath(path).is_absolute()
 
 
 def _axes(said: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
@@ -130,8 +139,10 @@ def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], 
         return None
     images: list[str] = []
     wells = plate.get("wells")
-    for well in wells if isinstance(wells, list) else []:
+    for well in wells[:MAX_WELLS] if isinstance(wells, list) else []:
         path = str(well.get("path")) if isinstance(well, dict) else "?"
+        if not _is_inner(path):
+            continue
         said = _ome(read(folder / path), folder / path).get("well")
         fields = said.get("images") if isinstance(said, dict) else None
         images += [f"{path}/{f.get('path')}" for f in fields or [] if isinstance(f, dict)]

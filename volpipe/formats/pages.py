@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.formats import pictures
 from volpipe.formats.flat import FlatArray, RawFile
 from volpipe.formats.metadata import voxel_dtype
 from volpipe.formats.store import Index
 
+MOST_GROWTH = 4  # a picture may have colours, or fill a tile up, that are then cut off
 OPEN_FILES = 16  # of one array; an OME-TIFF may be spread over many
 
 
@@ -128,13 +130,29 @@ class PagedArray:
         if not page.counts[number]:
             return None
         text = file.read(page.offsets[number], page.counts[number])
+        values = pictures.count_values(text)
+        if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "
+                f"{math.prod(self._layout.segment)}: it is damaged"
+            )
         try:
             data, _, _ = self._layout.decode(
                 text, number, jpegtables=page.jpegtables, jpegheader=self._layout.jpegheader
             )
         except Exception as error:  # each codec has errors of its own
             raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
-        return None if data is None else np.asarray(data)[np.newaxis]
+        return None if data is None else self._checked(np.asarray(data), page, number)[np.newaxis]
+
+    def _checked(self, data: np.ndarray, page: Page, number: int) -> np.ndarray:
+        """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
+        stored = self._layout.stored.newbyteorder("=")
+        is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())
+        if data.dtype != stored and not is_bilevel:
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
+            )
+        return data
 
 
 def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: list[int]) -> None:

@@ -38,6 +38,8 @@ ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
 
+DAMAGE = ("FAILED_PRECONDITION", "DATA_LOSS", "INVALID_ARGUMENT", "OUT_OF_RANGE")  # tensorstore's words for it
+
 
 @dataclass(frozen=True)
 class Remote:
@@ -425,6 +427,12 @@ REASONS: Mapping[str, str] = {
         "no answer from {server}; check the address, ?endpoint= or AWS_ENDPOINT_URL, and the network"
     ),
 }
+
+
+def is_damage(error: Exception) -> bool:
+    """Tell whether `error` is about the bytes that came, not about the way to them."""
+    text = str(error)
+    return text.startswith(DAMAGE) and not any(re.search(pattern, text) for pattern in REASONS)
 
 
 def explain(place: Remote, error: Exception) -> str:

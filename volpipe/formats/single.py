@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.formats import hdf5, mrc, npy, slices, tiff
+from volpipe.formats import hdf5, mrc, npy, probe, slices, tiff
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, Place, Tree
 from volpipe.formats.ome import Dataset
@@ -67,6 +67,13 @@ def _is_hdf5(file: Path) -> bool:
                 return True
             offset = max(512, 2 * offset)
     return False
+
+
+def probe_file(folder: Location) -> None:
+    """Raise where `folder` is, or leads into, a file whose metadata crash or hang the library that reads them."""
+    within = split(folder)
+    if within is not None and find_format(within[0]) == "hdf5":
+        probe.check(within[0])
 
 
 def read_header(file: Path, key: str) -> Header | None:

@@ -65,19 +65,19 @@ class TensorStoreArray:
         self._sharded = sharded
 
     def read(self, index: Index) -> np.ndarray:
-        _check_process()
+        check_process()
         data: np.ndarray = self._array[index].read(order="C").result()
         return data
 
     def is_stored(self, index: Index) -> bool:
         """Return whether some chunk at `index` is stored; no chunk is read."""
-        _check_process()
+        check_process()
         return not self._array[index].storage_statistics(query_not_stored=True).result().not_stored
 
     def write(self, index: Index, data: np.ndarray) -> None:
         import tensorstore as ts
 
-        _check_process()
+        check_process()
         if not self._sharded:
             self._array[index].write(data, can_reference_source_data_indefinitely=True).result()
             return
@@ -132,7 +132,7 @@ def context(cache_bytes: int = 0) -> ts.Context:
     import tensorstore as ts
 
     global _owner
-    _check_process()
+    check_process()
     with _lock:
         _owner = os.getpid()
         if cache_bytes not in _contexts:
@@ -148,7 +148,7 @@ def context(cache_bytes: int = 0) -> ts.Context:
         return _contexts[cache_bytes]
 
 
-def _check_process() -> None:
+def check_process() -> None:
     """Raise in a process forked from one that used tensorstore, which would abort it at the next call."""
     if _owner not in (None, os.getpid()):
         raise VolumeError(

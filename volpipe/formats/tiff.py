@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import tags
+from volpipe.formats import pictures, tags
+from volpipe.formats.files import check_beside
 from volpipe.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
-from volpipe.formats.metadata import ArraySpec, Header, Place, voxel_dtype, voxels
+from volpipe.formats.metadata import ArraySpec, Header, Place, check_memory, voxel_dtype, voxels
 from volpipe.formats.ome import Dataset
 from volpipe.formats.pages import Layout, Page, PagedArray
 
@@ -188,6 +189,10 @@ def _codec(page: TiffPage, file: Path) -> str:
     if page.compression == 1:
         return "raw"
     name = NAMES(page.compression).name.lower() if page.compression in set(NAMES) else str(page.compression)
+    if name.startswith(pictures.UNSIZED):
+        raise VolumeError(
+            f"{file} is compressed with {name}, which takes memory that nothing bounds; use deflate or zstd"
+        )
     try:
         TIFF.DECOMPRESSORS[page.compression]
     except KeyError as error:
@@ -208,6 +213,8 @@ def _check(series: TiffPageSeries, file: Path) -> None:
     pages = _pages(series, file)
     if len(pages) * math.prod(series.keyframe.shaped) != math.prod(series.shape):
         raise VolumeError(f"{file}: {len(pages)} pages of {series.keyframe.shape} do not make up {series.shape}")
+    segment = _layout(series, series.dtype).segment
+    check_memory(num_bytes(segment, series.dtype), f"{file}: a strip or tile of {segment} voxels")
     segments = math.prod(series.keyframe.chunked)
     ends: dict[Path, int] = {}
     for page in pages:
@@ -228,6 +235,14 @@ def _pages(series: TiffPageSeries, file: Path) -> list[Page]:
     missing = pages.count(None)
     if missing:
         raise VolumeError(f"{file}: {missing} of {len(pages)} pages are missing; is a file of the set not beside it?")
+    paths = {page.parent.filehandle.path for page in pages if page is not None}
+    own = file.resolve()  # tifffile's paths are without links
+    for path in paths - {str(own)}:
+        check_beside(path, own)
+    if not all(
+        isinstance(n, int) for page in pages if page is not None for n in (*page.dataoffsets, *page.databytecounts)
+    ):
+        raise VolumeError(f"{file}: offsets or lengths of strips or tiles are no whole numbers; it is damaged")
     return [
         Page(Path(page.parent.filehandle.path), tuple(page.dataoffsets), tuple(page.databytecounts), page.jpegtables)
         for page in pages

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import cosem, files, remote
+from volpipe.formats import cosem, files, inflation, remote
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import (
     MAX_RANK,
@@ -179,6 +179,7 @@ def _header_v3(tree: Tree, folder: Location) -> Header:
     outer = voxels(
         mapping(grid.get("configuration"), "chunk_grid", file).get("chunk_shape"), "chunk_shape", file, rank=len(shape)
     )
+    _check_encoding(tree.get("chunk_key_encoding"), file)
     codecs = _Codecs(tree.get("codecs"), outer, file)
     stored = np.dtype(tree["data_type"])
     known = {key: tree[key] for key in KEYS_V3 if key in tree}
@@ -207,6 +208,14 @@ def _refuse_extensions(tree: Tree, file: Location) -> None:
         optional = isinstance(value, dict) and value.get("must_understand") is False
         if key not in KEYS_V3 + OTHER_KEYS_V3 and not optional:
             raise VolumeError(f"{file}: {key!r} is an extension that volpipe does not know")
+
+
+def _check_encoding(said: object, file: Location) -> None:
+    """Raise unless `said` tells how chunks are named; that it is left out is no default."""
+    encoding = mapping(said, "chunk_key_encoding", file)
+    separator = mapping(encoding.get("configuration"), "chunk_key_encoding", file).get("separator", "/")
+    if encoding.get("name") not in ("default", "v2") or separator not in ("/", "."):
+        raise VolumeError(f"{file}: chunk_key_encoding {str(said)[:60]} is neither default nor v2, with '/' or '.'")
 
 
 class _Codecs:
@@ -277,9 +286,11 @@ def consolidated_arrays(folder: Location) -> list[str] | None:
     )
     nodes = mapping(found.get("metadata"), "consolidated_metadata", folder)
     if nodes:
-        return sorted(key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
+        named = (key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
+        return sorted(key for key in named if ".." not in key.split("/"))
     files_v2 = mapping((read_json(folder / ".zmetadata") or {}).get("metadata"), "metadata", folder / ".zmetadata")
-    return sorted(key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray")) or None
+    keys = (key.removesuffix("/.zarray") for key in files_v2 if key.endswith("/.zarray"))
+    return sorted(key for key in keys if ".." not in key.split("/")) or None
 
 
 def read_place(header: Header) -> Place:
@@ -399,10 +410,11 @@ class ZarrArray:
     """An array that tensorstore does not know, read through zarr-python; it cannot be written to."""
 
     def __init__(self, header: Header) -> None:
+        outermost = _outermost(header)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of codecs that are in no specification: that is why we are here
-                self._array = _open_array(header.folder)
+                self._array = _open_array(header, outermost)
         except Exception as error:  # zarr-python lets through whatever odd metadata make Python raise
             why = header.unsupported or "its metadata"
             raise VolumeError(f"{header.folder}: {why} is not supported: {error}") from error
@@ -410,16 +422,61 @@ class ZarrArray:
     def read(self, index: Index) -> np.ndarray:
         try:
             data = np.asarray(self._array[index])
+        except VolumeError:
+            raise
         except Exception as error:  # as above, and each codec has errors of its own
             raise VolumeError(f"{self._array.path or self._array.store}: {error}") from error
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
 
 
-def _open_array(folder: Location) -> zarr.Array[Any]:  # Any: of either version's metadata
+def _outermost(header: Header) -> str:
+    """Return the codec that a chunk's bytes are in, "" for none; raise unless zarr-python can be trusted with all."""
+    if header.shards:
+        raise VolumeError(f"{header.folder}: {header.unsupported or 'its metadata'} is not supported in shards")
+    if header.format == "zarr2":
+        tree = read_json(header.folder / ".zarray") or {}
+        filters, last = tree.get("filters"), tree.get("compressor")
+    else:
+        tree = read_json(header.folder / "zarr.json") or {}
+        chain = [_as_v2(entry) for entry in tree.get("codecs") or []]
+        filters = [entry for entry in chain if entry["id"] not in inflation.COMPRESSORS + tuple(CODECS_V3)]
+        last = chain[-1] if chain and chain[-1]["id"] in inflation.COMPRESSORS else None
+        if any(entry["id"] in inflation.COMPRESSORS for entry in chain[:-1]):
+            raise VolumeError(f"{header.folder}: codecs after a compressor are not supported")
+    refused = inflation.refused(filters, last)
+    if refused:
+        raise VolumeError(f"{header.folder}: {refused} is not supported; volpipe reads {', '.join(inflation.KNOWN)}")
+    return str(last["id"]) if isinstance(last, dict) and last else ""
+
+
+def _as_v2(entry: object) -> Tree:
+    """Return a codec of v3 as v2 writes it, such as "numcodecs.delta" as delta."""
+    said: Tree = entry if isinstance(entry, dict) else {"name": entry}
+    settings = said.get("configuration")
+    name = str(said.get("name")).removeprefix("numcodecs.")
+    return (settings if isinstance(settings, dict) else {}) | {"id": name}
+
+
+def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of either version's metadata
     import zarr
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+    from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
-    if not isinstance(folder, remote.Remote):
-        return zarr.open_array(str(folder), mode="r")
-    from zarr.storage import ObjectStore
+    num_bytes = math.prod(header.chunks) * header.dtype.itemsize
 
-    return zarr.open_array(ObjectStore(remote.client(folder), read_only=True), path=folder.key, mode="r")
+    class Bounded(WrapperStore[Any]):  # Any: either store
+        """A store whose chunks are looked at before a decoder takes what memory they ask for."""
+
+        async def get(
+            self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+        ) -> Buffer | None:
+            found = await super().get(key, prototype, byte_range)
+            if found is not None and not key.endswith((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")):
+                inflation.check(found.to_bytes(), outermost, num_bytes)
+            return found
+
+    if isinstance(header.folder, remote.Remote):
+        store: Any = ObjectStore(remote.client(header.folder), read_only=True)
+        return zarr.open_array(Bounded(store), path=header.folder.key, mode="r")
+    return zarr.open_array(Bounded(LocalStore(str(header.folder), read_only=True)), mode="r")

@@ -1,0 +1,107 @@
+"""How much a compressed chunk unpacks to, found out before the memory is taken; for decoders that take all.
+
+Not here: tensorstore's decoders, which stop at the end of a chunk. What is allowed here is what Zarr v2 calls codecs:
+the rest of numcodecs makes objects of bytes (pickle above all), and is code.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from volpipe.errors import ChunkError
+
+COMPRESSORS = ("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd")
+FILTERS = ("adler32", "astype", "bitround", "crc32", "crc32c", "delta", "fixedscaleoffset", "fletcher32",
+           "jenkins_lookup3", "packbits", "quantize", "shuffle")  # fmt: skip
+KNOWN = COMPRESSORS + FILTERS
+MOST_GROWTH = 8  # of what a filter is given: bits to bytes, bytes to float64
+SPARE_BYTES = 1024  # for a checksum or a scale
+DTYPE = re.compile(r"[<>|=]?(b1|bool|[iuf][1248]|u?int(8|16|32|64)|float(16|32|64))")
+LZMA_DICTIONARY_BYTES = 2**30
+
+
+class _Decoder(Protocol):
+    eof: bool
+    unused_data: bytes
+
+    def decompress(self, text: bytes, limit: int, /) -> bytes: ...
+
+
+DECODERS: Mapping[str, Callable[[], Any]] = {  # Any: _Decoder, which zlib's do not say that they are
+    "bz2": bz2.BZ2Decompressor,
+    "gzip": lambda: zlib.decompressobj(47),
+    "zlib": zlib.decompressobj,
+    "lzma": lambda: lzma.LZMADecompressor(memlimit=LZMA_DICTIONARY_BYTES),
+}
+
+
+def refused(filters: object, compressor: object) -> str:
+    """Return which of the codecs of a Zarr v2 array is not read, "" where all are."""
+    for entry in filters if isinstance(filters, list) else []:
+        said = entry if isinstance(entry, dict) else {}
+        if said.get("id") not in FILTERS:
+            return f"filter {said.get('id')!r}"
+        types = {key: value for key, value in said.items() if key.endswith(("dtype", "astype"))}
+        for key, value in types.items():
+            if value is not None and not DTYPE.fullmatch(str(value)):
+                return f"filter {said['id']!r} with {key} {str(value)[:60]!r}"
+    said = compressor if isinstance(compressor, dict) else {}
+    if said and said.get("id") not in COMPRESSORS:
+        return f"compressor {said.get('id')!r}"
+    if said.get("id") == "lzma" and said.get("format", 1) not in (0, 1, 2):
+        return "compressor 'lzma' without a header"
+    return ""
+
+
+def check(text: bytes, compressor: str, chunk_bytes: int) -> None:
+    """Raise where `text`, a chunk of `chunk_bytes` before filters, unpacks to more than filters can make of that.
+
+    Raises:
+        ChunkError: it does, or is cut short where decoders would not say so.
+    """
+    limit = MOST_GROWTH * chunk_bytes + SPARE_BYTES
+    if compressor in DECODERS:
+        size = _inflated(text, DECODERS[compressor], limit)
+    elif compressor == "zstd":
+        size = _zstd(text, limit)
+    elif compressor == "blosc":
+        size = _blosc(text)
+    else:
+        size = int.from_bytes(text[:4], "little") if compressor == "lz4" else len(text)
+    if size > limit:
+        raise ChunkError(f"it unpacks to more than {limit} bytes and a chunk has {chunk_bytes}")
+
+
+def _inflated(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
+    """Return the size of `text` unpacked, all members of it, or one more than `limit` if it is larger."""
+    size = 0
+    try:
+        while text and size <= limit:
+            decoder = make()
+            size += len(decoder.decompress(text, limit + 1 - size))
+            text = decoder.unused_data if decoder.eof else b""
+    except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+        raise ChunkError(str(error)) from error
+    return size
+
+
+def _zstd(text: bytes, limit: int) -> int:
+    import imagecodecs
+
+    try:
+        return len(imagecodecs.zstd_decode(text, out=limit))
+    except imagecodecs.ZstdError as error:  # it says alike that it is damaged and that it is too large
+        raise ChunkError(f"zstd: {error}; it may hold at most {limit} bytes") from error
+
+
+def _blosc(text: bytes) -> int:
+    """Return the size of a blosc chunk unpacked; one that is cut short makes the library read past its end."""
+    stored = int.from_bytes(text[12:16], "little")
+    if len(text) < 16 or stored != len(text):
+        raise ChunkError(f"blosc: it has {len(text)} bytes and says {stored}")
+    return int.from_bytes(text[4:8], "little")
