@@ -216,17 +216,15 @@ def test_every_shipped_site_has_a_line() -> None:
 
 DEAD_POOL = """
 from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
-from volpipe.configs.local import INTERCHANGE
+from volpipe.apps.executors import HoldingExecutor
 
 class Impatient(LocalProvider):
     status_polling_interval = 1
 
 def config(run_dir):
-    executor = HighThroughputExecutor(
-        label="mine", address="127.0.0.1", encrypted=False, block_error_handler=False,
-        interchange_launch_cmd=INTERCHANGE,
+    executor = HoldingExecutor(
+        label="mine", address="127.0.0.1", heartbeat_period=2, heartbeat_threshold=10,
         provider=Impatient(init_blocks=1, max_blocks=1, worker_init="echo there is no such module >&2; exit 3"),
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)

@@ -58,6 +58,8 @@ def find_site(name: str) -> Callable[[Path], Config]:
 def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path) -> Config:
     try:
         config = given(str(run_dir)) if callable(given) else given
+    except SiteError as error:
+        raise SiteError(f"site {name} cannot be used here: {error}") from error
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
         raise SiteError(f"site {name} cannot be used here: {told(error)}") from error
     from parsl.config import Config
