@@ -88,7 +88,7 @@ class HoldingExecutor(HighThroughputExecutor):
         self.command_client.run = ask_in_time  # type: ignore[method-assign]
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """Stop, and let a provider that can leave nothing behind do so; Parsl leaves the blocks of a broken executor."""
+        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor."""
         try:
             super().shutdown(timeout)
         finally:

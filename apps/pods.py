@@ -82,7 +82,7 @@ class PodProvider(KubernetesProvider):
         self.shape = Shape(**own)
         with _without_configuration():
             super().__init__(**arguments)
-        self.kube_client = Tailor(connect(kubeconfig, context), self.shape)
+        self.kube_client = Tailor(connect(kubeconfig, context), self)
         self.mem_per_node = num_bytes(self.max_mem) / 1e9  # GB, by which the plan knows what a worker may take
         self._started = False
         self._lock = threading.Lock()
@@ -151,8 +151,11 @@ class PodProvider(KubernetesProvider):
             status = judge(pod)
             if status.state == JobState.PENDING and pod is not None:
                 status = self._lose_patience(pod, entry) or status
-            if not entry["status"].terminal:  # not cancelled meanwhile
-                entry["status"] = status
+            if entry["status"].terminal:  # cancelled meanwhile
+                continue
+            entry["status"] = status
+            if status.terminal and status.message:
+                log.warning("pod %s: %s", entry["pod_name"], status.message)
         for name, pod in pods.items():
             if is_overdue(pod):
                 self._delete(name, force=True)
@@ -201,14 +204,14 @@ class PodProvider(KubernetesProvider):
 class Tailor(client.CoreV1Api):
     """A client of the pods API that dresses every pod that is created: the one place where Parsl gives one out."""
 
-    def __init__(self, api_client: client.ApiClient, shape: Shape) -> None:
+    def __init__(self, api_client: client.ApiClient, provider: PodProvider) -> None:
         super().__init__(api_client)
-        self._shape = shape
+        self._provider = provider
 
     def create_namespaced_pod(  # type: ignore[override]  # less the options, of which Parsl gives none
         self, namespace: str, body: client.V1Pod
     ) -> client.V1Pod:
-        return super().create_namespaced_pod(namespace, dress(body, self._shape), _request_timeout=TIMEOUT)
+        return super().create_namespaced_pod(namespace, dress(body, self._provider.shape), _request_timeout=TIMEOUT)
 
 
 def connect(kubeconfig: str | None = None, context: str | None = None) -> client.ApiClient:

@@ -90,8 +90,8 @@ def check_folder(run_dir: str, claims: Sequence[Claim]) -> None:
     nearest = max(above, key=lambda claim: len(Path(claim.path).parts))
     if nearest.read_only:
         raise SiteError(
-            f"the run's folder {folder.parent} is on claim {nearest.name}, which is mounted at {nearest.path} for reading "
-            "alone; choose an --out elsewhere, or leave out :ro"
+            f"the run's folder {folder.parent} is on claim {nearest.name}, which is mounted at {nearest.path} for "
+            "reading alone; choose an --out elsewhere, or leave out :ro"
         )
 
 

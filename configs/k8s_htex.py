@@ -1,4 +1,4 @@
-"""Kubernetes: pods of CPU workers and of GPU workers. Told by k8s_htex.toml or VOLPIPE_K8S_*; copy it to change more."""
+"""Kubernetes: pods of CPU workers and of GPU workers, as k8s_htex.toml or VOLPIPE_K8S_* say (copy to change more)."""
 
 from __future__ import annotations
 

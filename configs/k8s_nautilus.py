@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parsl.config import Config
 
@@ -54,7 +54,7 @@ def config(run_dir: str) -> Config:
             max_mem="16Gi",
             gpus=1,
             node_selector={"nvidia.com/gpu.product": settings.gpu_type},
-            priority_class=settings.priority_class,
+            priority_class=None if settings.priority_class == "default" else settings.priority_class,
             claims=claims,  # data for reading alone, scratch for the run; the same claim may be mounted twice
             shm="4Gi",  # /dev/shm, of the pod's memory
             env={"HOME": "/tmp"},

@@ -23,13 +23,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kubelet import Node, Pod
-from manifests import faults
+from manifests import Json, faults
 
 PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods(?:/([^/]+))?")
 VERBS = {("POST", False): "create", ("GET", False): "list", ("GET", True): "get", ("DELETE", True): "delete"}
 REASONS = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid", 429: "TooManyRequests"}
-
-Json = dict[str, Any]  # Any: JSON
 
 
 class Refused(Exception):
@@ -50,6 +48,7 @@ class Cluster:
         verbs: what the user of the kubeconfig may do with pods.
         node: where pods run, and what it has.
         requests: (verb, namespace, name) of all, in the order in which they came.
+        asked: manifests of pods by name, as they came.
         broken: statuses with which the next requests are answered.
     """
 
@@ -58,6 +57,7 @@ class Cluster:
     verbs: set[str] = field(default_factory=lambda: {"create", "list", "delete"})
     node: Node = field(default_factory=Node)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
+    asked: dict[str, Json] = field(default_factory=dict)
     broken: list[int] = field(default_factory=list)
     pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -115,6 +115,7 @@ class Cluster:
         name = body["metadata"]["name"]
         if (namespace, name) in self.pods:
             raise Refused(409, f'pods "{name}" already exists')
+        self.asked[name] = copy.deepcopy(body)
         body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": stamp()}
         body["spec"].setdefault("restartPolicy", "Always")
         body["spec"].setdefault("terminationGracePeriodSeconds", 30)

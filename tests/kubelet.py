@@ -14,16 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 from conftest import ROOT
+from manifests import Json
 
 MARK = "DOUBLE_OF_POD"  # in the environment of all that runs in a pod
 GPU = "nvidia.com/gpu"
 PULL_BACK_OFF_SECONDS = 0.5
-
-Json = dict[str, Any]  # Any: JSON
 
 
 @dataclass
@@ -128,7 +126,7 @@ class Node:
         elif pod.process.poll() is not None:
             self._end(pod, pod.process.returncode)
         elif time.monotonic() > pod.began + (pod.spec.get("activeDeadlineSeconds") or float("inf")):
-            self._fail(pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            self.expire(pod)
 
     def _schedule(self, pod: Pod, others: Sequence[Pod]) -> None:
         if obstacle := self._obstacle(pod, others):
@@ -240,6 +238,10 @@ class Node:
                 process.kill()
         pod.process.kill()
         pod.process.wait()
+
+    def expire(self, pod: Pod) -> None:
+        """End a pod as its deadline does."""
+        self._fail(pod, "DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 
     def evict(self, pod: Pod) -> None:
         """Evict a pod, as a kubelet does that runs out of memory."""

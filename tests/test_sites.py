@@ -154,17 +154,6 @@ def test_a_shipped_site_is_found_with_and_without_its_ending(tmp_path: Path, nam
     assert load_site(name, tmp_path / "here") is not config  # Parsl loads none twice
 
 
-@pytest.mark.parametrize("name", ["k8s_htex.py", "k8s_htex"])
-def test_kubernetes_without_a_cluster_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(SiteError, match=rf"^site {name} cannot be used here: \w+: .*kube.*$"):
-        load_site(name, tmp_path)
-
-
 @pytest.mark.parametrize("name", ["slurm_htex.py", "slurm_htex"])
 def test_slurm_without_its_commands_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -210,7 +199,7 @@ def test_a_site_is_looked_for_before_anything_is_opened() -> None:
 
 def test_every_shipped_site_has_a_line() -> None:
     lines = list_sites()
-    assert set(lines) == {"k8s_htex", "local", "slurm_htex", "threads"}
+    assert set(lines) == {"k8s_htex", "k8s_nautilus", "local", "slurm_htex", "threads"}
     assert all(lines.values())
 
 
