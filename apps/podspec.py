@@ -114,7 +114,16 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
         metadata.owner_references = [reference(shape.owner)]
     _place(spec, shape)
     _bound(spec, shape)
-    spec.security_context = client.V1PodSecurityContext(
+    spec.security_context = pod_security(shape)
+    spec.image_pull_secrets = [*(spec.image_pull_secrets or []), *secrets(shape)] or None
+    spec.volumes = volumes(shape) or None
+    _dress_container(spec.containers[0], shape)
+    return dressed
+
+
+def pod_security(shape: Shape) -> client.V1PodSecurityContext:
+    """Return whom all of a pod runs as."""
+    return client.V1PodSecurityContext(
         run_as_non_root=shape.uid != 0,
         run_as_user=shape.uid,
         run_as_group=shape.gid,
@@ -123,11 +132,15 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
         fs_group_change_policy="OnRootMismatch",
         seccomp_profile=client.V1SeccompProfile(type="RuntimeDefault"),
     )
-    secrets = [client.V1LocalObjectReference(name=name) for name in shape.pull_secrets]
-    spec.image_pull_secrets = [*(spec.image_pull_secrets or []), *secrets] or None
-    spec.volumes = volumes(shape) or None
-    _dress_container(spec.containers[0], shape)
-    return dressed
+
+
+def container_security() -> client.V1SecurityContext:
+    """Return what a container may do beyond what any process may: nothing."""
+    return client.V1SecurityContext(allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"]))
+
+
+def secrets(shape: Shape) -> list[client.V1LocalObjectReference]:
+    return [client.V1LocalObjectReference(name=name) for name in shape.pull_secrets]
 
 
 def reference(owner: Owner) -> client.V1OwnerReference:
@@ -193,9 +206,7 @@ def _dress_container(container: client.V1Container, shape: Shape) -> None:
     container.image_pull_policy = shape.pull_policy
     container.env = [client.V1EnvVar(name=name, value=value) for name, value in shape.env.items()] or None
     container.volume_mounts = mounts(shape) or None
-    container.security_context = client.V1SecurityContext(
-        allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"])
-    )
+    container.security_context = container_security()
     if shape.gpus and container.resources is not None:
         count = {GPU: str(shape.gpus)}
         container.resources.limits = {**(container.resources.limits or {}), **count}

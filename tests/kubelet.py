@@ -94,6 +94,7 @@ class Node:
 
     Attributes:
         env: of every container, as its image would have it.
+        accounts: files with what pods of a service account are given, by its name: a kubeconfig, instead of a token.
         patience: seconds after which the pods of a lost node are deleted, instead of their toleration's.
     """
 
@@ -103,6 +104,7 @@ class Node:
     claims: set[str] = field(default_factory=set)
     labels: Mapping[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, Path] = field(default_factory=dict)
     pull_seconds: float = 0.1
     patience: float = 3.0
 
@@ -181,6 +183,9 @@ class Node:
         """Return what a container sees: of this machine's environment only what an image would have."""
         here = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME") if name in os.environ}
         of_image = {"PYTHONPATH": str(ROOT), "HOSTNAME": pod.metadata["name"]} | self.env
+        account = self.accounts.get(pod.spec.get("serviceAccountName", ""))
+        if account is not None and pod.spec.get("automountServiceAccountToken", True):
+            of_image["KUBECONFIG"] = str(account)
         own = {entry["name"]: self._value(entry, pod) for entry in pod.container.get("env") or []}
         return here | of_image | own | {MARK: pod.metadata["uid"]}
 

@@ -20,6 +20,7 @@ IMAGE = "lab/volpipe:1"
 SITE = """
 from volpipe.apps.podstatus import Patience
 from volpipe.configs import k8s_htex
+from volpipe.configs.k8s_htex import Settings
 
 def config(run_dir):
     chosen = k8s_htex.config(run_dir)

@@ -19,9 +19,10 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "show                apps.start",
+    "cli_k8s             apps.start",
+    "show",
     "driver dataset      apps.stages apps.watch",
-    "apps.executors      apps.pods apps.manifest",
+    "apps.executors      apps.pods",
     "appraisal           passes",
     "rehearsal           alternatives limits",
     "folder run",
@@ -32,7 +33,7 @@ LAYERS = (
     "plan",
     "nets measure        region",
     "recipe journal sites sample convert survey",
-    "volume              picture painting apps.settings apps.surroundings",
+    "volume              picture painting apps.settings apps.surroundings apps.manifest",
     "blend ops resolve   tissue fetches indexing apps.podspec apps.podstatus",
     "formats.container   cells",
     "formats.single",
@@ -63,9 +64,10 @@ HEAVY = {
     "h5py": ((), ("formats.hdf5",)),
     "tifffile": ((), ("formats.tiff", "formats.tags")),
     "PIL": ((), ("picture",)),
-    "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus"), ()),
+    "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
+    "yaml": ((), ("cli_k8s",)),
     "rich": (("cli", "show"), ()),
-    "typer": (("cli",), ()),
+    "typer": (("cli", "cli_k8s"), ()),
 }
 
 
@@ -181,7 +183,7 @@ def test_nothing_prints_but_the_command_line() -> None:
         ("volpipe", {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}),
         ("volpipe.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
         ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
-        ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore"}),
+        ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore", "kubernetes", "yaml"}),
         ("volpipe.apps.start", {"torch", "z5py", "zarr", "tensorstore"}),
     ],
 )

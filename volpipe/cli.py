@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
+from volpipe import cli_k8s
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import told
 from volpipe.show import (
@@ -59,6 +60,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
 )
+
+app.add_typer(cli_k8s.app, name="k8s")
 
 
 def console(*, stderr: bool) -> Console:

@@ -40,6 +40,21 @@ def load_site(name: str, run_dir: Path) -> Config:
     return find_site(name)(run_dir)
 
 
+def site_settings(name: str) -> tuple[type, str]:
+    """Return the class of the settings of the site `name`, and the site's file.
+
+    Raises:
+        SiteError: no such site, or it has none.
+    """
+    module = _module(name)
+    kind = getattr(module, "Settings", None)
+    if not isinstance(kind, type) or module.__file__ is None:
+        raise SiteError(
+            f"site {name} has no class Settings, so that nobody can tell what it is told; give another site"
+        )
+    return kind, module.__file__
+
+
 def find_site(name: str) -> Callable[[Path], Config]:
     """Return the function of the site `name`: from the folder for Parsl's files to a fresh configuration.
 
