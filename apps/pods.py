@@ -142,6 +142,7 @@ class PodProvider(KubernetesProvider):
 
     def _status(self) -> None:
         """Look at all pods; where Kubernetes does not answer, what was known stays."""
+        # Known before they are listed: one that is created meanwhile would seem to be gone.
         jobs = {job: entry for job, entry in list(self.resources.items()) if not entry["status"].terminal}
         pods = self._list() if jobs else None
         if pods is None:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+import psutil
 from kubelet import Node, Pod
 from manifests import Json, faults
 
@@ -80,9 +81,53 @@ class Cluster:
         """Answer the next requests with an error."""
         self.broken += [status] * times
 
+    def is_quiet(self, name: str) -> bool:
+        """Return whether nothing runs in a pod any more."""
+        return not self.pod(name).processes()
+
+    def stray(self) -> list[psutil.Process]:
+        """Return what runs in any pod."""
+        with self.lock:
+            return [process for pod in self.pods.values() for process in pod.processes()]
+
+    def evict(self, name: str) -> None:
+        """Let the pod's node run out of memory."""
+        with self.lock:
+            self.node.evict(self.pod(name))
+
+    def exhaust(self, name: str) -> None:
+        """Let the pod take more memory than it may."""
+        with self.lock:
+            self.node.exhaust(self.pod(name))
+
+    def expire(self, name: str) -> None:
+        """Let the pod reach its deadline."""
+        with self.lock:
+            self.node.expire(self.pod(name))
+
+    def lose_node(self, name: str) -> None:
+        """Let the node be gone that the pod runs on."""
+        with self.lock:
+            self.node.lose(self.pod(name))
+
+    def kill_manager(self, name: str) -> None:
+        """Kill the process that looks after the pod's workers, which the container's shell waits for."""
+        pools = [p for p in self.pod(name).processes() if "process_worker_pool.py" in " ".join(p.cmdline())]
+        min((p for p in pools if p.name() != "bash"), key=lambda p: p.pid).kill()
+
+    def kill_worker(self, name: str) -> None:
+        """Kill the worker of the pod that has worked most."""
+        workers = [p for p in self.pod(name).processes() if "spawn_main" in " ".join(p.cmdline())]
+        max(workers, key=lambda process: sum(process.cpu_times()[:2])).kill()
+
     def delete_pod(self, name: str, grace: int | None = None) -> None:
         """Delete a pod as a user would, by `kubectl delete pod`."""
         self.delete("lab", name, {"gracePeriodSeconds": grace})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a driver and its site of this cluster."""
+        return {"KUBECONFIG": str(self.kubeconfig), "VOLPIPE_K8S_NAMESPACE": "lab", "VOLPIPE_K8S_ADDRESS": "127.0.0.1"}
 
     def answer(self, verb: str, namespace: str, name: str, query: Mapping[str, str], body: Json | None) -> Json:
         """Return the answer to a request.
@@ -249,7 +294,11 @@ def write_kubeconfig(cluster: Cluster) -> None:
     )
 
 
-def wait_for_pods(cluster: Cluster, phase: str, number: int, seconds: float = 30.0) -> list[str]:
+class HasPods(Protocol):
+    def names(self, phase: str | None = None) -> list[str]: ...
+
+
+def wait_for_pods(cluster: HasPods, phase: str, number: int, seconds: float = 30.0) -> list[str]:
     """Return the names of pods in `phase`, once there are so many."""
     until = time.monotonic() + seconds
     while len(found := cluster.names(phase)) < number:

@@ -72,7 +72,7 @@ def _parts(
         raise SiteError(
             f"site {site} has no setting {missing[0]}, so it is none for Kubernetes; give --config k8s_htex"
         )
-    told = read_settings(kind, file, PREFIX)
+    told: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
     asked = getattr(told, "uid", None)
     uid = USER if asked is None else asked
     own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
