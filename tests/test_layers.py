@@ -19,9 +19,10 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
+    "cli_slurm",
     "show                apps.start",
     "driver dataset      apps.stages apps.watch",
-    "apps.executors",
+    "apps.executors      apps.slurm",
     "appraisal           passes",
     "rehearsal           alternatives limits",
     "folder run",
@@ -32,7 +33,7 @@ LAYERS = (
     "plan",
     "nets measure        region",
     "recipe journal sites sample convert survey",
-    "volume              picture painting apps.settings",
+    "volume              picture painting apps.settings batch",
     "blend ops resolve   tissue fetches indexing",
     "formats.container   cells",
     "formats.single",
@@ -44,7 +45,7 @@ LAYERS = (
     "formats.metadata",
     "formats.files",
     "formats.remote",
-    "errors grid",
+    "errors grid interrupts",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {"volpipe.apps.executors", "volpipe.apps.settings", "volpipe.apps.slurm", "volpipe.apps.pods"}
@@ -64,7 +65,7 @@ HEAVY = {
     "tifffile": ((), ("formats.tiff", "formats.tags")),
     "PIL": ((), ("picture",)),
     "rich": (("cli", "show"), ()),
-    "typer": (("cli",), ()),
+    "typer": (("cli", "cli_slurm"), ()),
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import parsl
 import psutil
 import pytest
+import zmq
 from command import processes_in, wait_until
 from conftest import ROOT
 from parsl.config import Config
@@ -98,8 +99,11 @@ def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, 
     watch = Watch([executor])
     assert not has_lost_interchange(executor)
     assert watch._trouble_of(executor) is None
-    watch.start()
     psutil.Process(executor.interchange_proc.pid).kill()
+    wait_until(lambda: executor.interchange_proc.poll() is not None, 5)
+    with pytest.raises(zmq.Again):  # rather than wait for somebody who takes it
+        executor.submit(time.sleep, {}, 0)
+    watch.start()
     error = waiting.exception(10)
     assert isinstance(error, BadStateException | RunStopped)
     with pytest.raises(RunStopped, match="the interchange of executor mine ended or hangs"):
