@@ -17,6 +17,7 @@ from parsl.executors.high_throughput import errors as lost
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
+from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
@@ -33,6 +34,13 @@ ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds wh
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
 # for each of the two times that Parsl formats the command.
 GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
+
+
+# What a killed pool leaves, its queues' process above all, ends with it; where the launcher changes no command.
+IN_A_GROUP = (
+    "set -m; trap 'kill -TERM -- -$pool' TERM; POOL & pool=$!; wait $pool; code=$?; "
+    "kill -KILL -- -$pool 2>/dev/null; exit $code"
+)
 
 
 class HoldingExecutor(HighThroughputExecutor):
@@ -76,7 +84,10 @@ class HoldingExecutor(HighThroughputExecutor):
             chosen["drain_period"] = drain_period(getattr(provider, "walltime", None), start_seconds, longest_task)
         if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
             chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
-        super().__init__(label=label, provider=provider, **(chosen | arguments))
+        chosen |= arguments
+        if isinstance(getattr(provider, "launcher", None), SimpleLauncher):
+            chosen["launch_cmd"] = IN_A_GROUP.replace("POOL", chosen.get("launch_cmd") or DEFAULT_LAUNCH_CMD)
+        super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
         """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import begin, finish, processes_in, wait_until
+from conftest import ROOT
 from disturbance import BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
@@ -215,11 +216,25 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
 
 def test_blocks_that_drain_before_their_walltime_lose_no_task(place: Path, slurm: Slurm, undisturbed: str) -> None:
     """Of a minute, 15 s are left for tasks to begin, less than the run takes."""
-    slow = on_slurm(
-        place / "drained", slurm, 0.2, WALLTIME="00:01:00", LONGEST_TASK="5", START_SECONDS="40", MAX_JOBS="1"
-    )
+    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "15", "START_SECONDS": "30"}
+    slow = on_slurm(place / "drained", slurm, 0.1, MAX_JOBS="1", **times)
     slow.begin()
     check_complete(slow, slurm, undisturbed)
     assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
     pids = {record.pid for record in read_records(slow.run / "journal.jsonl") if record.stage == "infer"}
     assert len(pids) > 1
+
+
+def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    slow = on_slurm(place / "job", slurm, 0)
+    command = ["slurm", "script", "--time", "1:00:00", "--cores", "1", "--mem-gb", "1", *slow.command[1:]]
+    printed = finish(slow.folder, begin(slow.folder, *command, **slow.environment))
+    assert printed.code == 0, printed.err
+    (slow.folder / "script.sh").write_text(printed.out)
+    slurm.do("sbatch", f"--chdir={slow.folder}", f"--export=PATH,PYTHONPATH={ROOT}", str(slow.folder / "script.sh"))
+    check_gone(slow, slurm, 120)
+    (said,) = slow.folder.glob("volpipe-*.log")
+    assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
+    assert fingerprint(slow.out) == undisturbed
