@@ -11,10 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import zmq
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.high_throughput import errors as lost
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
+from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
@@ -25,11 +28,19 @@ from volpipe.errors import ManagerLost, SiteError, WorkerLost
 TIED = ("setsid", "setpriv", "--pdeathsig", "TERM", "--")
 FAILED_BLOCKS = 5
 START_SECONDS = 60
+SEND_MILLISECONDS = 5000
 ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
 
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
 # for each of the two times that Parsl formats the command.
 GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
+
+
+# What a killed pool leaves, its queues' process above all, ends with it; where the launcher changes no command.
+IN_A_GROUP = (
+    "set -m; trap 'kill -TERM -- -$pool' TERM; POOL & pool=$!; wait $pool; code=$?; "
+    "kill -KILL -- -$pool 2>/dev/null; exit $code"
+)
 
 
 class HoldingExecutor(HighThroughputExecutor):
@@ -73,11 +84,17 @@ class HoldingExecutor(HighThroughputExecutor):
             chosen["drain_period"] = drain_period(getattr(provider, "walltime", None), start_seconds, longest_task)
         if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
             chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
-        super().__init__(label=label, provider=provider, **(chosen | arguments))
+        chosen |= arguments
+        if isinstance(getattr(provider, "launcher", None), SimpleLauncher):
+            chosen["launch_cmd"] = IN_A_GROUP.replace("POOL", chosen.get("launch_cmd") or DEFAULT_LAUNCH_CMD)
+        super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
         """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""
         super().start()  # type: ignore[no-untyped-call]
+        # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
+        self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
+        self.outgoing_q.zmq_socket.setsockopt(zmq.LINGER, 0)
         ask: Callable[..., object] = self.command_client.run
 
         def ask_in_time(question: object, max_retries: int = 3, timeout_s: float | None = None) -> object:
@@ -105,7 +122,10 @@ class HoldingExecutor(HighThroughputExecutor):
                 Without it, any.
         """
         if max_idletime is None:
-            return super().scale_in(blocks)
+            try:
+                return super().scale_in(blocks)
+            except (lost.CommandClientBadError, lost.CommandClientTimeoutError):  # nobody knows any more who is idle
+                return BlockProviderExecutor.scale_in(self, blocks)
         idle = [block for block, seconds in self.idle_blocks().items() if seconds > max_idletime][: max(0, blocks)]
         for block in idle:
             self._hold_block(block)  # type: ignore[no-untyped-call]

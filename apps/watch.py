@@ -138,10 +138,16 @@ def fail(executor: ParslExecutor, error: Exception) -> None:
     for future in list(executor.tasks.values()):
         with contextlib.suppress(InvalidStateError):
             future.set_exception(error)
-    statuses = dict(executor.status_facade)
-    alive = [job for block, job in executor.blocks_to_job_id.items() if not statuses[block].terminal]
+    sweep(executor)
+
+
+def sweep(executor: ParslExecutor) -> None:
+    """Cancel the blocks of `executor` that nobody has cancelled yet."""
+    provider = getattr(executor, "provider", None)
+    resources = getattr(provider, "resources", {})
+    alive = [job for job, found in list(resources.items()) if not found["status"].terminal]
     try:
-        if executor.provider is not None:
-            executor.provider.cancel(alive)
+        if provider is not None and alive and not all(provider.cancel(alive)):
+            log.error("jobs of executor %s were not cancelled: %s; cancel them yourself", executor.label, alive)
     except Exception:  # whatever a scheduler says: there is nobody else to cancel them
-        log.exception("blocks of executor %s could not be cancelled: %s", executor.label, alive)
+        log.exception("jobs of executor %s could not be cancelled: %s; cancel them yourself", executor.label, alive)

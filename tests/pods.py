@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 from cluster import Cluster, running
-from command import begin, processes_in
+from command import processes_in
 from disturbance import Slow
 from real_cluster import RealCluster
 
@@ -57,22 +56,9 @@ class SlowPods(Slow):
     def __post_init__(self) -> None:
         super().__post_init__()
         (self.folder / "site.py").write_text(SITE.format(pending=self.pending))
-
-    @property
-    def command(self) -> list[str]:
-        return [part if part != "local" else "site.py" for part in super().command]
-
-    def begin(self) -> subprocess.Popen[str]:
-        self.num_sessions += 1
-        session = str(self._calls(self.num_sessions))
-        self.process = begin(self.folder, *self.command, **self.environment, SESSION_FILE=session)
-        return self.process
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What tells the site; also what says where the cluster is."""
+        self.site = "site.py"
         of_double = {"VOLPIPE_K8S_IMAGE": IMAGE, "VOLPIPE_K8S_CLAIMS": f"scratch:{self.folder.parent}"}
-        return {
+        self.environment = {
             **(of_double if isinstance(self.cluster, Cluster) else {}),
             **self.cluster.environment,
             "VOLPIPE_K8S_CORES": "2",

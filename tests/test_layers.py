@@ -19,10 +19,10 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_k8s             apps.start",
-    "show",
+    "cli_slurm cli_k8s",
+    "show                apps.start",
     "driver dataset      apps.stages apps.watch",
-    "apps.executors      apps.pods",
+    "apps.executors      apps.slurm apps.pods",
     "appraisal           passes",
     "rehearsal           alternatives limits",
     "folder run",
@@ -33,7 +33,7 @@ LAYERS = (
     "plan",
     "nets measure        region",
     "recipe journal sites sample convert survey",
-    "volume              picture painting apps.settings apps.surroundings apps.manifest",
+    "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "blend ops resolve   tissue fetches indexing apps.podspec apps.podstatus",
     "formats.container   cells",
     "formats.single",
@@ -45,7 +45,7 @@ LAYERS = (
     "formats.metadata",
     "formats.files",
     "formats.remote",
-    "errors grid",
+    "errors grid interrupts",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")}
@@ -67,7 +67,7 @@ HEAVY = {
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
     "rich": (("cli", "show"), ()),
-    "typer": (("cli", "cli_k8s"), ()),
+    "typer": (("cli", "cli_k8s", "cli_slurm"), ()),
 }
 
 

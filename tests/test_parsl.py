@@ -15,6 +15,7 @@ from pathlib import Path
 import parsl
 import psutil
 import pytest
+import zmq
 from command import processes_in, wait_until
 from conftest import ROOT
 from parsl.config import Config
@@ -83,9 +84,8 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     sleeping = executor.submit(time.sleep, {}, 60)
     wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
     assert executor.idle_blocks() == {}
-    for process in processes_in(tmp_path):
-        if "process_worker_pool" in " ".join(process.cmdline()) or "spawn_main" in " ".join(process.cmdline()):
-            process.kill()
+    (pool,) = [p for p in processes_in(tmp_path) if "process_worker_pool.py" in " ".join(p.cmdline()[:2])]
+    pool.kill()  # what it leaves ends with it, as the fixture sees
     error = sleeping.exception(60)
     assert isinstance(error, lost.ManagerLost)
     assert isinstance(in_our_words(error), ManagerLost)
@@ -98,8 +98,11 @@ def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, 
     watch = Watch([executor])
     assert not has_lost_interchange(executor)
     assert watch._trouble_of(executor) is None
-    watch.start()
     psutil.Process(executor.interchange_proc.pid).kill()
+    wait_until(lambda: executor.interchange_proc.poll() is not None, 5)
+    with pytest.raises(zmq.Again):  # rather than wait for somebody who takes it
+        executor.submit(time.sleep, {}, 0)
+    watch.start()
     error = waiting.exception(10)
     assert isinstance(error, BadStateException | RunStopped)
     with pytest.raises(RunStopped, match="the interchange of executor mine ended or hangs"):
@@ -218,13 +221,13 @@ def test_gpu_workers_of_slurm_use_what_slurm_gave() -> None:
         ).stdout  # fmt: skip
         assert told.strip() == seen
     with_gpus = HoldingExecutor("gpu", FakeSlurm(), available_accelerators=2, **ARGUMENTS)
-    assert with_gpus.launch_cmd == slurm_launch_command(2)
+    assert slurm_launch_command(2) in with_gpus.launch_cmd
     assert with_gpus.available_accelerators == ["0", "1"]
     for other in (
         HoldingExecutor("cpu", FakeSlurm(), **ARGUMENTS),
         HoldingExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS),
     ):
-        assert other.launch_cmd == DEFAULT_LAUNCH_CMD
+        assert DEFAULT_LAUNCH_CMD in other.launch_cmd
 
 
 class Anything(dict[str, str]):

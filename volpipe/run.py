@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Journal, Record
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.worker import Job
@@ -142,9 +143,14 @@ class Loop:
 
         Raises:
             RunStopped: a stage fails alike everywhere, so that going on would only burn time.
+            KeyboardInterrupt: somebody asked to stop; what was under way could finish, within its time.
         """
+        with INTERRUPTS.patience():
+            self._work()
+
+    def _work(self) -> None:
         self._fill()
-        while self._in_flight:
+        while self._in_flight and not INTERRUPTS.is_overdue:
             try:
                 stage, units, future = self._arrived.get(timeout=TICK_SECONDS)
             except queue.Empty:
@@ -162,7 +168,7 @@ class Loop:
     def _fill(self) -> None:
         """Submit as long as there is room and something may start; later stages first, which frees scratch."""
         for stage in self.schedule.stages:
-            while self._per_label[stage.label] < 2 * self.slots[stage.label]:
+            while not INTERRUPTS.is_asked and self._per_label[stage.label] < 2 * self.slots[stage.label]:
                 units = self.schedule.take(stage, self._bundle(stage))
                 if not units:
                     break
