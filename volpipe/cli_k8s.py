@@ -59,14 +59,15 @@ def _parts(
     command: Sequence[str], sizes: Sequence[str], storage_class: str | None
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
+    from volpipe.sites import site_settings
+
+    site = _site_of(command)
+    kind, file = site_settings(site)  # which says in a sentence if the Kubernetes client is not installed
     from volpipe.apps.manifest import driver_job, rights, storage
     from volpipe.apps.podspec import Shape
     from volpipe.apps.settings import read_settings
     from volpipe.apps.surroundings import read_claims
-    from volpipe.sites import site_settings
 
-    site = _site_of(command)
-    kind, file = site_settings(site)
     missing = [name for name in NEEDED if name not in {field.name for field in dataclasses.fields(kind)}]
     if missing:
         raise SiteError(
