@@ -154,7 +154,8 @@ def test_an_image_that_is_not_there_ends_the_run_in_the_words_of_kubernetes(base
 
 
 def test_pods_that_fit_nowhere_end_the_run_in_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings={"VOLPIPE_K8S_GPUS": "1000"})
+    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
+    slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings=too_large)
     slow.begin()
     ended, sentence = finish_badly(slow)
     assert ended.code == 2
