@@ -91,9 +91,9 @@ class Slow:
         else:
             self.process.send_signal(number)
 
-    def finish(self) -> Ended:
+    def finish(self, seconds: float = 120) -> Ended:
         assert self.process is not None
-        return finish(self.folder, self.process)
+        return finish(self.folder, self.process, seconds)
 
     def marked(self, stage: str = "infer") -> set[int]:
         """Return the units of `stage` that the journal has."""
@@ -105,7 +105,7 @@ class Slow:
         process, calls = self.process, self._calls(self.num_sessions)
         wait_until(
             lambda: process.poll() is not None or (calls.exists() and len(calls.read_text().splitlines()) >= number),
-            60,
+            120,
         )
 
     def computed(self, session: int) -> Counter[int]:

@@ -73,13 +73,13 @@ def pools(slow: Slow) -> list[psutil.Process]:
 
 
 def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:
-    ended = slow.finish()
+    ended = slow.finish(240)
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == undisturbed
     check_gone(slow, slurm)
 
 
-def check_gone(slow: Slow, slurm: Slurm, seconds: float = 30) -> None:
+def check_gone(slow: Slow, slurm: Slurm, seconds: float = 60) -> None:
     wait_until(lambda: not slurm.jobs(), seconds)
     wait_until(lambda: not processes_in(slow.folder), seconds)
 
@@ -149,12 +149,12 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     slow.wait_for_calls(20)
     lose_a_node(slow, slurm)
     try:
-        ended = slow.finish()
+        ended = slow.finish(240)
     finally:
         slurm.start_node("n1")
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == undisturbed
-    check_gone(slow, slurm, 60)
+    check_gone(slow, slurm)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
@@ -194,7 +194,7 @@ def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm:
     slow.wait_for_calls(20)
     slow.interrupt(signal.SIGKILL)
     assert slow.finish().code == -signal.SIGKILL
-    check_gone(slow, slurm, 60)
+    check_gone(slow, slurm)
     marked = slow.marked()
     slow.begin()
     check_complete(slow, slurm, undisturbed)
@@ -215,9 +215,9 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
 
 
 def test_blocks_that_drain_before_their_walltime_lose_no_task(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    """Of a minute, 15 s are left for tasks to begin, less than the run takes."""
-    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "15", "START_SECONDS": "30"}
-    slow = on_slurm(place / "drained", slurm, 0.1, MAX_JOBS="1", **times)
+    """Of a minute, 20 s are left for tasks to begin, less than the run takes."""
+    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "20", "START_SECONDS": "20"}
+    slow = on_slurm(place / "drained", slurm, 0.15, MAX_JOBS="1", **times)
     slow.begin()
     check_complete(slow, slurm, undisturbed)
     assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
