@@ -197,9 +197,9 @@ class Cluster:
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Return whether `labels` have all of a selector such as "a=b,c=d"."""
-    wanted = dict(part.split("=", 1) for part in selector.split(",") if part)
-    return all(labels.get(key) == value for key, value in wanted.items())
+    """Return whether `labels` have all of a selector such as "a=b,c": b for a, and anything for c."""
+    wanted = [part.partition("=") for part in selector.split(",") if part]
+    return all(labels.get(key) == value if equals else key in labels for key, equals, value in wanted)
 
 
 def stamp(seconds: float = 0.0) -> str:
