@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from parsl import python_app
 
 from volpipe import rehearsal, worker
+from volpipe.apps.executors import in_our_words
 from volpipe.journal import Record
 from volpipe.worker import Job
 
@@ -107,4 +108,19 @@ class Apps:
             *arguments,
             parsl_resource_specification={"priority": app.priority} if takes_priority else {},
         )
-        return future
+        return translated(future)
+
+
+def translated(theirs: Future[Record]) -> Future[Record]:
+    """Return a future that ends as `theirs` does, with errors in our own words."""
+    ours: Future[Record] = Future()
+
+    def hand_on(done: Future[Record]) -> None:
+        error = done.exception()
+        if error is None:
+            ours.set_result(done.result())
+        else:
+            ours.set_exception(in_our_words(error))
+
+    theirs.add_done_callback(hand_on)
+    return ours

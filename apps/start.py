@@ -25,7 +25,8 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps.stages import Apps
-from volpipe.apps.watch import Watch
+from volpipe.apps.watch import Watch, sweep
+from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Executors, Submit
 from volpipe.sites import find_site
@@ -97,8 +98,11 @@ def started(config: Config) -> Iterator[Started]:
         watch.start()
         yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
     finally:
-        watch.stop()
-        _clean_up(kernel)
+        with INTERRUPTS.closing():
+            watch.stop()
+            _clean_up(kernel)
+            for executor in config.executors:
+                sweep(executor)
 
 
 def _clean_up(kernel: DataFlowKernel) -> None:

@@ -52,27 +52,38 @@ class Watch:
         """Raise what was found.
 
         Raises:
-            RunStopped: the interchange of an executor is gone.
+            RunStopped: the interchange of an executor is gone, or its thread of results, or all of its latest blocks.
             SiteError: an executor cannot start any worker.
         """
+        if self.trouble is None and any(getattr(executor, "bad_state_is_set", False) for executor in self.executors):
+            self._look()
         if self.trouble is not None:
             raise self.trouble
 
     def _look_again(self) -> None:
         while self.trouble is None and not self._stopped.wait(LOOK_SECONDS):
-            self.trouble = next(filter(None, map(self._trouble_of, self.executors)), None)
+            self._look()
         if self.trouble is not None:
             log.error("%s", self.trouble)
             for executor in self.executors:
                 fail(executor, self.trouble)
 
+    def _look(self) -> None:
+        self.trouble = next(filter(None, map(self._trouble_of, self.executors)), None)
+
     def _trouble_of(self, executor: ParslExecutor) -> VolpipeError | None:
         if not isinstance(executor, HighThroughputExecutor):
             return None
-        if has_lost_interchange(executor):
+        for is_lost, what in ((has_lost_interchange, "interchange"), (has_lost_results, "thread of results")):
+            if is_lost(executor):
+                return RunStopped(
+                    f"the {what} of executor {executor.label} ended or hangs, so that no result can come back; "
+                    "the same command again goes on from here"
+                )
+        if executor.bad_state_is_set:
             return RunStopped(
-                f"the interchange of executor {executor.label} ended, so that no result can come back; "
-                "the same command again goes on from here"
+                f"executor {executor.label} was given up: {first_words(executor.executor_exception)} "
+                f"(logs: {executor.run_dir}); the same command again goes on from here"
             )
         if executor.label in self.proven:
             return None
@@ -86,8 +97,23 @@ class Watch:
 
 
 def has_lost_interchange(executor: HighThroughputExecutor) -> bool:
-    """Return whether the process that passes tasks and results on has been started and is gone."""
-    return executor.interchange_proc is not None and executor.interchange_proc.poll() is not None
+    """Return whether the process that passes tasks and results on was started and is gone, or answers no longer."""
+    if executor.interchange_proc is None:
+        return False
+    return executor.interchange_proc.poll() is not None or not executor.command_client.ok
+
+
+def has_lost_results(executor: HighThroughputExecutor) -> bool:
+    """Return whether the thread that takes results from the interchange is gone, as it is after one that is broken."""
+    thread = executor._result_queue_thread
+    wanted = not executor.bad_state_is_set and not executor._result_queue_thread_exit.is_set()
+    return thread is not None and wanted and not thread.is_alive()
+
+
+def first_words(error: Exception | None) -> str:
+    """Return the lines of a message that say something, as one."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return " ".join(line for line in lines if line and not line.startswith("Error "))
 
 
 def is_stillborn(status: JobStatus) -> bool:
@@ -112,10 +138,16 @@ def fail(executor: ParslExecutor, error: Exception) -> None:
     for future in list(executor.tasks.values()):
         with contextlib.suppress(InvalidStateError):
             future.set_exception(error)
-    statuses = dict(executor.status_facade)
-    alive = [job for block, job in executor.blocks_to_job_id.items() if not statuses[block].terminal]
+    sweep(executor)
+
+
+def sweep(executor: ParslExecutor) -> None:
+    """Cancel the blocks of `executor` that nobody has cancelled yet."""
+    provider = getattr(executor, "provider", None)
+    resources = getattr(provider, "resources", {})
+    alive = [job for job, found in list(resources.items()) if not found["status"].terminal]
     try:
-        if executor.provider is not None:
-            executor.provider.cancel(alive)
+        if provider is not None and alive and not all(provider.cancel(alive)):
+            log.error("jobs of executor %s were not cancelled: %s; cancel them yourself", executor.label, alive)
     except Exception:  # whatever a scheduler says: there is nobody else to cancel them
-        log.exception("blocks of executor %s could not be cancelled: %s", executor.label, alive)
+        log.exception("jobs of executor %s could not be cancelled: %s; cancel them yourself", executor.label, alive)

@@ -1,62 +1,90 @@
-"""Kubernetes: pods of CPU workers and pods of GPU workers, from VOLPIPE_K8S_* (copy this file to change more)."""
+"""Kubernetes: pods of CPU workers and of GPU workers, as k8s_htex.toml or VOLPIPE_K8S_* say (copy to change more)."""
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass, field
 
-from parsl.addresses import address_by_hostname
 from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
-from parsl.providers import KubernetesProvider
 
-# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
-# to stop its workers.
-INTERCHANGE = ["setsid", "setpriv", "--pdeathsig", "TERM", "--", "interchange.py"]
-
-
-def setting(name: str, default: str) -> str:
-    return os.environ.get(f"VOLPIPE_K8S_{name}", default)
+from volpipe.apps.executors import HoldingExecutor
+from volpipe.apps.pods import PodProvider
+from volpipe.apps.podstatus import Patience
+from volpipe.apps.settings import read_settings
+from volpipe.apps.surroundings import check_folder, driver_address, driver_pod, pod_user, read_claims, run_mark
 
 
-def executor(label: str, cores: int, gpus: int) -> HighThroughputExecutor:
-    workers = gpus or cores
-    claim = setting("CLAIM", "")
-    return HighThroughputExecutor(
+@dataclass(frozen=True)
+class Settings:
+    image: str  # of the workers: the same Python, Parsl and volpipe as the driver's
+    namespace: str
+    claims: list[
+        str
+    ]  # what is mounted: CLAIM:/path, CLAIM/folder:/path, CLAIM:/path:ro; the driver's paths are the same
+    address: str | None = None  # where pods reach a driver that is not in the cluster
+    cores: int = 8  # of each pod
+    memory: str = "16Gi"  # of each pod
+    gpus: int = 1  # of each GPU pod; 0 for a cluster without
+    max_pods: int = 4  # of each kind
+    hours: float = 24.0  # that a pod may run; another takes its place
+    longest_task: float = 600.0  # seconds; a pod takes no more tasks when it has less time left
+    pending_minutes: float = 30.0  # that a pod may wait for a node
+    uid: int | None = None  # of the workers; without, the driver's own, which must not be root
+    pull_secrets: list[str] = field(default_factory=list)  # for the image
+    encrypted: bool = True  # traffic between driver and workers
+    kubeconfig: str | None = None  # without, KUBECONFIG, ~/.kube/config, or the service account of the driver's pod
+    context: str | None = None
+
+
+def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
+    gpus = settings.gpus if label == "gpu" else 0
+    workers = gpus or settings.cores  # one per GPU, or one per core
+    threads = max(1, settings.cores // workers)
+    claims = read_claims(settings.claims)
+    check_folder(run_dir, claims)  # pods read plan and certificates there
+    uid, gid = pod_user(settings.uid)
+    return HoldingExecutor(
         label=label,
-        # Pods connect to the driver's own pod; set it from status.podIP.
-        address=os.environ.get("POD_IP") or address_by_hostname(),
+        address=driver_address(settings.address),
         max_workers_per_node=workers,
         available_accelerators=gpus,
-        block_error_handler=False,
-        heartbeat_period=15,
-        heartbeat_threshold=60,
-        worker_logdir_root="/tmp/volpipe",  # a pod's user may write here
-        interchange_launch_cmd=INTERCHANGE,
-        provider=KubernetesProvider(
-            image=setting("IMAGE", "volpipe"),
-            namespace=setting("NAMESPACE", "default"),
-            init_blocks=1,
+        encrypted=settings.encrypted,
+        longest_task=settings.longest_task,
+        worker_logdir_root="/tmp/volpipe",  # a pod's user may write there
+        provider=PodProvider(
+            image=settings.image,
+            namespace=settings.namespace,
+            kubeconfig=settings.kubeconfig,
+            context=settings.context,
+            run=run_mark(run_dir, label),  # finds the pods that a killed driver left
+            owner=driver_pod(),  # when the driver's pod is deleted, so are its workers
+            init_blocks=1,  # pods at the start
             min_blocks=0,
-            max_blocks=int(setting("MAX_PODS", "4")),
-            init_cpu=cores,
-            max_cpu=cores,
-            init_mem=setting("MEM", "16Gi"),
-            max_mem=setting("MEM", "16Gi"),
-            extra_limits={"nvidia.com/gpu": str(gpus)} if gpus else None,
-            extra_requests={"nvidia.com/gpu": str(gpus)} if gpus else None,
-            # The claim must be mounted at the same path in the driver's pod: paths are all that travels.
-            persistent_volumes=[(claim, setting("MOUNT", "/data"))] if claim else [],
-            worker_init=f"export OMP_NUM_THREADS={max(1, cores // workers)}",
+            max_blocks=settings.max_pods,
+            init_cpu=settings.cores,  # requests, and limits: a pod that asks for less than it uses is evicted first
+            max_cpu=settings.cores,
+            init_mem=settings.memory,
+            max_mem=settings.memory,
+            gpus=gpus,
+            claims=claims,
+            shm="1Gi",  # /dev/shm, of the pod's memory; a container's own has 64 MiB
+            env={"HOME": "/tmp"},
+            pull_secrets=settings.pull_secrets,
+            uid=uid,
+            gid=gid,
+            deadline=int(3600 * settings.hours),
+            patience=Patience(pending=60 * settings.pending_minutes),
+            worker_init=f"export OMP_NUM_THREADS={threads} VOLPIPE_THREADS={threads}",
         ),
     )
 
 
 def config(run_dir: str) -> Config:
-    cores = int(setting("CORES", "8"))
+    settings = read_settings(Settings, __file__, "VOLPIPE_K8S")
+    labels = ["cpu", "gpu"] if settings.gpus else ["cpu"]
     return Config(
-        executors=[executor("cpu", cores, 0), executor("gpu", cores, int(setting("GPUS", "1")))],
+        executors=[executor(label, settings, run_dir) for label in labels],
         run_dir=run_dir,
-        strategy="simple",  # htex_auto_scale kills blocks that have not connected yet
+        strategy="simple",  # htex_auto_scale kills pods that have not connected yet
         initialize_logging=False,
         usage_tracking=0,
     )

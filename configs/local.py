@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
-# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
-# to stop its workers.
-TIED = ["setsid", "setpriv", "--pdeathsig", "TERM", "--"]
-INTERCHANGE = [*(TIED if shutil.which("setpriv") else []), "interchange.py"]
+from volpipe.apps.executors import HoldingExecutor
 
 
 def config(run_dir: str) -> Config:
     cores = len(os.sched_getaffinity(0))
     workers = int(os.environ.get("VOLPIPE_WORKERS", cores))
     threads = max(1, cores // workers)
-    executor = HighThroughputExecutor(
+    executor = HoldingExecutor(
         label="local",
         address="127.0.0.1",  # without one, Parsl asks an outside service and listens on every interface
         max_workers_per_node=workers,
         prefetch_capacity=workers,  # else a worker waits 16 ms for its next task
-        encrypted=False,  # nothing leaves this machine
-        # A dead worker is replaced, not taken for a broken site.
+        # A dead worker pool is replaced, not taken for a broken site.
         block_error_handler=False,
         heartbeat_period=2,
         heartbeat_threshold=10,
-        interchange_launch_cmd=INTERCHANGE,
         provider=LocalProvider(
             init_blocks=1,
             min_blocks=1,

@@ -1,53 +1,71 @@
-"""Slurm: jobs of CPU workers and jobs of GPU workers, from VOLPIPE_SLURM_* (copy this file to change more)."""
+"""Slurm: jobs of CPU workers and jobs of GPU workers, as ~/.config/volpipe/slurm_htex.toml says."""
 
 from __future__ import annotations
 
-import os
 import shutil
+from dataclasses import dataclass
 
 from parsl.addresses import address_by_hostname
 from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
 from parsl.launchers import SimpleLauncher
-from parsl.providers import SlurmProvider
 
-# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
-# to stop its workers.
-INTERCHANGE = ["setsid", "setpriv", "--pdeathsig", "TERM", "--", "interchange.py"]
-
-
-def setting(name: str, default: str) -> str:
-    return os.environ.get(f"VOLPIPE_SLURM_{name}", default)
+from volpipe.apps.executors import HoldingExecutor
+from volpipe.apps.settings import read_settings
+from volpipe.apps.slurm import SlurmJobs
 
 
-def executor(label: str, partition: str, cores: int, gpus: int) -> HighThroughputExecutor:
-    workers = gpus or cores
-    return HighThroughputExecutor(
-        label=label,
-        # Workers connect to this address of the machine that runs the driver.
-        address=setting("ADDRESS", address_by_hostname()),
+@dataclass(frozen=True)
+class Settings:
+    """Each is a line of the TOML file, or VOLPIPE_SLURM_PARTITION and so on in the environment."""
+
+    partition: str  # `sinfo` lists them
+    gpu_partition: str | None = None  # where GPUs are, if elsewhere
+    account: str | None = None  # `sacctmgr show associations user=$USER` lists them
+    qos: str | None = None
+    constraint: str | None = None  # a feature of nodes, such as "h200"
+    max_jobs: int = 4  # of each kind at a time
+    walltime: str = "04:00:00"  # of a job, HH:MM:SS
+    longest_task: int = 600  # seconds; a job that has less left starts no task any more, and ends
+    start_seconds: int = 60  # from a job's start until its workers are there
+    cores: int = 8  # of a job
+    mem_gb: int = 32  # of a job
+    gpus: int = 1  # of a GPU job, one worker each; 0 where the net runs on CPUs
+    init: str = "true"  # shell line before workers start: "module load cuda; source ~/venv/bin/activate"
+    address: str | None = None  # of the machine of this command, as compute nodes reach it
+    heartbeat: int = 15  # seconds; what does not answer four times is lost
+    poll_seconds: int = 30  # how often Slurm is asked for the state of jobs
+
+
+def executor(label: str, chosen: Settings, partition: str, gpus: int) -> HoldingExecutor:
+    workers = gpus or chosen.cores
+    threads = max(1, chosen.cores // workers)
+    return HoldingExecutor(
+        label=label,  # "cpu" and "gpu" get the stages of that kind
+        address=chosen.address or address_by_hostname(),
         max_workers_per_node=workers,
-        available_accelerators=gpus,
-        block_error_handler=False,
-        heartbeat_period=15,
-        heartbeat_threshold=60,
-        interchange_launch_cmd=INTERCHANGE,
-        provider=SlurmProvider(
+        available_accelerators=gpus,  # each worker has one to itself, of those that Slurm gave to the job
+        longest_task=chosen.longest_task,
+        start_seconds=chosen.start_seconds,
+        heartbeat_period=chosen.heartbeat,
+        heartbeat_threshold=4 * chosen.heartbeat,
+        provider=SlurmJobs(
             partition=partition,
-            account=setting("ACCOUNT", "") or None,
-            qos=setting("QOS", "") or None,
-            walltime=setting("WALLTIME", "04:00:00"),
-            init_blocks=1,
-            min_blocks=0,
-            max_blocks=int(setting("MAX_JOBS", "4")),
+            account=chosen.account,
+            qos=chosen.qos,
+            constraint=chosen.constraint,
+            walltime=chosen.walltime,
+            init_blocks=1,  # jobs at the start; more come with the tasks
+            min_blocks=0,  # jobs that stay without tasks
+            max_blocks=chosen.max_jobs,
             nodes_per_block=1,
-            cores_per_node=cores,
-            mem_per_node=int(setting("MEM_GB", "32")),
+            cores_per_node=chosen.cores,
+            mem_per_node=chosen.mem_gb,
             gpus_per_node=gpus or None,
-            exclusive=False,
-            scheduler_options="#SBATCH --no-requeue",  # Parsl starts a new job itself
-            worker_init=f"{setting('INIT', 'true')}\nexport OMP_NUM_THREADS={max(1, cores // workers)}",
+            exclusive=False,  # a node may have other jobs beside ours
+            scheduler_options="#SBATCH --no-requeue",  # a lost job is replaced by a new one
+            worker_init=f"{chosen.init}\nexport OMP_NUM_THREADS={threads} VOLPIPE_THREADS={threads}",
             launcher=SimpleLauncher(),
+            poll_seconds=chosen.poll_seconds,
         ),
     )
 
@@ -55,14 +73,16 @@ def executor(label: str, partition: str, cores: int, gpus: int) -> HighThroughpu
 def config(run_dir: str) -> Config:
     if shutil.which("sbatch") is None:
         raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    partition, cores = setting("PARTITION", ""), int(setting("CORES", "8"))
+    chosen = read_settings(Settings, __file__, "VOLPIPE_SLURM")
     return Config(
         executors=[
-            executor("cpu", partition, cores, 0),
-            executor("gpu", setting("GPU_PARTITION", partition), cores, int(setting("GPUS", "1"))),
+            executor("cpu", chosen, chosen.partition, 0),
+            executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus),
         ],
-        run_dir=run_dir,
-        strategy="simple",  # htex_auto_scale kills blocks that have not connected yet
+        run_dir=run_dir,  # Parsl's files, beside the output
+        strategy="htex_auto_scale",  # jobs that are idle for max_idletime are given back, also while others work
+        max_idletime=120,  # seconds
+        strategy_period=2,  # seconds between two looks at whether there are jobs enough
         initialize_logging=False,
         usage_tracking=0,
     )

@@ -45,7 +45,7 @@ def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def give(*arguments: str | Path) -> Ended:
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["volpipe", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         capsys.readouterr()
         try:
             cli.main()

@@ -45,11 +45,15 @@ class Slow:
     Attributes:
         seconds: that the net takes for each of 210 windows.
         mode: "stored" or "streamed".
+        site: where it runs.
+        environment: of the command.
     """
 
     folder: Path
     seconds: float = 0.05
     mode: str = "stored"
+    site: str = "local"
+    environment: dict[str, str] = field(default_factory=dict)
     num_sessions: int = 0
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
@@ -62,7 +66,7 @@ class Slow:
     def command(self) -> list[str]:
         division = windowed((WINDOW,) * 3, (WINDOW - STRIDE,) * 3, (PER_BLOCK,) * 3, "hann")
         recipe = set_each("net.name=net.py:build", "normalise.method=none", f"tensors.mode={self.mode}", *division)
-        return ["run", "--config", "local", *recipe, "-o", "out.zarr", str(self.folder.parent / "in.n5")]
+        return ["run", "--config", self.site, *recipe, "-o", "out.zarr", str(self.folder.parent / "in.n5")]
 
     @property
     def out(self) -> Path:
@@ -75,9 +79,8 @@ class Slow:
     def begin(self) -> subprocess.Popen[str]:
         """Start the next session."""
         self.num_sessions += 1
-        self.process = begin(
-            self.folder, *self.command, VOLPIPE_WORKERS="2", SESSION_FILE=str(self._calls(self.num_sessions))
-        )
+        environment = {"VOLPIPE_WORKERS": "2", "SESSION_FILE": str(self._calls(self.num_sessions))}
+        self.process = begin(self.folder, *self.command, **environment | self.environment)
         return self.process
 
     def interrupt(self, number: signal.Signals, *, group: bool = False) -> None:
@@ -88,9 +91,9 @@ class Slow:
         else:
             self.process.send_signal(number)
 
-    def finish(self) -> Ended:
+    def finish(self, seconds: float = 120) -> Ended:
         assert self.process is not None
-        return finish(self.folder, self.process)
+        return finish(self.folder, self.process, seconds)
 
     def marked(self, stage: str = "infer") -> set[int]:
         """Return the units of `stage` that the journal has."""
@@ -102,7 +105,7 @@ class Slow:
         process, calls = self.process, self._calls(self.num_sessions)
         wait_until(
             lambda: process.poll() is not None or (calls.exists() and len(calls.read_text().splitlines()) >= number),
-            60,
+            120,
         )
 
     def computed(self, session: int) -> Counter[int]:

@@ -17,6 +17,7 @@ from volumes import fingerprint
 
 from volpipe import tensors, worker
 from volpipe.folder import RunFolder
+from volpipe.interrupts import GRACE_SECONDS, SAME_SECONDS
 from volpipe.tensors import delete
 from volpipe.worker import Job
 
@@ -114,6 +115,32 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
     assert processes_in(slow.folder) == []
 
 
+@pytest.mark.slow
+def test_one_ctrl_c_lets_tasks_finish_and_a_second_does_not(tmp_path: Path) -> None:
+    slow = Slow(tmp_path / "once", mode="streamed")
+    slow.begin()
+    slow.wait_for_calls(16)
+    slow.interrupt(signal.SIGINT, group=True)
+    ended = slow.finish()
+    assert ended.code == 1
+    assert "stopping: what runs may finish within 20 s" in ended.err
+    assert slow.marked() == slow.computed(1).keys()
+    assert len(slow.marked()) < NUM_BLOCKS
+    endless = Slow(tmp_path / "twice", seconds=100, mode="streamed")
+    endless.begin()
+    endless.wait_for_calls(1)
+    endless.interrupt(signal.SIGTERM)
+    wait_until(lambda: "stopping: " in (endless.folder / "err.txt").read_text(), 5)
+    time.sleep(2 * SAME_SECONDS)
+    endless.interrupt(signal.SIGTERM)
+    began = time.monotonic()
+    ended = endless.finish()
+    assert time.monotonic() - began < GRACE_SECONDS - 5
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    wait_until(lambda: not processes_in(endless.folder), 5)
+    assert endless.marked() == set()
+
+
 def refused_driver(slow: Slow) -> str:
     """Return the one sentence that a second driver says."""
     (slow.folder / "second").mkdir()
@@ -137,7 +164,7 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_can_go_on(
     interchange.kill()
     ended = slow.finish()
     assert ended.code == 1
-    assert ended.err.splitlines()[-1].startswith("volpipe: the interchange of executor local ended")
+    assert ended.err.splitlines()[-1].startswith("volpipe: the interchange of executor local ended or hangs")
     wait_until(lambda: not processes_in(slow.folder), 15)
     slow.begin()
     ended = slow.finish()

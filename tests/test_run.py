@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,8 @@ import pytest
 from plans import planned, volume
 
 from volpipe import run
-from volpipe.errors import RunStopped
+from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
+from volpipe.interrupts import INTERRUPTS, Interrupts
 from volpipe.journal import Journal, Record, read_records
 from volpipe.run import LARGEST_BUNDLE, RETRIES, Loop, Progress
 from volpipe.schedule import Schedule, SingleStage, Stage
@@ -56,7 +59,7 @@ class Workers:
             future, stage, units = self.in_flight.pop(self.random.randrange(len(self.in_flight)))
             try:
                 future.set_result(self.work(stage, units))
-            except RuntimeError as error:
+            except (RuntimeError, TaskLost) as error:
                 future.set_exception(error)
 
 
@@ -162,6 +165,107 @@ def test_the_units_of_a_lost_worker_are_tried_again_one_by_one() -> None:
     assert loop.reasons["work", lost[0][0]] == "RuntimeError: worker 3 was lost"
     again = [units for _, units in workers.tasks if set(units) & set(lost[0]) and units != lost[0]]
     assert sorted(again) == [[unit] for unit in lost[0]]
+
+
+@dataclass
+class Losing:
+    """Work whose first tasks for each unit never answer, for one reason or the other."""
+
+    reason: type[TaskLost]
+    losses: int
+    attempts: Counter[int] = field(default_factory=Counter)
+
+    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+        self.attempts.update(units)
+        if any(self.attempts[unit] <= self.losses for unit in units):
+            raise self.reason("gone")
+        return succeed(stage, units)
+
+
+@pytest.mark.parametrize(("reason", "tries"), [(ManagerLost, 5), (WorkerLost, 2)])
+def test_a_lost_node_costs_a_task_less_than_a_lost_worker(reason: type[TaskLost], tries: int) -> None:
+    losing = Losing(reason, tries - 1)
+    loop, _ = loop_over(stage := Stage("work", 1), Workers(losing))
+    loop.run()
+    assert (stage.num_done, losing.attempts[0]) == (1, tries)
+    losing = Losing(reason, tries)
+    loop, _ = loop_over(stage := Stage("work", 2), Workers(losing))
+    if reason is WorkerLost:
+        with pytest.raises(RunStopped, match=r"every work task fails alike.*: WorkerLost: gone$"):
+            loop.run()
+    else:
+        loop.run()
+        assert stage.failed == {0, 1}
+        assert losing.attempts == {0: tries, 1: tries}
+
+
+def test_lost_nodes_alone_do_not_stop_a_run() -> None:
+    loop, _ = loop_over(stage := Stage("work", 20), Workers(Losing(ManagerLost, 99)))
+    loop.run()
+    assert stage.failed == set(range(20))
+    assert loop.reasons["work", 19] == "ManagerLost: gone"
+
+
+@pytest.fixture
+def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
+    INTERRUPTS.reset()
+    yield INTERRUPTS
+    INTERRUPTS.reset()
+
+
+def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Path, interrupts: Interrupts) -> None:
+    workers = Workers()
+
+    def show(progress: Progress) -> None:
+        if len(workers.tasks) > 20:
+            assert interrupts.ask() or interrupts.is_asked
+        workers.show(progress)
+
+    with Journal(tmp_path / "journal") as journal:
+        loop = Loop(SingleStage(Stage("work", 5000)), workers.submit, {"cpu": 2, "gpu": 2}, journal, show)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run()
+    assert len(workers.tasks) < 30
+    marked = [unit for record in read_records(tmp_path / "journal") for unit in record.done]
+    assert sorted(marked) == sorted(unit for _, units in workers.tasks for unit in units)
+
+
+def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volpipe.interrupts.GRACE_SECONDS", 0.05)
+    workers = Workers()
+    loop = Loop(SingleStage(Stage("work", 9)), workers.submit, {"cpu": 1}, None, lambda progress: None)
+    threading.Timer(0.1, interrupts.ask).start()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert len(workers.in_flight) == 2
+
+
+def test_the_second_interrupt_ends_a_run_at_once(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volpipe.interrupts.SAME_SECONDS", 0.01)
+
+    def show(progress: Progress) -> None:
+        interrupts.ask()
+        assert not interrupts.ask()  # a terminal and a wrapper may send one Ctrl-C twice
+        time.sleep(0.02)
+
+    workers = Workers()
+    loop = Loop(SingleStage(Stage("work", 9)), workers.submit, {"cpu": 1}, None, show)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert len(workers.in_flight) == 2
+    assert not interrupts.ask()  # while jobs are cancelled, a third one changes nothing
+
+
+def test_outside_of_a_run_the_first_interrupt_ends_all(interrupts: Interrupts) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.ask()
+
+
+def test_no_interrupt_keeps_jobs_from_being_cancelled(interrupts: Interrupts) -> None:
+    with interrupts.closing():
+        assert not interrupts.ask()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.ask()
 
 
 def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import begin, finish, giver, processes_in, set_each
+from conftest import ROOT
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
@@ -17,6 +18,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe import worker
 from volpipe.apps import start
+from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.start import on_site
 from volpipe.errors import SiteError
 from volpipe.journal import Record, read_records
@@ -154,17 +156,6 @@ def test_a_shipped_site_is_found_with_and_without_its_ending(tmp_path: Path, nam
     assert load_site(name, tmp_path / "here") is not config  # Parsl loads none twice
 
 
-@pytest.mark.parametrize("name", ["k8s_htex.py", "k8s_htex"])
-def test_kubernetes_without_a_cluster_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(SiteError, match=rf"^site {name} cannot be used here: \w+: .*kube.*$"):
-        load_site(name, tmp_path)
-
-
 @pytest.mark.parametrize("name", ["slurm_htex.py", "slurm_htex"])
 def test_slurm_without_its_commands_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -174,21 +165,112 @@ def test_slurm_without_its_commands_is_refused_in_a_sentence(
         load_site(name, tmp_path)
 
 
-def test_slurm_asks_for_what_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the user's settings would be, and commands of a Slurm that does not answer."""
     for command in ("sbatch", "squeue", "scancel", "sacct"):
-        (tmp_path / command).write_text("#!/bin/sh\n")
+        (tmp_path / command).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / command).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for name, value in {"ADDRESS": "10.0.0.1", "GPUS": "4", "CORES": "16", "MAX_JOBS": "7", "PARTITION": "a"}.items():
-        monkeypatch.setenv(f"VOLPIPE_SLURM_{name}", value)
+    for variable in [name for name in os.environ if name.startswith(("VOLPIPE_SLURM", "VOLPIPE_SITE"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "volpipe").mkdir()
+    return tmp_path / "volpipe"
+
+
+def test_slurm_asks_for_what_its_file_and_the_environment_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_settings: Path
+) -> None:
+    (no_settings / "slurm_htex.toml").write_text('partition = "a"\ngpus = 4\ncores = 16\naddress = "10.0.0.1"\n')
     monkeypatch.setenv("VOLPIPE_SLURM_GPU_PARTITION", "b")
+    monkeypatch.setenv("VOLPIPE_SLURM_MAX_JOBS", "7")
     cpu, gpu = load_site("slurm_htex.py", tmp_path).executors
-    assert isinstance(cpu, HighThroughputExecutor)
-    assert isinstance(gpu, HighThroughputExecutor)
+    assert isinstance(cpu, HoldingExecutor)
+    assert isinstance(gpu, HoldingExecutor)
     assert (cpu.label, cpu.provider.partition, start._num_workers(cpu)) == ("cpu", "a", 16 * 7)
     assert (gpu.label, gpu.provider.partition, start._num_workers(gpu)) == ("gpu", "b", 4 * 7)
     assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
+    assert "CUDA_VISIBLE_DEVICES" in gpu.launch_cmd
+    assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 600
+    assert "--no-requeue" in cpu.provider.scheduler_options
     assert cpu.address == gpu.address == "10.0.0.1"
+
+
+def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:
+    (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    assert isinstance(executor, HoldingExecutor)
+    assert (executor.provider.partition, executor.provider.gpus_per_node, start._num_workers(executor)) == ("a", 2, 6)
+    assert start._with_label([executor], "cpu") == start._with_label([executor], "gpu") == ["slurm"]
+
+
+@pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])
+def test_slurm_names_what_is_missing_and_where_to_write_it(tmp_path: Path, no_settings: Path, site: str) -> None:
+    with pytest.raises(SiteError) as refused:
+        load_site(site, tmp_path)
+    assert str(refused.value) == (
+        f'site {site} cannot be used here: partition is not set; write partition = "..." in {no_settings}/{site}.toml, '
+        "or set VOLPIPE_SLURM_PARTITION"
+    )
+
+
+def test_a_copy_of_a_site_reads_settings_of_its_own_name(tmp_path: Path, no_settings: Path) -> None:
+    (tmp_path / "ours.py").write_text((ROOT / "configs/slurm_single.py").read_text())
+    (no_settings / "ours.toml").write_text('partition = "ours"\n')
+    (executor,) = load_site(str(tmp_path / "ours.py"), tmp_path).executors
+    assert isinstance(executor, HoldingExecutor)
+    assert executor.provider.partition == "ours"
+
+
+SMI = """#!/bin/sh
+printf '{listed}'
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("listed", "code", "chosen", "pinned"),
+    [("0\\n1\\n", 0, None, ["0", "1"]), ("0\\n1\\n2\\n", 0, "2,0", ["2", "0"]), ("0\\n", 0, "GPU-ab", ["GPU-ab"])],
+)
+def test_each_gpu_of_this_machine_gets_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int, chosen: str | None, pinned: list[str]
+) -> None:
+    put_smi(tmp_path, monkeypatch, listed, code, chosen)
+    gpu, cpu = load_site("local_gpu", tmp_path).executors
+    assert isinstance(gpu, HoldingExecutor)
+    assert isinstance(cpu, HoldingExecutor)
+    assert gpu.available_accelerators == pinned
+    assert start._num_workers(gpu) == len(pinned)
+    assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
+
+
+@pytest.mark.parametrize(
+    ("listed", "code", "chosen", "said"),
+    [
+        ("", 9, None, "nvidia-smi lists 0 GPUs and CUDA_VISIBLE_DEVICES is None, so none is to be used"),
+        ("0\\n", 0, "", "nvidia-smi lists 1 GPUs and CUDA_VISIBLE_DEVICES is '', so none is to be used"),
+        (None, 0, None, "no nvidia-smi on the PATH, so no GPU; use --config local"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None, said: str
+) -> None:
+    put_smi(tmp_path, monkeypatch, listed, code, chosen)
+    with pytest.raises(SiteError) as refused:
+        load_site("local_gpu", tmp_path)
+    assert said in str(refused.value)
+
+
+def put_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, code: int, chosen: str | None) -> None:
+    """Put a command in place of NVIDIA's that lists GPUs and ends with a code."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    if listed is not None:
+        (tmp_path / "nvidia-smi").write_text(SMI.format(listed=listed, code=code))
+        (tmp_path / "nvidia-smi").chmod(0o755)
 
 
 def test_a_site_of_the_users_own_may_be_a_ready_config(tmp_path: Path) -> None:
@@ -210,23 +292,22 @@ def test_a_site_is_looked_for_before_anything_is_opened() -> None:
 
 def test_every_shipped_site_has_a_line() -> None:
     lines = list_sites()
-    assert set(lines) == {"k8s_htex", "local", "slurm_htex", "threads"}
+    shipped = {"k8s_htex", "k8s_nautilus", "local", "local_gpu", "slurm_htex", "slurm_single", "threads"}
+    assert set(lines) == shipped
     assert all(lines.values())
 
 
 DEAD_POOL = """
 from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
-from volpipe.configs.local import INTERCHANGE
+from volpipe.apps.executors import HoldingExecutor
 
 class Impatient(LocalProvider):
     status_polling_interval = 1
 
 def config(run_dir):
-    executor = HighThroughputExecutor(
-        label="mine", address="127.0.0.1", encrypted=False, block_error_handler=False,
-        interchange_launch_cmd=INTERCHANGE,
+    executor = HoldingExecutor(
+        label="mine", address="127.0.0.1", heartbeat_period=2, heartbeat_threshold=10,
         provider=Impatient(init_blocks=1, max_blocks=1, worker_init="echo there is no such module >&2; exit 3"),
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)

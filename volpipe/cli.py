@@ -24,7 +24,10 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
+from volpipe import cli_k8s
+from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
+from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
 from volpipe.resolve import told
 from volpipe.show import (
     Rate,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from volpipe.volume import Volume
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
+STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 PLAIN_LINE_SECONDS = 10.0
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
@@ -59,6 +63,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
 )
+app.add_typer(slurm, name="slurm")
+
+app.add_typer(cli_k8s.app, name="k8s")
 
 
 def console(*, stderr: bool) -> Console:
@@ -278,9 +285,11 @@ def options(
 
 def main() -> None:
     """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
-    signal.signal(signal.SIGTERM, _terminate)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, _terminate)
+    INTERRUPTS.reset()
+    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
+            signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(logging.NullHandler())
     try:
         app()
@@ -297,8 +306,10 @@ def _fail(sentence: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _terminate(signum: int, frame: Any) -> None:  # Any: a frame, unused
-    raise KeyboardInterrupt
+def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
+    if INTERRUPTS.ask():
+        # Not through the console: what was interrupted may be printing.
+        os.write(sys.stderr.fileno(), STOPPING.encode())
 
 
 @contextmanager

@@ -35,3 +35,15 @@ class RunError(VolpipeError, RuntimeError):
 
 class RunStopped(RunError):
     """A run stopped under way: part of its output is missing."""
+
+
+class TaskLost(RunError):
+    """A task never answered; not because of what it computed, as far as anybody knows."""
+
+
+class ManagerLost(TaskLost):
+    """The task's whole node or job is gone: cancelled, out of time, broken."""
+
+
+class WorkerLost(TaskLost):
+    """The task's worker alone is gone: killed from outside, or by what the task did."""

@@ -25,7 +25,12 @@ def load_module(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise VolpipeError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module  # dataclasses look up their module there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
     return module
 
 

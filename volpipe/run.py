@@ -10,13 +10,14 @@ import logging
 import math
 import queue
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from volpipe.errors import RunStopped
+from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Journal, Record
 from volpipe.schedule import LARGEST_BUNDLE, Schedule, SingleStage, Stage, bundle_size
 from volpipe.worker import Job
@@ -49,7 +50,10 @@ class Executors(Protocol):
         ...
 
 
-RETRIES = 2
+RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
+FAILURE_COST = 1.0
+# A node dies of itself, a worker perhaps of its task.
+LOSS_COSTS: dict[type | None, float] = {ManagerLost: 0.5, WorkerLost: 1.5}
 FAILURES_TO_STOP = 3
 TICK_SECONDS = 0.5
 
@@ -124,6 +128,8 @@ class Loop:
         self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
         self.reasons: dict[tuple[str, int], str] = {}
         self._attempts: Counter[tuple[str, int]] = Counter()
+        self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._num_broken: Counter[str] = Counter()  # units set aside, less those that only lost their managers
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
@@ -135,9 +141,14 @@ class Loop:
 
         Raises:
             RunStopped: a stage fails alike everywhere, so that going on would only burn time.
+            KeyboardInterrupt: somebody asked to stop; what was under way could finish, within its time.
         """
+        with INTERRUPTS.patience():
+            self._work()
+
+    def _work(self) -> None:
         self._fill()
-        while self._in_flight:
+        while self._in_flight and not INTERRUPTS.is_overdue:
             try:
                 stage, units, future = self._arrived.get(timeout=TICK_SECONDS)
             except queue.Empty:
@@ -155,7 +166,7 @@ class Loop:
     def _fill(self) -> None:
         """Submit as long as there is room and something may start; later stages first, which frees scratch."""
         for stage in self.schedule.stages:
-            while self._per_label[stage.label] < 2 * self.slots[stage.label]:
+            while not INTERRUPTS.is_asked and self._per_label[stage.label] < 2 * self.slots[stage.label]:
                 units = self.schedule.take(stage, self._bundle(stage))
                 if not units:
                     break
@@ -200,18 +211,22 @@ class Loop:
             self.journal.append(record)
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
+        cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
-            self._retry(stage, unit, reason)
+            self._retry(stage, unit, reason, cost)
 
-    def _retry(self, stage: Stage, unit: int, reason: str) -> None:
+    def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
         key = (stage.name, unit)
         self._attempts[key] += 1
+        self._costs[key] += cost
         self.reasons[key] = reason
         log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], reason)
-        if self._attempts[key] <= RETRIES:
+        if self._costs[key] <= RETRIES:
             stage.give_back(unit)
             return
         stage.failed.add(unit)
-        if stage.num_done == 0 and len(stage.failed) >= min(FAILURES_TO_STOP, stage.num_units):
+        only_managers = self._costs[key] == self._attempts[key] * LOSS_COSTS[ManagerLost]
+        self._num_broken[stage.name] += not only_managers
+        if stage.num_done == 0 and self._num_broken[stage.name] >= min(FAILURES_TO_STOP, stage.num_units):
             last_line = reason.splitlines()[-1]
             raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {last_line}")

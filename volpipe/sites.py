@@ -40,6 +40,21 @@ def load_site(name: str, run_dir: Path) -> Config:
     return find_site(name)(run_dir)
 
 
+def site_settings(name: str) -> tuple[type, str]:
+    """Return the class of the settings of the site `name`, and the site's file.
+
+    Raises:
+        SiteError: no such site, or it has none.
+    """
+    module = _module(name)
+    kind = getattr(module, "Settings", None)
+    if not isinstance(kind, type) or module.__file__ is None:
+        raise SiteError(
+            f"site {name} has no class Settings, so that nobody can tell what it is told; give another site"
+        )
+    return kind, module.__file__
+
+
 def find_site(name: str) -> Callable[[Path], Config]:
     """Return the function of the site `name`: from the folder for Parsl's files to a fresh configuration.
 
@@ -58,6 +73,8 @@ def find_site(name: str) -> Callable[[Path], Config]:
 def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path) -> Config:
     try:
         config = given(str(run_dir)) if callable(given) else given
+    except SiteError as error:
+        raise SiteError(f"site {name} cannot be used here: {error}") from error
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
         raise SiteError(f"site {name} cannot be used here: {told(error)}") from error
     from parsl.config import Config

@@ -1,0 +1,193 @@
+"""Executors that hold: Parsl's for many workers, less the ways in which it lets a long run hang, leak or give up.
+
+Not here: sites, which say how many workers of which kind (configs); the watch over those that run (watch). All that
+rests on parts of Parsl that it does not promise is here and in watch, and tests/test_parsl.py looks whether it is so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import zmq
+from parsl.executors import HighThroughputExecutor
+from parsl.executors.high_throughput import errors as lost
+from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+from parsl.executors.status_handling import BlockProviderExecutor
+from parsl.jobs.error_handlers import windowed_error_handler
+from parsl.launchers import SimpleLauncher
+from parsl.providers import LocalProvider, SlurmProvider
+from parsl.providers.base import ExecutionProvider
+
+from volpipe.errors import ManagerLost, SiteError, WorkerLost
+
+# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
+# to stop its workers. Without it, workers and their jobs end after the heartbeat's threshold.
+TIED = ("setsid", "setpriv", "--pdeathsig", "TERM", "--")
+FAILED_BLOCKS = 5
+START_SECONDS = 60
+SEND_MILLISECONDS = 5000
+ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
+
+# Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
+# for each of the two times that Parsl formats the command.
+GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
+
+
+# What a killed pool leaves, its queues' process above all, ends with it; where the launcher changes no command.
+IN_A_GROUP = (
+    "set -m; trap 'kill -TERM -- -$pool' TERM; POOL & pool=$!; wait $pool; code=$?; "
+    "kill -KILL -- -$pool 2>/dev/null; exit $code"
+)
+
+
+class HoldingExecutor(HighThroughputExecutor):
+    """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
+
+    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver. Traffic is
+    encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the GPUs that Slurm gave.
+
+    Args:
+        label: names the executor; "cpu", "gpu" or "gpu_..." get the stages of that kind.
+        provider: starts blocks of workers.
+        failed_blocks: after as many blocks in a row that failed, the executor is given up.
+        longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
+        start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
+        arguments: of HighThroughputExecutor.
+
+    Raises:
+        SiteError: the walltime is too short for the longest task.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        provider: ExecutionProvider,
+        *,
+        failed_blocks: int = FAILED_BLOCKS,
+        longest_task: float | None = None,
+        start_seconds: float = START_SECONDS,
+        **arguments: Any,  # Any: those of Parsl's executor
+    ) -> None:
+        self.failed_blocks, self.longest_task, self.start_seconds = failed_blocks, longest_task, start_seconds
+        chosen: dict[str, Any] = {  # Any: as above
+            "interchange_launch_cmd": interchange_command(),
+            "encrypted": not isinstance(provider, LocalProvider),
+            "block_error_handler": partial(windowed_error_handler, threshold=failed_blocks),
+            "heartbeat_period": 15,
+            "heartbeat_threshold": 60,
+            "prefetch_capacity": 0,
+        }
+        if longest_task is not None:
+            chosen["drain_period"] = drain_period(getattr(provider, "walltime", None), start_seconds, longest_task)
+        if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
+            chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
+        chosen |= arguments
+        if isinstance(getattr(provider, "launcher", None), SimpleLauncher):
+            chosen["launch_cmd"] = IN_A_GROUP.replace("POOL", chosen.get("launch_cmd") or DEFAULT_LAUNCH_CMD)
+        super().__init__(label=label, provider=provider, **chosen)
+
+    def start(self) -> None:
+        """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""
+        super().start()  # type: ignore[no-untyped-call]
+        # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
+        self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
+        self.outgoing_q.zmq_socket.setsockopt(zmq.LINGER, 0)
+        ask: Callable[..., object] = self.command_client.run
+
+        def ask_in_time(question: object, max_retries: int = 3, timeout_s: float | None = None) -> object:
+            if self.interchange_proc is None or self.interchange_proc.poll() is not None:
+                raise lost.CommandClientBadError
+            return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
+
+        self.command_client.run = ask_in_time  # type: ignore[method-assign]
+
+    def shutdown(self, timeout: float = 10.0) -> None:
+        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor."""
+        try:
+            super().shutdown(timeout)
+        finally:
+            close = getattr(self.provider, "close", None)
+            if close is not None:
+                close()
+
+    def scale_in(self, blocks: int, max_idletime: float | None = None) -> list[str]:
+        """Stop up to `blocks` blocks and return their numbers.
+
+        Args:
+            blocks: how many; Parsl's own takes 0 for all.
+            max_idletime: seconds; only blocks that were idle for longer are stopped, and only connected ones can be.
+                Without it, any.
+        """
+        if max_idletime is None:
+            try:
+                return super().scale_in(blocks)
+            except (lost.CommandClientBadError, lost.CommandClientTimeoutError):  # nobody knows any more who is idle
+                return BlockProviderExecutor.scale_in(self, blocks)
+        idle = [block for block, seconds in self.idle_blocks().items() if seconds > max_idletime][: max(0, blocks)]
+        for block in idle:
+            self._hold_block(block)  # type: ignore[no-untyped-call]
+        if not idle or self.provider is None:
+            return []
+        cancelled = self.provider.cancel([self.blocks_to_job_id[block] for block in idle])
+        return [block for block, done in zip(idle, cancelled, strict=True) if done]
+
+    def idle_blocks(self) -> dict[str, float]:
+        """Return the seconds for which each connected block without a task has been idle, the longest first."""
+        seconds: dict[str, float] = {}
+        busy = set()
+        for manager in self.connected_managers():
+            block = manager["block_id"]
+            if manager["active"]:
+                seconds[block] = min(seconds.get(block, manager["idle_duration"]), manager["idle_duration"])
+            if manager["tasks"]:
+                busy.add(block)
+        alive = {block for block, status in self.status_facade.items() if not status.terminal}
+        idle = seconds.keys() & alive & self.blocks_to_job_id.keys() - busy
+        return {block: seconds[block] for block in sorted(idle, key=lambda block: -seconds[block])}
+
+
+def interchange_command() -> list[str]:
+    """Return the command of an interchange that ends with the driver, where the system can tie them."""
+    return [*(TIED if all(map(shutil.which, ("setsid", "setpriv"))) else ()), "interchange.py"]
+
+
+def drain_period(walltime: str | None, start_seconds: float, longest_task: float) -> int:
+    """Return after how many seconds a block takes no task any more, so that none is cut off by its walltime.
+
+    Args:
+        walltime: of a block, HH:MM:SS.
+        start_seconds: that pass before a block's workers are ready.
+        longest_task: seconds.
+
+    Raises:
+        SiteError: nothing would be left of the walltime, or the provider knows none.
+    """
+    if walltime is None:
+        raise SiteError(f"longest_task is {longest_task:g} s, but the provider has no walltime; leave longest_task out")
+    hours, minutes, seconds = map(int, walltime.split(":"))
+    whole = 3600 * hours + 60 * minutes + seconds
+    left = int(whole - start_seconds - longest_task)
+    if left <= 0:
+        raise SiteError(
+            f"walltime {walltime} is {whole} s, not more than a start's {start_seconds:g} s and the longest task's "
+            f"{longest_task:g} s; ask for a walltime above {start_seconds + longest_task:g} s, or make tasks shorter"
+        )
+    return left
+
+
+def slurm_launch_command(accelerators: int | list[str]) -> str:
+    """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
+    names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
+    return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
+
+
+def in_our_words(error: BaseException) -> BaseException:
+    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so."""
+    if isinstance(error, lost.ManagerLost):
+        return ManagerLost(f"{error.hostname} no longer answers, or its job has ended")
+    if isinstance(error, lost.WorkerLost):
+        return WorkerLost(f"worker {error.worker_id} on {error.hostname} died")
+    return error

@@ -1,0 +1,145 @@
+"""What a site is told: a frozen dataclass of the site's own, filled from a small TOML file and the environment.
+
+Not here: what a site does with it (configs). Of the same setting, the environment has the last word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from volpipe.errors import SiteError
+from volpipe.resolve import nearest
+
+Chosen = TypeVar("Chosen")
+FILE_VARIABLE = "VOLPIPE_SITE"
+SWITCHES = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
+    """Return the dataclass `kind`, filled; fields without a default must be given.
+
+    Args:
+        kind: its fields are str, int, float, bool, list[str] or dict[str, str], each or None.
+        site: the site's file, `__file__`; ``slurm_htex.py`` is told by ``~/.config/volpipe/slurm_htex.toml``.
+        prefix: of the environment's names, such as VOLPIPE_SLURM.
+
+    Raises:
+        SiteError: a setting is missing, unknown or of the wrong type; the message says where to put it right.
+    """
+    file = settings_file(Path(site).stem)
+    wanted = get_type_hints(kind)
+    given = _from_file(file, wanted) | _from_environment(prefix, wanted)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, which mypy has no word for
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in given:
+            raise SiteError(
+                f"{field.name} is not set; write {field.name} = {_example(wanted[field.name])} in {file}, "
+                f"or set {prefix}_{field.name.upper()}"
+            )
+    return kind(**given)
+
+
+def settings_file(site: str) -> Path:
+    """Return where the settings of `site` are: the file of VOLPIPE_SITE, or the site's own in the user's folder."""
+    if chosen := os.environ.get(FILE_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "volpipe" / f"{site}.toml"
+
+
+def _from_file(file: Path, wanted: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
+    if not file.is_file():
+        if FILE_VARIABLE in os.environ:
+            raise SiteError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SiteError(f"{file} is no TOML: {error}") from error
+    for name, value in found.items():
+        if name not in wanted:
+            raise SiteError(f"{file}: {_unknown(name, wanted)}")
+        if not _fits(value, _plain(wanted[name])):
+            raise SiteError(f"{file}: {name} = {value!r} is no {_called(wanted[name])}; write {_example(wanted[name])}")
+    return found
+
+
+def _from_environment(prefix: str, wanted: dict[str, Any]) -> dict[str, Any]:  # Any: as above
+    found = {}
+    for variable, text in os.environ.items():
+        name = variable.removeprefix(f"{prefix}_").lower()
+        if not variable.startswith(f"{prefix}_") or variable == FILE_VARIABLE:
+            continue
+        if name not in wanted:
+            raise SiteError(f"the environment's {variable}: {_unknown(name, wanted)}")
+        if text == "":
+            continue  # as a shell unsets what it only emptied
+        try:
+            found[name] = PARSERS[_plain(wanted[name])](text)
+        except (ValueError, KeyError):
+            raise SiteError(f"the environment's {variable}={text!r} is no {_called(wanted[name])}") from None
+    return found
+
+
+def _unknown(name: str, wanted: dict[str, Any]) -> str:  # Any: types
+    return f"no setting {name!r}{nearest(name, wanted)}; there are {', '.join(wanted)}"
+
+
+def _plain(kind: Any) -> Any:  # Any: a type as it was annotated
+    """Return `kind` without its "or None"."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _fits(value: object, kind: Any) -> bool:  # Any: a type as it was annotated
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
+
+
+def _parse_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _parse_table(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(text)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+PARSERS: dict[Any, Callable[[str], object]] = {  # Any: types as they are annotated
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: SWITCHES[text.lower()],
+    list[str]: _parse_list,
+    dict[str, str]: _parse_table,
+}
+NAMES: dict[Any, tuple[str, str]] = {  # Any: as above; what to call each, and what one looks like in TOML
+    str: ("text", '"..."'),
+    int: ("whole number", "4"),
+    float: ("number", "1.5"),
+    bool: ("true or false", "true"),
+    list[str]: ("list of texts", '["...", "..."]'),
+    dict[str, str]: ("table of texts", '{ key = "..." }'),
+}
+
+
+def _called(kind: Any) -> str:  # Any: a type as it was annotated
+    return NAMES[_plain(kind)][0]
+
+
+def _example(kind: Any) -> str:  # Any: a type as it was annotated
+    return NAMES[_plain(kind)][1]

@@ -1,0 +1,87 @@
+"""Jobs of Slurm as blocks of workers: Parsl's provider, with the truth about how a job ended.
+
+Not here: what is asked of Slurm (configs), or the script that runs a driver as a job (volpipe.batch).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from parsl.jobs.states import JobState, JobStatus
+from parsl.providers import SlurmProvider
+
+STATES = {
+    JobState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD",
+    JobState.RUNNING: "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT",
+    JobState.HELD: "SUSPENDED STOPPED",
+    JobState.COMPLETED: "COMPLETED",
+    JobState.CANCELLED: "CANCELLED",
+    JobState.TIMEOUT: "TIMEOUT DEADLINE PREEMPTED",  # the end of a job's time is no failure of its
+    JobState.FAILED: "FAILED NODE_FAIL BOOT_FAIL OUT_OF_MEMORY LAUNCH_FAILED REVOKED SPECIAL_EXIT",
+}
+STATE_OF = {word: state for state, words in STATES.items() for word in words.split()}
+POLL_SECONDS = 30
+
+
+class SlurmJobs(SlurmProvider):
+    """A provider of Slurm jobs; arguments are those of Parsl's SlurmProvider, by name, and these.
+
+    Parsl takes every job that ended for a completed one from the second look on, and never sees the end of jobs that
+    Slurm has forgotten. A job that ended keeps its state here, with Slurm's word for it in the status's message.
+
+    Args:
+        poll_seconds: how often Slurm is asked.
+        arguments: of SlurmProvider.
+    """
+
+    def __init__(self, *, poll_seconds: int = POLL_SECONDS, **arguments: Any) -> None:  # Any: those of Parsl's provider
+        self.poll_seconds = poll_seconds
+        super().__init__(**arguments)
+        self.has_accounting = self._cmd.startswith("sacct")
+
+    @property
+    def status_polling_interval(self) -> int:
+        """Seconds between two looks."""
+        return self.poll_seconds
+
+    def _status(self) -> None:
+        """Ask Slurm for the jobs that have not ended yet."""
+        alive = (str(job) for job, found in list(self.resources.items()) if not found["status"].terminal)
+        while jobs := list(islice(alive, self.status_batch_size)):
+            words = self._ask(jobs)
+            if words is None:
+                return
+            for job in jobs:
+                if job in words:
+                    self._note(job, STATE_OF.get(words[job], JobState.UNKNOWN), f"Slurm says {words[job]}")
+                elif not self.has_accounting:  # which may hear of a job late, and forgets none
+                    self._note(job, JobState.COMPLETED, "Slurm does not know the job any more")
+
+    def _ask(self, jobs: list[str]) -> dict[str, str] | None:
+        """Return Slurm's word for the state of each of `jobs` that it knows, None where it does not answer."""
+        clusters = f" --clusters={shlex.quote(self.clusters)}" if self.clusters else ""
+        if self.has_accounting:
+            command = f"sacct{clusters} -X --noheader --parsable2 --format=JobID,State --jobs={','.join(jobs)}"
+        else:
+            command = f"squeue{clusters} --noheader --states=all --format='%A|%T' --jobs={','.join(jobs)}"
+        code, said, complaint = self.execute_wait(command)  # type: ignore[no-untyped-call]
+        if code != 0 and "Invalid job id" not in complaint:
+            return None
+        return dict(_states(said))
+
+    def _note(self, job: str, state: JobState, message: str) -> None:
+        found = self.resources[job]
+        found["status"] = JobStatus(
+            state, message, stdout_path=found["job_stdout_path"], stderr_path=found["job_stderr_path"]
+        )
+
+
+def _states(said: str) -> Iterator[tuple[str, str]]:
+    """Yield job and state of each line; "CANCELLED by 1000" is CANCELLED."""
+    for line in said.splitlines():
+        job, bar, state = line.strip().partition("|")
+        if bar and state:
+            yield job, state.split()[0]

@@ -1,0 +1,110 @@
+"""The script of a driver's job: the command line as it was given, whatever is in it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from command import giver
+from parsl.jobs.states import JobState
+
+from volpipe.apps.slurm import STATE_OF, SlurmJobs
+from volpipe.batch import DriverJob, driver_script
+
+ODD = ["--set", "net.options={a='it''s'}", "-o", "x y.zarr", "$HOME/*.n5"]
+
+
+def test_the_script_gives_the_command_as_it_was_given(tmp_path: Path) -> None:
+    """Run by a shell, with a Python in whose place stands what prints its arguments."""
+    folder = tmp_path / "a 'folder"
+    folder.mkdir()
+    environment = {"VOLPIPE_WORKERS": "3 $x", "VOLPIPE_SLURM_ADDRESS": "10.0.0.1", "SECRET": "s"}
+    script = driver_script(DriverJob(), ODD, folder, environment)
+    start, command = script.rstrip("\n").rsplit("\n", 1)
+    assert command.startswith("exec ")
+    arguments = command.removeprefix("exec ").partition(" ")[2]
+    shell = (
+        f"{start}\npwd\necho $VOLPIPE_WORKERS\necho ${{!SLURM_@}} $VOLPIPE_SLURM_ADDRESS\nprintf '%s\\n' {arguments}"
+    )
+    ended = subprocess.run(
+        ["bash", "-c", shell], env={"SLURM_JOB_ID": "3", "SLURM_CONF": "c"}, capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [str(folder), "3 $x", "SLURM_CONF", "-m", "volpipe", "run", *ODD]
+    assert "SECRET" not in script
+
+
+def test_the_script_asks_for_what_it_was_told() -> None:
+    job = DriverJob("2-00:00:00", 1, 8, "main", None)
+    lines = driver_script(job, ["in.n5"], Path("/here"), {}).splitlines()
+    assert lines[0] == "#!/bin/bash"
+    asked = {line for line in lines if line.startswith("#SBATCH")}
+    assert asked >= {f"#SBATCH --{each}" for each in ("time=2-00:00:00", "cpus-per-task=1", "mem=8G", "partition=main")}
+    assert not any("account" in line for line in asked)
+
+
+def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(tmp_path, monkeypatch, capsys)
+    assert give("slurm", "script", "--config", "slurm_htex", "in.n5").code == 0
+    ended = give("slurm", "script", "--fesh", "in.n5")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--fesh" in ended.err
+    assert "VOLUME" in give("slurm", "script", "--fresh").err.upper()
+    ended = give("slurm", "script", "--time", "1h", "in.n5")
+    assert ended.err == "volpipe: --time '1h': write HH:MM:SS or D-HH:MM:SS, such as 12:00:00 or 2-00:00:00\n"
+
+
+class Scripted(SlurmJobs):
+    """Jobs of which Slurm says what a test tells it to."""
+
+    says: tuple[int, str, str] = (1, "", "no accounting")
+
+    def execute_wait(self, cmd: str, timeout: int | None = None) -> tuple[int, str, str]:
+        return self.says
+
+
+def states_after(*says: tuple[int, str, str], accounting: bool) -> list[JobState]:
+    """Return the states of job 7 after each of what Slurm says."""
+    Scripted.says = (0 if accounting else 1, "", "")
+    jobs = Scripted(partition="main", poll_seconds=3)
+    assert jobs.has_accounting == accounting
+    assert jobs.status_polling_interval == 3
+    Scripted.says = (0, "Submitted batch job 7", "")
+    jobs.script_dir = "/tmp"
+    jobs._write_submit_script = lambda *arguments: None  # type: ignore[method-assign]
+    assert jobs.submit("true", 1) == "7"
+    found = []
+    for said in says:
+        Scripted.says = said
+        found.append(jobs.status(["7"])[0].state)
+    return found
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+@pytest.mark.parametrize(
+    ("word", "state"), [("CANCELLED by 0", "CANCELLED"), ("NODE_FAIL", "FAILED"), ("TIMEOUT", "TIMEOUT")]
+)
+def test_a_job_that_ended_keeps_its_state(word: str, state: str, accounting: bool) -> None:
+    says = [(0, "7|PENDING\n", ""), (0, "7|RUNNING\n8|FAILED\n", ""), (0, f"7|{word}\n", ""), (0, "", "")]
+    expected = [JobState.PENDING, JobState.RUNNING, JobState[state], JobState[state]]
+    assert states_after(*says, accounting=accounting) == expected
+
+
+def test_a_job_that_slurm_forgot_has_ended_and_a_silent_slurm_says_nothing() -> None:
+    running = (0, "7|RUNNING", "")
+    forgotten = (1, "", "slurm_load_jobs error: Invalid job id specified")
+    assert states_after(running, forgotten, accounting=False) == [JobState.RUNNING, JobState.COMPLETED]
+    assert states_after(running, (0, "", ""), accounting=False)[-1] is JobState.COMPLETED
+    assert (
+        states_after(running, (1, "", "Unable to contact slurm controller"), accounting=False)[-1] is JobState.RUNNING
+    )
+    assert states_after((0, "", ""), running, accounting=True) == [JobState.PENDING, JobState.RUNNING]
+
+
+def test_every_word_has_one_state() -> None:
+    assert len(STATE_OF) > 20
+    assert STATE_OF["OUT_OF_MEMORY"] is JobState.FAILED
+    assert STATE_OF["COMPLETING"] is JobState.RUNNING

@@ -1,0 +1,100 @@
+"""The Dockerfile, as far as can be told without building it: where it starts, what it copies, and as whom it runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return each instruction and what follows it, lines joined and comments left out."""
+    lines = [line for line in TEXT.splitlines() if not line.startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line.strip()]
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    """Return the instructions of each stage, from its FROM on."""
+    found: list[list[tuple[str, str]]] = []
+    for name, rest in instructions():
+        if name == "FROM":
+            found.append([])
+        if found:
+            found[-1].append((name, rest))
+    return found
+
+
+def of_last(name: str) -> list[str]:
+    return [rest for known, rest in stages()[-1] if known == name]
+
+
+def test_the_python_is_the_one_that_the_project_is_tested_with() -> None:
+    (python,) = [rest for name, rest in instructions() if name == "ARG" and rest.startswith("PYTHON=")]
+    minor = python.removeprefix("PYTHON=")
+    assert PROJECT["project"]["requires-python"] == f">={minor}"
+    assert PROJECT["tool"]["mypy"]["python_version"] == minor
+    assert f"python{minor}" in (ROOT / "Makefile").read_text()
+
+
+def test_every_stage_starts_from_the_standard_image_and_none_from_an_address() -> None:
+    bases = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
+    assert bases == ["python:${PYTHON}-slim-bookworm"] * 2
+    assert "://" not in TEXT
+    assert not re.search(r"\b[\w-]+\.(io|com|org|net)/", TEXT)
+
+
+def test_it_runs_as_nobody_of_importance_and_is_the_command() -> None:
+    assert of_last("USER") == ["1000:1000"]
+    assert json.loads(of_last("ENTRYPOINT")[0]) == ["volpipe"]
+    assert "volpipe" in PROJECT["project"]["scripts"]
+    last = [name for name, _ in stages()[-1]]
+    assert "RUN" not in last  # nothing is installed as root into what runs
+    assert "ADD" not in dict(instructions())
+
+
+def test_variants_are_made_by_arguments() -> None:
+    build = stages()[0]
+    assert [rest for name, rest in build if name == "ARG"] == ["VARIANT=cuda", "TORCH_INDEX="]
+    (install,) = [rest for name, rest in build if name == "RUN" and "torch==" in rest]
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert f"torch=={pinned[1]} " in install
+    assert "$VARIANT" in install
+
+
+def is_sent(path: str) -> bool:
+    """Return whether .dockerignore lets the file or folder `path` through; the last rule that matches decides."""
+    sent = True
+    for rule in (ROOT / ".dockerignore").read_text().split():
+        pattern = rule.removeprefix("!").removeprefix("**/")
+        parts = path.split("/") if "**" in rule else path.split("/")[:1]
+        if any(fnmatch.fnmatch(part, pattern) for part in parts):
+            sent = rule.startswith("!")
+    return sent
+
+
+def test_what_is_copied_is_there_and_is_all_that_installs() -> None:
+    copies = [rest for name, rest in stages()[0] if name == "COPY"]
+    sources = {source for rest in copies for source in rest.split()[:-1]}
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert is_sent(source)
+    folders = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
+    assert folders <= sources
+    assert PROJECT["project"]["readme"] in sources
+    assert of_last("COPY") == ["--from=build /opt/volpipe /opt/volpipe"]
+
+
+@pytest.mark.parametrize(
+    "path", [".git", ".venv/bin/python", "tests/test_run.py", "demo/out.zarr", "volpipe/__pycache__/cli.pyc", "a.env"]
+)
+def test_nothing_else_is_sent_to_be_built(path: str) -> None:
+    assert not is_sent(path)

@@ -1,0 +1,180 @@
+"""Runs on pods, disturbed in every way: the bytes of an undisturbed run, or a sentence soon; and nothing is left.
+
+The cluster is a double that runs pods as processes; driver, client, provider and executor are the real ones.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, wait_for_pods
+from command import Ended, begin, finish, processes_in, wait_until
+from disturbance import Slow
+from pods import HARMS, SlowPods, cluster_for
+from real_cluster import RealCluster, find_cluster, folder_on
+from volumes import fingerprint
+
+AnyCluster = Cluster | RealCluster
+
+pytestmark = pytest.mark.slow
+
+SOON = 60.0  # seconds within which a run that cannot complete ends
+SHORTLY = 20.0  # seconds within which nothing is left of a driver that was killed
+
+
+@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=pytest.mark.k8s)])
+def real(request: pytest.FixtureRequest) -> RealCluster | None:
+    """The user's own cluster, if the same is to be done there; None for the double."""
+    return find_cluster() if request.param == "real" else None
+
+
+@pytest.fixture(scope="module")
+def base(real: RealCluster | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of all runs here: outputs name their input, which is one for all."""
+    if real is None:
+        yield tmp_path_factory.mktemp("k8s")
+        return
+    folder = folder_on(real)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base: Path) -> str:
+    """The fingerprint of what a run on this machine makes, without pods."""
+    slow = Slow(base / "undisturbed", seconds=0)
+    ended = finish(slow.folder, begin(slow.folder, *slow.command, VOLPIPE_WORKERS="2"))
+    assert ended.code == 0, ended.err
+    return fingerprint(slow.out)
+
+
+@pytest.fixture
+def cluster(real: RealCluster | None, tmp_path: Path) -> Iterator[AnyCluster]:
+    if real is not None:
+        yield real
+        return
+    with cluster_for(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(base: Path) -> Iterator[None]:
+    yield
+    for folder in base.iterdir():
+        for process in processes_in(folder):
+            process.kill()
+
+
+def finish_well(slow: SlowPods, undisturbed: str) -> None:
+    """Wait until the run is complete, and see that its bytes are right and that nothing is left."""
+    ended = slow.finish()
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    wait_until(lambda: not slow.left(), SHORTLY)
+    assert not list(slow.run.glob("tensors.*"))
+
+
+def finish_badly(slow: SlowPods) -> tuple[Ended, str]:
+    """Wait until the run ends, soon, and return how, and its last sentence; see that nothing is left."""
+    began = time.monotonic()
+    ended = slow.finish()
+    assert time.monotonic() - began < SOON
+    assert ended.code in (1, 2)
+    assert "Traceback" not in ended.err
+    wait_until(lambda: not slow.left(), SHORTLY)
+    return ended, ended.err.splitlines()[-1]
+
+
+def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    one_each = {"VOLPIPE_K8S_GPUS": "1", "VOLPIPE_K8S_CORES": "1"}
+    slow = SlowPods(base / "plain", seconds=0, cluster=cluster, settings=one_each)
+    slow.begin()
+    names = wait_for_pods(cluster, "Running", 2, SOON)
+    assert sorted(name.rpartition(".")[0] for name in names) == ["parsl.cpu.block-0", "parsl.gpu.block-0"]
+    finish_well(slow, undisturbed)
+    if isinstance(cluster, Cluster):
+        assert {verb for verb, _, _ in cluster.requests} == {"create", "list", "delete"}
+
+
+@pytest.mark.parametrize("harm", ["deleted", "out of memory", "node lost", "manager killed", "deadline"])
+def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
+    slow = SlowPods(base / harm.replace(" ", "-"), seconds=0.03, cluster=cluster)
+    slow.begin()
+    slow.wait_for_calls(20)
+    (name,) = cluster.names("Running")
+    method, told = HARMS[harm]
+    getattr(cluster, method)(name)
+    finish_well(slow, undisturbed)
+    assert slow.computed(1).total() > 20
+    assert re.search(told, (slow.run / "volpipe.log").read_text())
+
+
+def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: AnyCluster) -> None:
+    slow = SlowPods(base / "interchange", seconds=0.03, cluster=cluster)
+    slow.begin()
+    slow.wait_for_calls(10)
+    (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]
+    interchange.kill()
+    ended, sentence = finish_badly(slow)
+    assert ended.code == 1
+    assert re.match("volpipe: the interchange of executor cpu ended .*; the same command again goes on", sentence)
+
+
+def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    slow = SlowPods(base / "driver", seconds=0.03, cluster=cluster)
+    slow.begin()
+    slow.wait_for_calls(20)
+    (name,) = cluster.names("Running")
+    slow.interrupt(signal.SIGKILL)
+    assert slow.finish().code == -signal.SIGKILL
+    wait_until(lambda: cluster.is_quiet(name) and not processes_in(slow.folder), SHORTLY)
+    assert cluster.names() == [name]  # ended, but still there: nobody was left to delete it
+    slow.begin()
+    finish_well(slow, undisturbed)
+    assert slow.computed(2).total() > 0
+
+
+def test_an_image_that_is_not_there_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
+    slow = SlowPods(base / "image", cluster=cluster, settings={"VOLPIPE_K8S_IMAGE": "lab/nowhere:1"})
+    slow.begin()
+    ended, sentence = finish_badly(slow)
+    assert ended.code == 2
+    assert re.match("volpipe: executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: ", sentence)
+    assert "ImagePull" in sentence
+
+
+def test_pods_that_fit_nowhere_end_the_run_in_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
+    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
+    slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings=too_large)
+    slow.begin()
+    ended, sentence = finish_badly(slow)
+    assert ended.code == 2
+    assert re.match("volpipe: executor gpu cannot start workers: ", sentence)
+    assert re.search("Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient", sentence)
+
+
+def test_a_refused_pod_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
+    slow = SlowPods(base / "nowhere", cluster=cluster, settings={"VOLPIPE_K8S_NAMESPACE": "nowhere"})
+    slow.begin()
+    ended, sentence = finish_badly(slow)
+    assert ended.code == 2
+    assert re.search("Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere", sentence)
+
+
+def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) -> None:
+    slow = SlowPods(base / "interrupted", seconds=0.03, cluster=cluster)
+    slow.begin()
+    slow.wait_for_calls(10)
+    slow.interrupt(signal.SIGTERM)
+    ended, sentence = finish_badly(slow)
+    assert (ended.code, sentence) == (1, "volpipe: interrupted; the same command again goes on from here")

@@ -1,0 +1,168 @@
+"""What `volpipe k8s manifest` prints: an API server would take it, its rights suffice, and its job runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster import Cluster, wait_for_pods
+from command import Ended, Give, begin, finish, giver, processes_in, wait_until
+from disturbance import Slow
+from manifests import Json, faults
+from pods import SlowPods, cluster_for
+from volumes import fingerprint
+
+RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """Gives a command where the settings of a site are told; no cluster is needed to print."""
+    for name, value in {
+        "IMAGE": "lab/volpipe:1",
+        "NAMESPACE": "lab",
+        "CLAIMS": "data:/data:ro,scratch/me:/scratch",
+        "ADDRESS": "10.0.0.1",
+        "MAX_PODS": "7",
+        "PULL_SECRETS": "lab-registry",
+    }.items():
+        monkeypatch.setenv(f"VOLPIPE_K8S_{name}", value)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def documents(ended: Ended) -> list[Json]:
+    assert ended.code == 0, ended.err
+    return list(yaml.safe_load_all(ended.out))
+
+
+def test_an_api_server_would_take_all_that_is_printed(give: Give) -> None:
+    found = documents(give("k8s", "manifest", "--size", "scratch=10Ti", "--storage-class", "fast", *RUN))
+    assert [each["kind"] for each in found] == ["ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "Job"]
+    assert [faults(each) for each in found] == [[]] * 5
+    assert {each["metadata"]["namespace"] for each in found} == {"lab"}
+    assert found[3]["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "fast",
+        "resources": {"requests": {"storage": "10Ti"}},
+    }
+
+
+def test_a_driver_may_do_nothing_but_with_pods_of_its_namespace(give: Give) -> None:
+    account, role, binding = documents(give("k8s", "manifest"))
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "list", "delete"]}]
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "lab"}]
+
+
+def test_the_job_gives_the_same_command_with_the_same_settings(give: Give) -> None:
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *RUN))
+    spec = job["spec"]["template"]["spec"]
+    (driver,) = spec["containers"]
+    assert driver["command"] == ["volpipe", *RUN]
+    assert driver["workingDir"] == "/scratch"
+    told = {entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in driver["env"]}
+    assert told == {
+        "POD_IP": "status.podIP",
+        "POD_NAME": "metadata.name",
+        "POD_UID": "metadata.uid",
+        "HOME": "/tmp",
+        "VOLPIPE_K8S_IMAGE": "lab/volpipe:1",
+        "VOLPIPE_K8S_NAMESPACE": "lab",
+        "VOLPIPE_K8S_CLAIMS": "data:/data:ro,scratch/me:/scratch",
+        "VOLPIPE_K8S_MAX_PODS": "7",
+        "VOLPIPE_K8S_PULL_SECRETS": "lab-registry",
+        "VOLPIPE_K8S_UID": "1000",
+    }  # not the address of a driver outside
+    assert {mount["mountPath"] for mount in driver["volumeMounts"]} == {"/data", "/scratch"}
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["imagePullSecrets"] == [{"name": "lab-registry"}]
+    assert spec["serviceAccountName"] == "volpipe"
+
+
+def test_the_same_command_is_the_same_job(give: Give) -> None:
+    def name(*command: str) -> str:
+        (job,) = documents(give("k8s", "manifest", "--only", "job", *command))
+        return str(job["metadata"]["name"])
+
+    assert name(*RUN) == name(*RUN)
+    assert name(*RUN) != name(*RUN, "--fresh")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["run", "volume.n5"], "no --config, so it would run in the driver's pod alone; add --config k8s_htex"),
+        (["run", "--config", "threads", "volume.n5"], "site threads has no class Settings"),
+        (["--only", "jobs", *RUN], "--only jobs: write rights, claims or job"),
+        (["--only", "job"], "a job needs a command; append it"),
+        (["--size", "scratch", *RUN], "--size scratch=: write CLAIM=SIZE of one of the claims data, scratch"),
+        (["--size", "other=1Ti", *RUN], "--size other=1Ti: write CLAIM=SIZE of one of the claims data, scratch"),
+    ],
+)
+def test_what_cannot_be_printed_is_refused_in_a_sentence(give: Give, command: list[str], sentence: str) -> None:
+    ended = give("k8s", "manifest", *command)
+    assert ended.code == 2
+    assert sentence in ended.err
+    assert ended.out == ""
+
+
+def test_a_missing_setting_is_named(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VOLPIPE_K8S_NAMESPACE")
+    ended = give("k8s", "manifest", *RUN)
+    assert ended.code == 2
+    assert "namespace is not set" in ended.err
+
+
+def test_without_a_claim_to_write_to_no_job_is_printed(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOLPIPE_K8S_CLAIMS", "data:/data:ro")
+    ended = give("k8s", "manifest", *RUN)
+    assert ended.code == 2
+    assert "no claim may be written" in ended.err
+
+
+def pod_of(job: Json) -> Json:
+    """Return the pod that the controller of jobs would create."""
+    template = job["spec"]["template"]
+    name = f"{job['metadata']['name']}-x7k2p"
+    return {"metadata": {**template["metadata"], "name": name}, "spec": template["spec"]}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster_for(tmp_path / "nodes") as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine(tmp_path: Path, cluster: Cluster) -> None:
+    """The job's pod starts worker pods with no more rights than were printed, and takes them along when it goes."""
+    plain = Slow(tmp_path / "plain", seconds=0)
+    ended = finish(plain.folder, begin(plain.folder, *plain.command))
+    assert ended.code == 0, ended.err
+    slow = SlowPods(tmp_path / "pods", seconds=0, cluster=cluster)
+    settings = {name: value for name, value in slow.environment.items() if "ADDRESS" not in name}
+    printed = finish(slow.folder, begin(slow.folder, "k8s", "manifest", *slow.command, **settings))
+    account, role, _, job = documents(printed)
+    cluster.verbs = set(role["rules"][0]["verbs"])
+    cluster.node.accounts[account["metadata"]["name"]] = cluster.kubeconfig
+    pod = pod_of(job)
+    assert pod["spec"]["containers"][0]["workingDir"] == str(slow.folder)
+    assert pod["spec"]["securityContext"]["runAsUser"] == os.getuid()
+    cluster.create("lab", pod)
+    driver = pod["metadata"]["name"]
+    workers = [name for name in wait_for_pods(cluster, "Running", 2, 60) if name != driver]
+    (owner,) = cluster.pod(workers[0]).metadata["ownerReferences"]
+    assert (owner["name"], owner["uid"]) == (driver, cluster.pod(driver).metadata["uid"])
+    wait_until(lambda: cluster.pod(driver).ended, 90)
+    assert cluster.pod(driver).status["phase"] == "Succeeded", cluster.pod(driver).log.read_text()
+    assert fingerprint(slow.out) == fingerprint(plain.out)
+    wait_until(lambda: cluster.names() == [driver], 20)
+    assert processes_in(slow.folder) == []

@@ -1,0 +1,282 @@
+"""What rests on parts of Parsl that it does not promise: there, and with the meaning that we give them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import parsl
+import psutil
+import pytest
+import zmq
+from command import processes_in, wait_until
+from conftest import ROOT
+from parsl.config import Config
+from parsl.dataflow.dflow import DataFlowKernel
+from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.executors.errors import BadStateException
+from parsl.executors.high_throughput import errors as lost
+from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+from parsl.jobs.errors import TooManyJobFailuresError
+from parsl.jobs.states import JobState, JobStatus
+from parsl.launchers import SimpleLauncher
+from parsl.providers import LocalProvider, SlurmProvider
+
+from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words, slurm_launch_command
+from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
+from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
+
+ARGUMENTS = {"address": "127.0.0.1", "max_workers_per_node": 1, "heartbeat_period": 1, "heartbeat_threshold": 4}
+
+
+class Prompt(LocalProvider):
+    """Blocks on this machine, looked after every second."""
+
+    status_polling_interval = 1
+
+
+def local_provider(**arguments: object) -> LocalProvider:
+    return Prompt(init_blocks=1, min_blocks=0, max_blocks=1, launcher=SimpleLauncher(), **arguments)
+
+
+@pytest.fixture
+def executor() -> HoldingExecutor:
+    return HoldingExecutor("mine", local_provider(), **ARGUMENTS)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
+    """One worker, connected, that knows this module."""
+    monkeypatch.chdir(tmp_path)  # by which its processes are known
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(ROOT)]))
+    logging.getLogger("parsl").setLevel(logging.CRITICAL)
+    config = Config(
+        executors=[executor], run_dir=str(tmp_path), strategy_period=1, initialize_logging=False, usage_tracking=0
+    )
+    kernel = parsl.load(config)
+    kernel.job_status_poller.poll()
+    try:
+        wait_until(lambda: executor.connected_managers(), 60)
+        yield kernel
+    finally:
+        if executor.bad_state_is_set:  # Parsl then leaves the blocks alone
+            executor.provider.cancel(list(executor.blocks_to_job_id.values()))
+        kernel.cleanup()
+        executor.incoming_q.close()
+        wait_until(lambda: not processes_in(tmp_path), 30)
+        parsl.clear()
+
+
+@pytest.mark.slow
+def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
+    tmp_path: Path, kernel: DataFlowKernel, executor: HoldingExecutor
+) -> None:
+    error = executor.submit(os._exit, {}, 3).exception(60)
+    assert isinstance(error, lost.WorkerLost)
+    assert isinstance(in_our_words(error), WorkerLost)
+    sleeping = executor.submit(time.sleep, {}, 60)
+    wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
+    assert executor.idle_blocks() == {}
+    (pool,) = [p for p in processes_in(tmp_path) if "process_worker_pool.py" in " ".join(p.cmdline()[:2])]
+    pool.kill()  # what it leaves ends with it, as the fixture sees
+    error = sleeping.exception(60)
+    assert isinstance(error, lost.ManagerLost)
+    assert isinstance(in_our_words(error), ManagerLost)
+    assert str(in_our_words(error)).endswith("no longer answers, or its job has ended")
+
+
+@pytest.mark.slow
+def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, executor: HoldingExecutor) -> None:
+    waiting = executor.submit(time.sleep, {}, 60)
+    watch = Watch([executor])
+    assert not has_lost_interchange(executor)
+    assert watch._trouble_of(executor) is None
+    psutil.Process(executor.interchange_proc.pid).kill()
+    wait_until(lambda: executor.interchange_proc.poll() is not None, 5)
+    with pytest.raises(zmq.Again):  # rather than wait for somebody who takes it
+        executor.submit(time.sleep, {}, 0)
+    watch.start()
+    error = waiting.exception(10)
+    assert isinstance(error, BadStateException | RunStopped)
+    with pytest.raises(RunStopped, match="the interchange of executor mine ended or hangs"):
+        watch.check()
+    watch.stop()
+
+
+@pytest.mark.slow
+def test_a_dead_thread_of_results_is_seen_and_ends_what_waits(
+    kernel: DataFlowKernel, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda died: None)  # the thread's end is what is tested
+    watch = Watch([executor])
+    assert not has_lost_results(executor)
+    executor.submit(unloadable, {})
+    wait_until(lambda: has_lost_results(executor), 30)
+    waiting = executor.submit(time.sleep, {}, 60)
+    watch.start()
+    assert isinstance(waiting.exception(10), BadStateException | RunStopped)
+    with pytest.raises(RunStopped, match="the thread of results of executor mine ended or hangs"):
+        watch.check()
+    watch.stop()
+
+
+class Unloadable:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return int, ("no number",)
+
+
+def unloadable() -> object:
+    return Unloadable()
+
+
+@pytest.mark.slow
+def test_only_a_connected_idle_block_is_scaled_in_and_only_as_many_as_asked(
+    kernel: DataFlowKernel, executor: HoldingExecutor
+) -> None:
+    assert list(executor.idle_blocks()) == ["0"]
+    assert executor.scale_in(0, max_idletime=0.0) == []
+    assert executor.scale_in(1, max_idletime=3600.0) == []
+    (young,) = executor.scale_out_facade(1)  # starts, and has not connected yet
+    wait_until(lambda: executor.idle_blocks()["0"] > 0.2, 5)
+    assert executor.scale_in(2, max_idletime=0.1) == ["0"]
+    assert not executor.status_facade[young].terminal
+
+
+def test_the_broken_scale_in_of_parsl_is_still_why_we_have_our_own() -> None:
+    """When this fails, Parsl's own stops at the number that it was asked for, and ours may go."""
+    source = inspect.getsource(HighThroughputExecutor.scale_in)
+    assert source.index("block_ids_to_kill.append(x[0])") < source.index("if len(block_ids_to_kill) == blocks:")
+
+
+def test_the_executor_is_tied_encrypted_and_patient_unless_told_otherwise() -> None:
+    remote = HoldingExecutor("far", FakeSlurm(), **ARGUMENTS | {"heartbeat_period": 7})
+    assert remote.encrypted
+    assert remote.interchange_launch_cmd[-1] == "interchange.py"
+    assert "--pdeathsig" in remote.interchange_launch_cmd
+    assert (remote.heartbeat_period, remote.heartbeat_threshold, remote.prefetch_capacity) == (7, 4, 0)
+    assert not HoldingExecutor("near", local_provider(), address="127.0.0.1").encrypted
+    assert HoldingExecutor("near", local_provider(), address="127.0.0.1").heartbeat_threshold == 60
+
+
+class FakeSlurm(SlurmProvider):
+    """A provider whose commands are never given."""
+
+    def execute_wait(self, cmd: str, timeout: int | None = None) -> tuple[int, str, str]:
+        return 1, "", ""
+
+
+def status_of(*states: JobState) -> dict[str, JobStatus]:
+    return {str(number): JobStatus(state) for number, state in enumerate(states)}
+
+
+def test_blocks_are_judged_by_the_latest_few() -> None:
+    failed, done = JobState.FAILED, JobState.COMPLETED
+    executor = HoldingExecutor("mine", local_provider(), failed_blocks=3, **ARGUMENTS)
+    for states in ([failed], [failed, failed], [failed, failed, done], [failed, failed, done, failed, failed]):
+        executor.handle_errors(status_of(*states))
+        assert not executor.bad_state_is_set
+    executor.handle_errors(status_of(done, failed, failed, JobState.MISSING))
+    assert executor.bad_state_is_set
+    assert isinstance(executor.executor_exception, TooManyJobFailuresError)
+    with pytest.raises(RunStopped, match="executor mine was given up"):
+        Watch([executor]).check()
+
+
+@pytest.mark.parametrize(
+    ("walltime", "start", "longest", "seconds"), [("01:00:00", 60, 600, 2940), ("00:01:30", 30, 20, 40)]
+)
+def test_a_block_drains_before_its_walltime_could_cut_off_a_task(
+    walltime: str, start: float, longest: float, seconds: int
+) -> None:
+    assert drain_period(walltime, start, longest) == seconds
+    executor = HoldingExecutor(
+        "far", FakeSlurm(walltime=walltime), longest_task=longest, start_seconds=start, **ARGUMENTS
+    )
+    assert executor.drain_period == seconds
+
+
+def test_a_walltime_too_short_for_a_task_is_refused_with_both() -> None:
+    with pytest.raises(SiteError, match=r"walltime 00:10:00 is 600 s, .* 60 s .* 540 s; ask .* above 600 s"):
+        drain_period("00:10:00", 60, 540)
+    with pytest.raises(SiteError, match="longest_task is 5 s, but the provider has no walltime"):
+        HoldingExecutor("near", local_provider(), longest_task=5, **ARGUMENTS)
+
+
+def test_gpu_workers_of_slurm_use_what_slurm_gave() -> None:
+    """Parsl formats the command twice before a shell of the job reads it; "given" is in the job's environment."""
+    once = slurm_launch_command(["0", "1"]).format_map(Anything())
+    asked = "process_worker_pool.py" + once.format(block_id=3).partition("--available-accelerators")[2]
+    for given, seen in ((None, "0 1"), ("2,3", "2 3"), ("GPU-ab", "GPU-ab")):
+        environment = {"PATH": os.environ["PATH"]} | ({} if given is None else {"CUDA_VISIBLE_DEVICES": given})
+        told = subprocess.run(
+            ["bash", "-c", asked.replace("process_worker_pool.py", "echo")],
+            env=environment, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert told.strip() == seen
+    with_gpus = HoldingExecutor("gpu", FakeSlurm(), available_accelerators=2, **ARGUMENTS)
+    assert slurm_launch_command(2) in with_gpus.launch_cmd
+    assert with_gpus.available_accelerators == ["0", "1"]
+    for other in (
+        HoldingExecutor("cpu", FakeSlurm(), **ARGUMENTS),
+        HoldingExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS),
+    ):
+        assert DEFAULT_LAUNCH_CMD in other.launch_cmd
+
+
+class Anything(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def test_an_executor_of_threads_has_what_the_watch_asks_for() -> None:
+    executor = ThreadPoolExecutor(label="threads")
+    assert Watch([executor])._trouble_of(executor) is None
+    Watch([executor]).check()
+
+
+def test_an_exception_of_ours_survives_the_way_back() -> None:
+    import pickle
+
+    from volpipe import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        again = pickle.loads(pickle.dumps(kind("what is wrong")))
+        assert (type(again), str(again)) == (kind, "what is wrong")
+
+
+DRIVER = """
+import sys, time, parsl
+from parsl.config import Config
+from test_parsl import ARGUMENTS, HoldingExecutor, local_provider
+
+executor = HoldingExecutor("mine", local_provider(), **ARGUMENTS)
+parsl.load(Config([executor], run_dir=sys.argv[1], strategy_period=1, initialize_logging=False, usage_tracking=0))
+while not executor.connected_managers():
+    time.sleep(0.1)
+print(executor.interchange_proc.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)])}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    interchange = psutil.Process(int(driver.stdout.readline()))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until(lambda: not interchange.is_running(), 10)
+    wait_until(lambda: not processes_in(tmp_path), 30)

@@ -1,0 +1,238 @@
+"""Pods as they are asked for: all that a user may need is in the manifest, and an API server would take it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kubernetes import client
+from manifests import Json, faults, plain
+
+from volpipe.apps.podspec import Claim, Owner, Shape, dress
+from volpipe.errors import SiteError
+
+
+def of_parsl() -> client.V1Pod:
+    """Return a pod as Parsl's provider makes it: with a port, a variable and a mount that nobody asked for."""
+    container = client.V1Container(
+        name="0a1b2c3d",
+        image="lab/volpipe:1",
+        command=["/bin/bash"],
+        args=["-c", "true\n\nprocess_worker_pool.py --workers 2\n"],
+        ports=[client.V1ContainerPort(container_port=80)],
+        env=[client.V1EnvVar(name="TEST", value="SOME DATA")],
+        volume_mounts=[client.V1VolumeMount(name="data.of.lab", mount_path="/data")],
+        resources=client.V1ResourceRequirements(limits={"cpu": "2"}, requests={"cpu": "2"}),
+    )
+    claim = client.V1PersistentVolumeClaimVolumeSource(claim_name="data.of.lab")
+    spec = client.V1PodSpec(
+        containers=[container],
+        volumes=[client.V1Volume(name="data.of.lab", persistent_volume_claim=claim)],
+        image_pull_secrets=[client.V1LocalObjectReference(name="parsls")],
+        service_account_name="worker",
+    )
+    metadata = client.V1ObjectMeta(name="volpipe.0a1b2c3d", labels={"parsl-job-id": "0a1b2c3d"})
+    return client.V1Pod(metadata=metadata, spec=spec)
+
+
+def dressed(**choices: Any) -> Json:  # Any: fields of Shape
+    """Return the manifest of a pod with a shape, which an API server would take."""
+    manifest = plain(dress(of_parsl(), Shape(**choices)))
+    assert faults(manifest) == []
+    return manifest
+
+
+def container_of(manifest: Json) -> Json:
+    (container,) = manifest["spec"]["containers"]
+    return container  # type: ignore[no-any-return]  # JSON
+
+
+def test_a_pod_is_not_root_and_may_do_little() -> None:
+    manifest = dressed()
+    assert manifest["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container_of(manifest)["securityContext"] == expected
+    assert manifest["spec"]["automountServiceAccountToken"] is False
+    assert dressed(uid=0)["spec"]["securityContext"]["runAsNonRoot"] is False
+
+
+def test_a_pod_is_never_restarted_in_place_and_ends_soon() -> None:
+    spec = dressed(deadline=3600, grace=5)["spec"]
+    assert (spec["restartPolicy"], spec["activeDeadlineSeconds"], spec["terminationGracePeriodSeconds"]) == (
+        "Never",
+        3600,
+        5,
+    )
+    assert "activeDeadlineSeconds" not in dressed()["spec"]
+
+
+def test_what_a_user_asks_for_is_in_the_manifest() -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    taint = {"key": "nautilus.io/reservation", "operator": "Exists", "effect": "NoSchedule"}
+    manifest = dressed(
+        env={"HOME": "/tmp"},
+        labels={"lab": "em"},
+        node_selector={"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"},
+        affinity=affinity,
+        tolerations=[taint],
+        priority_class="opportunistic",
+        pull_secrets=["mine", "ours"],
+        pull_policy="Always",
+        gpus=2,
+    )
+    spec, container = manifest["spec"], container_of(manifest)
+    assert container["env"] == [{"name": "HOME", "value": "/tmp"}]
+    assert manifest["metadata"]["labels"] == {"parsl-job-id": "0a1b2c3d", "lab": "em"}
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+    assert spec["affinity"] == affinity
+    assert spec["tolerations"][0] == taint
+    assert spec["priorityClassName"] == "opportunistic"
+    assert [secret["name"] for secret in spec["imagePullSecrets"]] == ["parsls", "mine", "ours"]
+    assert spec["serviceAccountName"] == "worker"
+    assert container["imagePullPolicy"] == "Always"
+    assert container["resources"] == {
+        "limits": {"cpu": "2", "nvidia.com/gpu": "2"},
+        "requests": {"cpu": "2", "nvidia.com/gpu": "2"},
+    }
+    assert "ports" not in container
+
+
+def test_a_lost_node_gives_its_pods_up_after_a_minute_unless_the_user_says_otherwise() -> None:
+    def seconds(**choices: Any) -> dict[str, int]:  # Any: fields of Shape
+        return {t["key"]: t["tolerationSeconds"] for t in dressed(**choices)["spec"]["tolerations"]}
+
+    assert seconds() == {"node.kubernetes.io/unreachable": 60, "node.kubernetes.io/not-ready": 60}
+    own = {
+        "key": "node.kubernetes.io/unreachable",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": 7,
+    }
+    assert seconds(tolerations=[own]) == {"node.kubernetes.io/unreachable": 7, "node.kubernetes.io/not-ready": 60}
+
+
+def test_claims_are_mounted_where_they_should_be_the_same_one_twice_too() -> None:
+    manifest = dressed(
+        claims=[
+            Claim("data.of.lab", "/data", read_only=True),
+            Claim("scratch", "/scratch"),
+            Claim("scratch", "/home/me", sub_path="users/me", read_only=True),
+        ],
+        shm="8Gi",
+    )
+    volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
+    assert len(volumes) == 3
+    found = {}
+    for mount in container_of(manifest)["volumeMounts"]:
+        source = volumes[mount["name"]].get("persistentVolumeClaim")
+        claim = (source["claimName"], source["readOnly"]) if source else volumes[mount["name"]]["emptyDir"]
+        found[mount["mountPath"]] = (claim, mount.get("readOnly"), mount.get("subPath"))
+    assert found == {
+        "/data": (("data.of.lab", True), True, None),
+        "/scratch": (("scratch", False), False, None),
+        "/home/me": (("scratch", False), True, "users/me"),
+        "/dev/shm": ({"medium": "Memory", "sizeLimit": "8Gi"}, None, None),
+    }
+
+
+def test_the_owner_takes_its_pods_with_it() -> None:
+    owners = dressed(owner=Owner("driver-x7k2p", "0b1c"))["metadata"]["ownerReferences"]
+    assert owners == [{"apiVersion": "v1", "kind": "Pod", "name": "driver-x7k2p", "uid": "0b1c"}]
+
+
+def test_dressing_leaves_what_it_was_given_alone() -> None:
+    pod = of_parsl()
+    dress(pod, Shape(gpus=1, env={"A": "b"}))
+    assert pod == of_parsl()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Claim("data", "data"), "claim data is to be mounted at 'data'; give an absolute path"),
+        (lambda: Claim("data", "/data", sub_path="../x"), "sub-path '../x' leads out of it"),
+        (lambda: Shape(claims=[Claim("a", "/data"), Claim("b", "/data")]), "two volumes are to be mounted at /data"),
+        (lambda: Shape(claims=[Claim("a", "/dev/shm")], shm="1Gi"), "two volumes are to be mounted at /dev/shm"),
+    ],
+)
+def test_what_no_pod_can_be_is_refused(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(SiteError, match=re.escape(sentence)):
+        make()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_command_keeps_its_exit_code_and_what_ran_before_it(code: int) -> None:
+    pod = of_parsl()
+    pod.spec.containers[0].args = ["-c", f"export A=b\n\ntest $A = b && exit {code}\n"]
+    container = dress(pod, Shape()).spec.containers[0]
+    assert subprocess.run([*container.command, *container.args]).returncode == code
+
+
+def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:
+    pod = of_parsl()
+    pod.spec.containers[0].args = ["-c", "true\n\nsleep 30\n"]
+    container = dress(pod, Shape()).spec.containers[0]
+    process = subprocess.Popen([*container.command, *container.args], start_new_session=True)
+    time.sleep(0.3)
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(10) == 143
+    assert time.monotonic() - began < 5
+
+
+WRONG = [
+    ({"metadata": {"name": "A"}}, "metadata.name: Invalid value: 'A'"),
+    ({"metadata": {"name": "a", "labels": {"run": "of/me"}}}, "metadata.labels: Invalid value: 'of/me'"),
+    ({"spec": {"containers": []}}, "spec.containers: Required value"),
+    ({"spec": {"containers": [{"name": "a"}]}}, "spec.containers.image: Required value"),
+    ({"spec": {"containers": [{"image": "a"}]}}, "name"),
+    ({"spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicyy": "Never"}}, 'unknown field "spec.restart'),
+    ({"spec": {"containers": [{"name": "a", "image": 3}]}}, "valid string"),
+    (
+        {"spec": {"containers": [{"name": "a", "image": "b", "volumeMounts": [{"name": "v", "mountPath": "/"}]}]}},
+        "volumeMounts.name: Not found: 'v'",
+    ),
+    (
+        {
+            "spec": {
+                "containers": [{"name": "a", "image": "b"}],
+                "volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "emptyDir": {}}],
+            }
+        },
+        "spec.volumes: Duplicate value",
+    ),
+    (
+        {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "a",
+                        "image": "b",
+                        "resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1500Mi"}},
+                    }
+                ]
+            }
+        },
+        "requests[memory]: Invalid value: '1500Mi': must be less than or equal to limit 1Gi",
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "sentence"), WRONG)
+def test_the_double_finds_what_is_wrong_with_a_manifest(part: Json, sentence: str) -> None:
+    good = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
+    assert faults(good) == []
+    found = faults(good | part)
+    assert any(sentence in fault for fault in found), found

@@ -1,0 +1,240 @@
+"""On a real Slurm of this machine: whatever dies, a run ends with an undisturbed one's bytes, or says what happened.
+
+Afterwards no job and no process is left. Longer ones are in scripts/cluster.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from command import begin, finish, processes_in, wait_until
+from conftest import ROOT
+from disturbance import BLOCKS, Slow
+from slurm import Slurm, kill, lacking, running_slurm
+from volumes import fingerprint
+
+from volpipe.journal import read_records
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+
+NUM_BLOCKS = BLOCKS[0] * BLOCKS[1] * BLOCKS[2]
+SETTINGS = {
+    "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
+    "LONGEST_TASK": "30", "START_SECONDS": "30", "ADDRESS": "127.0.0.1", "HEARTBEAT": "2", "POLL_SECONDS": "1",
+}  # fmt: skip
+
+
+def new_slurm(factory: pytest.TempPathFactory, *, accounting: bool) -> Iterator[Slurm]:
+    if missing := lacking(accounting):
+        pytest.skip(f"no {', '.join(missing)} here; `make test` installs them where it may")
+    with running_slurm(factory.mktemp("slurm"), accounting=accounting) as slurm:
+        yield slurm
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    yield from new_slurm(tmp_path_factory, accounting=False)
+
+
+@pytest.fixture(scope="module")
+def accounting_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    yield from new_slurm(tmp_path_factory, accounting=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all runs of one volume: an output says whence its voxels came."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> str:
+    """The fingerprint of what one go makes in threads."""
+    slow = Slow(place / "undisturbed", seconds=0, site="threads")
+    ended = finish(slow.folder, begin(slow.folder, *slow.command))
+    assert ended.code == 0, ended.err
+    return fingerprint(slow.out)
+
+
+def on_slurm(folder: Path, slurm: Slurm, seconds: float = 0.05, site: str = "slurm_htex", **settings: str) -> Slow:
+    chosen = {f"VOLPIPE_SLURM_{name}": value for name, value in (SETTINGS | settings).items()}
+    home = {"XDG_CONFIG_HOME": str(folder.parent / "no-settings")}
+    return Slow(folder, seconds, site=site, environment=slurm.environment | home | chosen)
+
+
+def pools(slow: Slow) -> list[psutil.Process]:
+    """Return the processes that pass tasks to the workers of a job."""
+    return [p for p in processes_in(slow.folder) if "process_worker_pool.py" in " ".join(p.cmdline()[:2])]
+
+
+def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:
+    ended = slow.finish(240)
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    check_gone(slow, slurm)
+
+
+def check_gone(slow: Slow, slurm: Slurm, seconds: float = 60) -> None:
+    wait_until(lambda: not slurm.jobs(), seconds)
+    wait_until(lambda: not processes_in(slow.folder), seconds)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(place: Path) -> Iterator[None]:
+    yield
+    kill(processes_in(place))
+
+
+@pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])
+def test_a_run_on_slurm_gives_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str, site: str) -> None:
+    slow = on_slurm(place / site, slurm, 0, site)
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+    assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
+
+
+def cancel_a_job(slow: Slow, slurm: Slurm) -> None:
+    slurm.do("scancel", busy_job(slurm))
+
+
+def kill_a_pool(slow: Slow, slurm: Slurm) -> None:
+    kill([parent_of_worker(slow)])
+
+
+def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
+    kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
+
+
+def busy_job(slurm: Slurm) -> str:
+    """Return a job that runs the net."""
+    listed = slurm.do("squeue", "--noheader", "--states=RUNNING", "--format=%A %j").splitlines()
+    return next(line.split()[0] for line in listed if ".gpu." in line)
+
+
+def parent_of_worker(slow: Slow) -> psutil.Process:
+    parent = slow.workers()[0].parent()
+    assert parent is not None
+    return parent
+
+
+def lose_a_node(slow: Slow, slurm: Slurm) -> None:
+    """Let node n1 fall silent: its slurmd and all that runs under it."""
+    daemon = slurm.node("n1")
+    steps = [p for p in psutil.process_iter(["cmdline"]) if "slurmstepd: [" in " ".join(p.info["cmdline"] or [])]
+    job = busy_job(slurm)
+    (step,) = [step for step in steps if f"[{job}.batch]" in " ".join(step.info["cmdline"])]
+    kill([daemon, *step.children(recursive=True), step])
+
+
+@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, kill_a_worker])
+def test_a_run_survives_the_loss_of_workers(
+    place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
+) -> None:
+    slow = on_slurm(place / disturb.__name__, slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    disturb(slow, slurm)
+    check_complete(slow, slurm, undisturbed)
+    assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
+
+
+def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "node", slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    lose_a_node(slow, slurm)
+    try:
+        ended = slow.finish(240)
+    finally:
+        slurm.start_node("n1")
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    check_gone(slow, slurm)
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    """There Parsl's own executor gives up at the first failed job."""
+    slow = on_slurm(place / "accounted", accounting_slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    kill_a_pool(slow, accounting_slurm)
+    check_complete(slow, accounting_slurm, undisturbed)
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+    assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
+
+
+def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    slow = on_slurm(place / "cut", slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
+    began = time.monotonic()
+    ended = slow.finish()
+    assert time.monotonic() - began < 60
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith("volpipe: the interchange of executor ")
+    check_gone(slow, slurm)
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+
+
+def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "killed", slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    slow.interrupt(signal.SIGKILL)
+    assert slow.finish().code == -signal.SIGKILL
+    check_gone(slow, slurm)
+    marked = slow.marked()
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+    assert not marked & slow.computed(2).keys()
+
+
+def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
+    slow = on_slurm(place / "stopped", slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    slow.interrupt(signal.SIGINT, group=True)
+    ended = slow.finish()
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    check_gone(slow, slurm)
+    assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost
+    assert len(slow.marked()) < NUM_BLOCKS
+
+
+def test_blocks_that_drain_before_their_walltime_lose_no_task(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    """Of a minute, 20 s are left for tasks to begin, less than the run takes."""
+    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "20", "START_SECONDS": "20"}
+    slow = on_slurm(place / "drained", slurm, 0.15, MAX_JOBS="1", **times)
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+    assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
+    pids = {record.pid for record in read_records(slow.run / "journal.jsonl") if record.stage == "infer"}
+    assert len(pids) > 1
+
+
+def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    slow = on_slurm(place / "job", slurm, 0)
+    command = ["slurm", "script", "--time", "1:00:00", "--cores", "1", "--mem-gb", "1", *slow.command[1:]]
+    printed = finish(slow.folder, begin(slow.folder, *command, **slow.environment))
+    assert printed.code == 0, printed.err
+    (slow.folder / "script.sh").write_text(printed.out)
+    slurm.do("sbatch", f"--chdir={slow.folder}", f"--export=PATH,PYTHONPATH={ROOT}", str(slow.folder / "script.sh"))
+    check_gone(slow, slurm, 120)
+    (said,) = slow.folder.glob("volpipe-*.log")
+    assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
+    assert fingerprint(slow.out) == undisturbed

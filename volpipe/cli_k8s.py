@@ -1,0 +1,154 @@
+"""The commands `volpipe k8s …`: what a cluster must be given before, and in order to, run a driver in it.
+
+Not here: the manifests themselves (apps.manifest), or a run (cli).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from volpipe.errors import SiteError, VolpipeError
+
+if TYPE_CHECKING:
+    from volpipe.apps.podspec import Claim
+
+PREFIX = "VOLPIPE_K8S"
+NEEDED = ("image", "namespace", "claims")
+OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
+USER = 1000  # of pods where the site is told none; the image's own
+DEFAULT_SITE = "k8s_htex"
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster.")
+
+
+@app.callback()
+def commands() -> None:
+    """Run the driver in a Kubernetes cluster."""
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+def manifest(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What follows `volpipe` on the command line: run --config SITE … VOLUME.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="rights, claims or job; without, all three.")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="CLAIM=SIZE, such as scratch=10Ti: a claim that is to be made.")
+    ] = None,
+    storage_class: Annotated[str | None, typer.Option(help="Of the claims that are to be made.")] = None,
+) -> None:
+    """Print manifests: the rights that a driver needs, claims that are to be made, and the job that gives COMMAND.
+
+    Image, namespace, claims and all else come from the site's settings, as for a driver that runs here.
+    """
+    if only not in (None, "rights", "claims", "job"):
+        raise VolpipeError(f"--only {only}: write rights, claims or job")
+    if only == "job" and not command:
+        raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
+    for part, documents in list(_parts(command or [], size or [], storage_class)):  # all are right, or none is printed
+        if only in (None, part.partition(":")[0]):
+            _print(part, documents)
+
+
+def _parts(
+    command: Sequence[str], sizes: Sequence[str], storage_class: str | None
+) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
+    """Yield each part, what it is for, and its manifests."""
+    from volpipe.sites import site_settings
+
+    site = _site_of(command)
+    kind, file = site_settings(site)  # which says in a sentence if the Kubernetes client is not installed
+    from volpipe.apps.manifest import driver_job, rights, storage
+    from volpipe.apps.podspec import Shape
+    from volpipe.apps.settings import read_settings
+    from volpipe.apps.surroundings import read_claims
+
+    missing = [name for name in NEEDED if name not in {field.name for field in dataclasses.fields(kind)}]
+    if missing:
+        raise SiteError(
+            f"site {site} has no setting {missing[0]}, so it is none for Kubernetes; give --config k8s_htex"
+        )
+    told: Any = read_settings(kind, file, PREFIX)  # Any: a dataclass of a site's own
+    asked = getattr(told, "uid", None)
+    uid = USER if asked is None else asked
+    own_uid = {f"{PREFIX}_UID": str(uid)} if hasattr(told, "uid") else {}
+    claims = read_claims(told.claims)
+    shape = Shape(
+        env={"HOME": "/tmp", **environment(told), **own_uid},
+        claims=claims,
+        pull_secrets=getattr(told, "pull_secrets", []),
+        uid=uid,
+        gid=uid,
+    )
+    yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
+    yield "claims: once, unless there are such already", storage(told.namespace, _sizes(sizes, claims), storage_class)
+    if command:
+        job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims))
+        yield "job: the run; the same job again goes on from where it was", [job]
+
+
+def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own
+    """Return the environment that tells a driver in the cluster what `settings` say; defaults are the site's own."""
+    found = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in OF_A_DRIVER_OUTSIDE and value is not None and value != field.default and value != []:
+            found[f"{PREFIX}_{field.name.upper()}"] = _as_text(value)
+    return found
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={each}" for key, each in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _site_of(command: Sequence[str]) -> str:
+    """Return the site of a command; without a command, the shipped one."""
+    if not command:
+        return DEFAULT_SITE
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        if word == "--config" and after:
+            return after
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    raise VolpipeError(
+        f"{' '.join(command)}: no --config, so it would run in the driver's pod alone; add --config k8s_htex"
+    )
+
+
+def _sizes(texts: Sequence[str], claims: Sequence[Claim]) -> dict[str, str]:
+    found = dict(text.partition("=")[::2] for text in texts)
+    names = {claim.name for claim in claims}
+    for name, size in found.items():
+        if not size or name not in names:
+            raise VolpipeError(
+                f"--size {name}={size}: write CLAIM=SIZE of one of the claims {', '.join(sorted(names))}"
+            )
+    return found
+
+
+def _folder(claims: Sequence[Claim]) -> str:
+    """Return where the command is given in the cluster: here too, if this folder is on a claim."""
+    here = Path.cwd()
+    if any(here.is_relative_to(claim.path) for claim in claims):
+        return str(here)
+    writable = [claim.path for claim in claims if not claim.read_only]
+    if not writable:
+        raise SiteError("no claim may be written, so that no run can have its folder there; leave out :ro of one")
+    return writable[0]
+
+
+def _print(part: str, documents: Sequence[dict[str, Any]]) -> None:  # Any: JSON
+    import yaml
+
+    if documents:
+        typer.echo(f"# {part}")
+        typer.echo(yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True), nl=False)

@@ -1,0 +1,45 @@
+"""`volpipe slurm …`: what helps on a cluster with Slurm.
+
+Not here: runs, which any site runs by `volpipe run`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from volpipe.batch import DriverJob, driver_script
+
+slurm = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
+
+
+@slurm.callback()
+def options() -> None:
+    """What helps on a cluster with Slurm."""
+
+
+@slurm.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def script(
+    context: typer.Context,
+    time: Annotated[str, typer.Option(help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")] = DriverJob.time,
+    partition: Annotated[str | None, typer.Option(help="Of the driver's job; its workers have their site's.")] = None,
+    account: Annotated[str | None, typer.Option(help="Of the driver's job.")] = None,
+    cores: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.cores,
+    mem_gb: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.mem_gb,
+) -> None:
+    """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
+    _check(context)
+    job = DriverJob(time, cores, mem_gb, partition, account)
+    typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
+
+
+def _check(context: typer.Context) -> None:
+    """Refuse arguments that `volpipe run` would refuse, now rather than in the job."""
+    root = context.find_root().command
+    assert isinstance(root, TyperGroup)
+    run = root.commands["run"]
+    run.make_context("volpipe run", list(context.args))
