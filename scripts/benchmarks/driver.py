@@ -27,7 +27,7 @@ def nothing(stage: str, units: Sequence[int]) -> object:
 
 
 def drive(folder: Path, side: int) -> dict[str, float]:
-    """Return what a run over side³ windows of one block each, factored and inferred by nobody, takes the driver."""
+    """Return what a run over side³ windows of one block each, inferred by nobody, takes the driver."""
     from parsl import python_app
 
     from volpipe.apps.start import on_site
@@ -44,7 +44,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     create_array(folder / "in.zarr", "raw", ArraySpec(shape, np.dtype(np.uint8), (window,) * 3), "zarr2")
     recipe = load_recipe(
         None,
-        [*IDENTITY, f"windows.shape={[window] * 3}", "windows.block=[1,1,1]", "tensors.mode=stored"],
+        [*IDENTITY, f"windows.shape={[window] * 3}", "windows.block=[1,1,1]", "tensors.mode=streamed"],
     )
     plan = prepare(f"{folder}/in.zarr/raw", recipe, folder / "out.zarr", folder)
     with on_site("local")(folder / "parsl") as executors, Journal(folder / "journal") as journal:
@@ -110,8 +110,7 @@ def _pair(setting: Setting, turn: int, many: int, few: int) -> tuple[dict[str, f
 
 
 WHY = (
-    "stored windows, one per block, so that each is a unit of factor, of infer and of discard; site local, tasks that "
-    "do nothing, in bundles of up to 64"
+    "streamed windows, one per block, so that each is a unit; site local, tasks that do nothing, in bundles of up to 64"
 )
 ROWS = [
     Row("memory", "driver, 10⁶ windows - 10³ windows", 100.0, 20.0, measure_memory, unit="MiB", why=WHY),
