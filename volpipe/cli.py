@@ -386,12 +386,13 @@ def _find_recipe(recipe: Path | None) -> Path:
 
 
 def _default_output(volume: str, net: str, output_format: str) -> str:
+    """Return a name in this folder: of the container, the key in it where it was given, and the net."""
+    from volpipe.formats.container import locate
     from volpipe.nets import label_of
-    from volpipe.volume import absolute
 
-    stem = absolute(volume).stem
-    label = label_of(net)
-    return f"{stem}_{label}{'.n5' if output_format == 'n5' else '.zarr'}"
+    container, key = locate(volume)
+    parts = [container.stem, *filter(None, key.split("/")), label_of(net)]
+    return f"{'_'.join(parts)}{'.n5' if output_format == 'n5' else '.zarr'}"
 
 
 def _parse_shape(text: str) -> tuple[int, int, int]:
