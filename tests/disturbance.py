@@ -18,9 +18,10 @@ from volumes import noise, windowed, write_volume
 from volpipe.journal import read_records
 
 SHAPE = (24, 28, 20)
-WINDOW, STRIDE, PER_BLOCK = 8, 4, 2
+WINDOW, STRIDE, PER_BLOCK = 8, 4, 1
 COUNTS = tuple(-(-n // STRIDE) for n in SHAPE)  # windows per axis: 210 in all
-BLOCKS = tuple(-(-n // PER_BLOCK) for n in COUNTS)  # 36 in all
+BLOCKS = tuple(-(-n // PER_BLOCK) for n in COUNTS)
+NUM_BLOCKS = 120  # that hold windows: the first along each axis has two, the last none
 
 # Each call notes which window it was given, in a file for each session of the driver.
 NET = """
@@ -135,7 +136,7 @@ def blocks_by_window() -> dict[str, int]:
     for index in np.ndindex(*COUNTS):
         corner = [i * STRIDE for i in index]
         window = padded[tuple(slice(c, c + WINDOW) for c in corner)]
-        block = np.ravel_multi_index([i // PER_BLOCK for i in index], BLOCKS)
+        block = np.ravel_multi_index([max(0, i * STRIDE - before) // (STRIDE * PER_BLOCK) for i in index], BLOCKS)
         found[hashlib.sha256(np.ascontiguousarray(window).tobytes()).hexdigest()] = int(block)
     assert len(found) == np.prod(COUNTS)
     return found

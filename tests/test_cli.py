@@ -198,7 +198,7 @@ USER_FILES = {
 
 MISTAKES = [
     (["nothing.n5"], ["no volume at", "nothing.n5"]),
-    (["in.n5", "--config", "lcal"], ["no site 'lcal' (did you mean 'local'?)", "k8s_htex, local, slurm_htex, threads"]),
+    (["in.n5", "--config", "lcal"], ["no site 'lcal' (did you mean 'local'?)", "local_gpu, slurm_htex, slurm_single"]),
     (["in.n5", "--config", "mine/site.py"], ["no site 'mine/site.py'", "or give a Python file"]),
     (["in.n5", "--config", "broken.py"], ["site broken.py cannot be loaded: ZeroDivisionError", "(broken.py, line 2)"]),
     (["in.n5", "--config", "wrong.py"], ["site wrong.py cannot be loaded: SyntaxError", "(wrong.py, line 1)"]),

@@ -62,7 +62,7 @@ def test_the_same_bytes_on_every_site_and_nothing_is_left_behind(
         assert not list((folder / "out.zarr.run").glob("tensors.*"))
         records = list(read_records(folder / "out.zarr.run/journal.jsonl"))
         stages = {record.stage for record in records}
-        assert stages >= {"measure", "infer", "reassemble", "pyramid 1", "pyramid 2"}
+        assert stages >= {"measure", "infer", "pyramid 1", "pyramid 2"}  # blocks may finish all shards
         assert ("factor" in stages) == (mode == "stored")
         pids = {record.pid for record in records}
         assert pids == {os.getpid()} if site == "threads" else 1 <= len(pids) <= workers

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command import begin, finish, processes_in, wait_until
 from conftest import ROOT
-from disturbance import BLOCKS, Slow
+from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
@@ -22,7 +22,6 @@ from volpipe.journal import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
-NUM_BLOCKS = BLOCKS[0] * BLOCKS[1] * BLOCKS[2]
 SETTINGS = {
     "PARTITION": "main", "CORES": "1", "MEM_GB": "1", "GPUS": "0", "MAX_JOBS": "2", "WALLTIME": "00:10:00",
     "LONGEST_TASK": "30", "START_SECONDS": "30", "ADDRESS": "127.0.0.1", "HEARTBEAT": "2", "POLL_SECONDS": "1",

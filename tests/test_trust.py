@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import stat
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from arrays import invented, make
 from command import THREADS, Give, giver
+from conftest import ROOT
 from pydantic import ValidationError
 from torch import nn
 from volumes import write_volume
@@ -46,10 +48,20 @@ class Doubling(nn.Module):
         return out
 
 
+SCRIPT = """
+import sys, warnings
+import torch
+warnings.simplefilter("ignore", DeprecationWarning)
+torch.jit.script(torch.load(sys.argv[1], weights_only=False)).save(sys.argv[2])
+"""
+
+
 def script(path: Path, net: nn.Module) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.script(net).save(str(path))
+    """Write `net` as TorchScript; by a process of its own, since what torch has compiled before changes what it can."""
+    torch.save(net, path.with_suffix(".whole"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+    subprocess.run([sys.executable, "-c", SCRIPT, path.with_suffix(".whole"), path], env=environment, check=True)
+    path.with_suffix(".whole").unlink()
 
 
 def export(path: Path, net: nn.Module) -> None:

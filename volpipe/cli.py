@@ -265,7 +265,7 @@ def sites() -> None:
     from volpipe.sites import list_sites
 
     for name, line in list_sites().items():
-        out.print(f"{name:<12}{line}")
+        out.print(f"{name:<14}{line}")
 
 
 def version(wanted: bool) -> None:

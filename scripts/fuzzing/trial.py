@@ -68,6 +68,7 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
     original = make(name)
     changed = mutate(original.files, np.random.default_rng(seed_of(name, seed, number)))
     lay(original, changed, pristine, place)
+    before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         return _read(original, changed, place)
@@ -76,6 +77,7 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
     except Exception:  # the point of it all
         return Outcome("error", traceback.format_exc())
     finally:
+        logging.disable(before)
         volume._opened.clear()
         shutil.rmtree(place, ignore_errors=True)
 

@@ -79,11 +79,10 @@ class TensorStoreArray:
 
         check_process()
         if not self._sharded:
-            self._array[index].write(data, can_reference_source_data_indefinitely=True).result()
+            self._array[index].write(data).result()
             return
         with ts.Transaction() as transaction:  # so that all chunks of a shard go into one write of its file
-            target = self._array.with_transaction(transaction)[index]
-            target.write(data, can_reference_source_data_indefinitely=True).result()
+            self._array.with_transaction(transaction)[index].write(data).result()
 
 
 def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
