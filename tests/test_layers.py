@@ -19,8 +19,9 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s",
-    "show                apps.start",
+    "cli_slurm cli_k8s cli_sites",
+    "show terminal       apps.checkups",
+    "                    apps.start",
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
     "appraisal           passes",
@@ -31,8 +32,8 @@ LAYERS = (
     "tensors windows output schedule",
     "wanted",
     "plan",
-    "nets measure        region",
-    "recipe journal sites sample convert survey",
+    "nets measure        region findings",
+    "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "blend ops resolve   tissue fetches indexing apps.podspec apps.podstatus",
     "formats.container   cells",
@@ -54,7 +55,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets")),
+    "torch": (("models.", "dataset"), ("infer", "nets", "checkup")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
@@ -66,8 +67,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "show"), ()),
-    "typer": (("cli", "cli_k8s", "cli_slurm"), ()),
+    "rich": (("cli", "show", "terminal"), ()),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm"), ()),
 }
 
 
