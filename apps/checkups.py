@@ -35,6 +35,7 @@ from volpipe.volume import Volume, open_volume
 ASK = "exec(source, names) or names['examine'](question)"
 MARK = "mark"
 LOOK_SECONDS = 0.5
+POLL_SECONDS = 1
 DELETE_SECONDS = 5.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
@@ -91,6 +92,7 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     for executor in config.executors:
         _limit(executor)
     config.strategy = "none"  # starts the first blocks, and no more whatever becomes of them
+    config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
     with loaded(config):
         asked = [Asked(executor, _ask(executor, question)) for executor in config.executors]

@@ -89,7 +89,9 @@ def started(config: Config) -> Iterator[Started]:
     }
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
-    with loaded(config):
+    with loaded(config) as kernel:
+        # The first block is otherwise started by a poll that may be seconds away.
+        kernel.job_status_poller.poll()
         watch.start()
         try:
             yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
@@ -99,15 +101,13 @@ def started(config: Config) -> Iterator[Started]:
 
 
 @contextmanager
-def loaded(config: Config) -> Iterator[None]:
-    """Start the executors of `config`, and their first blocks; on every way out stop them and cancel their blocks."""
+def loaded(config: Config) -> Iterator[DataFlowKernel]:
+    """Start the executors of `config`; on every way out stop them and cancel their blocks."""
     _find_commands()
     logging.getLogger("parsl").setLevel(logging.ERROR)
     kernel = parsl.load(config)
     try:
-        # The first block is otherwise started by a poll that may be seconds away.
-        kernel.job_status_poller.poll()
-        yield
+        yield kernel
     finally:
         with INTERRUPTS.closing():
             _clean_up(kernel)

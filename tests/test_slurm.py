@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import begin, finish, processes_in, wait_until
+from command import begin, finish, processes_in, sentences, wait_until
 from conftest import ROOT
 from disturbance import BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
@@ -238,3 +238,45 @@ def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
     (said,) = slow.folder.glob("volpipe-*.log")
     assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
     assert fingerprint(slow.out) == undisturbed
+
+
+def check_site(folder: Path, slurm: Slurm, wait: float = 120, **settings: str) -> tuple[int, list[str]]:
+    """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
+    slow = on_slurm(folder, slurm, 0, **settings)
+    command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
+    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
+    assert "Traceback" not in ended.err
+    check_gone(slow, slurm)
+    return ended.code, sentences(ended)
+
+
+def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(place: Path, slurm: Slurm) -> None:
+    code, named = check_site(place / "well", slurm)
+    assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])
+
+
+def test_a_check_of_a_site_on_slurm_names_gpus_that_are_none(place: Path, slurm: Slurm) -> None:
+    """Slurm gives a made-up GPU, of which CUDA knows nothing."""
+    code, named = check_site(place / "no-gpu", slurm, GPUS="1")
+    (sentence,) = named
+    assert code == 1
+    assert sentence.startswith("gpu: no GPU is seen on ")
+
+
+def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path, slurm: Slurm) -> None:
+    code, named = check_site(place / "broken", slurm, INIT="echo no module named cuda >&2; exit 3")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    assert all("last said: no module named cuda" in sentence for sentence in named)
+
+
+def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(place: Path, slurm: Slurm) -> None:
+    slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    try:
+        code, named = check_site(place / "drained-nodes", slurm, wait=6)
+    finally:
+        slurm.do("scontrol", "update", "nodename=n[1-2]", "state=resume")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    waiting = "no answer within 6 s, for no worker has started; its block is PENDING and last said: Slurm says PENDING"
+    assert all(waiting in sentence for sentence in named)
