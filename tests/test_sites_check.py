@@ -63,6 +63,7 @@ class Trial:
     label: str = "cpu"
     gpus: list[str] = field(default_factory=list)
     out: Path | None = None
+    logs: str | None = None  # of workers; without, in the output's folder
 
     @property
     def started(self) -> Path:
@@ -71,7 +72,7 @@ class Trial:
     def command(self, *more: str | Path) -> list[str]:
         init = f'[ -n "$INSIDE" ] || echo block >> {self.started}\n{self.init}'
         (self.folder / "out").mkdir(exist_ok=True)
-        site = SITE.format(label=self.label, gpus=self.gpus, logs=str(self.folder / "logs"), init=init)
+        site = SITE.format(label=self.label, gpus=self.gpus, logs=self.logs, init=init)
         (self.folder / "site.py").write_text(site)
         return ["sites", "check", "site.py", *map(str, more), "--out", str(self.out or self.folder / "out")]
 
@@ -251,19 +252,24 @@ def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
-def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
-    """It could write there all the same, to a folder of its own."""
+@pytest.mark.parametrize(
+    ("logs", "said"), [("elsewhere", "it is not there"), (None, "another folder has that path there, without what")]
+)
+def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str | None, said: str) -> None:
+    """It could write there all the same, to a folder of its own, as Parsl does that writes its logs there."""
+    trial.logs = logs and str(trial.folder / logs)
     in_own_mounts(trial, f"mount -t tmpfs -o size=2g tmpfs {trial.folder / 'out'}")
     ended = trial.check()
     (sentence,) = sentences(ended)
     assert ended.code == 1
     assert f"cpu: {trial.folder / 'out'} cannot be written on " in sentence
-    assert ": it is not there; choose an --out that is the same folder for all" in sentence
+    assert f": {said}" in sentence
+    assert sentence.endswith("; choose an --out that is the same folder for all, with room")
 
 
 @pytest.mark.slow
 def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
-    out = trial.folder / "out"
+    out, trial.logs = trial.folder / "out", str(trial.folder / "logs")
     in_own_mounts(trial, f"mount --bind {out} {out} && mount -o remount,ro,bind {out}")
     ended = trial.check()
     (sentence,) = sentences(ended)
