@@ -18,7 +18,7 @@ ACCOUNT = "volpipe"
 VERBS = ["create", "list", "delete"]  # all that PodProvider asks for
 # Where the driver's own pod is told, by which workers find it and go when it goes.
 DOWNWARD = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
-REFUSED = 2  # exit code of a command that will not do better the next time
+INCOMPLETE, REFUSED = 1, 2  # exit codes; a command that was refused will not do better the next time
 ATTEMPTS_AGAIN = 3
 # A driver took 370 MiB with a net of no parameters (2026-11-21); those of its net come on top.
 DRIVER_CORES, DRIVER_MEMORY = "1", "4Gi"
@@ -76,7 +76,7 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
     never_again = client.V1PodFailurePolicyRule(
         action="FailJob",
         on_exit_codes=client.V1PodFailurePolicyOnExitCodesRequirement(
-            container_name="driver", operator="In", values=[REFUSED]
+            container_name="driver", operator="In", values=[REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]
         ),
     )
     template = client.V1PodTemplateSpec(

@@ -43,7 +43,7 @@ def judge(pod: client.V1Pod | None) -> JobStatus:
             JobState.CANCELLED, f"the pod is being deleted: {disruption(status) or 'somebody asked for it'}"
         )
     if status.phase == "Pending":
-        return JobStatus(JobState.PENDING)
+        return JobStatus(JobState.PENDING, wait_reason(pod))
     return JobStatus(JobState.RUNNING)
 
 

@@ -82,24 +82,34 @@ def on_site(name: str) -> Callable[[Path], AbstractContextManager[Executors]]:
 
 @contextmanager
 def started(config: Config) -> Iterator[Started]:
-    """Start the executors of `config`; on every way out stop them and cancel what they started."""
-    _find_commands()
-    logging.getLogger("parsl").setLevel(logging.ERROR)
+    """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
     labels = {label: _with_label(config.executors, label) for label in LABELS}
     slots = {
         label: sum(_num_workers(e) for e in config.executors if e.label in chosen) for label, chosen in labels.items()
     }
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
-    kernel = parsl.load(config)
-    try:
+    with loaded(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
         kernel.job_status_poller.poll()
         watch.start()
-        yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
+        try:
+            yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
+        finally:
+            with INTERRUPTS.closing():
+                watch.stop()
+
+
+@contextmanager
+def loaded(config: Config) -> Iterator[DataFlowKernel]:
+    """Start the executors of `config`; on every way out stop them and cancel their blocks."""
+    _find_commands()
+    logging.getLogger("parsl").setLevel(logging.ERROR)
+    kernel = parsl.load(config)
+    try:
+        yield kernel
     finally:
         with INTERRUPTS.closing():
-            watch.stop()
             _clean_up(kernel)
             for executor in config.executors:
                 sweep(executor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,11 @@ def finish(folder: Path, process: subprocess.Popen[str], seconds: float = 120) -
         process.wait()
         raise
     return Ended(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text())
+
+
+def sentences(ended: Ended) -> list[str]:
+    """Return what a check of a site named, below its table."""
+    return [line for line in ended.out.splitlines() if re.match("(here|note|cpu|gpu|gpu_.*): ", line)]
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, wait_for_pods
-from command import Ended, begin, finish, processes_in, wait_until
+from command import Ended, begin, finish, processes_in, sentences, wait_until
 from disturbance import Slow
 from pods import HARMS, SlowPods, cluster_for
 from real_cluster import RealCluster, find_cluster, folder_on
@@ -104,7 +104,14 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
         assert {verb for verb, _, _ in cluster.requests} == {"create", "list", "delete"}
 
 
-@pytest.mark.parametrize("harm", ["deleted", "out of memory", "node lost", "manager killed", "deadline"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "deleted",
+        "out of memory",
+        *(pytest.param(harm, marks=pytest.mark.long) for harm in ("node lost", "manager killed", "deadline")),
+    ],
+)
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
     slow = SlowPods(base / harm.replace(" ", "-"), seconds=0.03, cluster=cluster)
     slow.begin()
@@ -178,3 +185,42 @@ def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) ->
     slow.interrupt(signal.SIGTERM)
     ended, sentence = finish_badly(slow)
     assert (ended.code, sentence) == (1, "volpipe: interrupted; the same command again goes on from here")
+
+
+def check_site(slow: SlowPods, wait: float = 120) -> tuple[int, list[str]]:
+    """Return the exit code of `volpipe sites check`, and what it named; see that no pod is left."""
+    command = ["sites", "check", slow.site, str(slow.folder.parent / "in.n5"), "--wait", str(wait)]
+    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), wait + SOON)
+    assert "Traceback" not in ended.err
+    wait_until(lambda: not slow.left(), SHORTLY)
+    return ended.code, sentences(ended)
+
+
+def test_a_check_of_pods_finds_nothing_where_all_is_well(base: Path, cluster: AnyCluster) -> None:
+    assert check_site(SlowPods(base / "well", cluster=cluster)) == (0, [])
+
+
+def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyCluster) -> None:
+    """The double's node counts GPUs and has none."""
+    if not isinstance(cluster, Cluster):
+        pytest.skip("a real cluster has real GPUs")
+    code, (sentence,) = check_site(SlowPods(base / "no-gpu", cluster=cluster, settings={"VOLPIPE_K8S_GPUS": "1"}))
+    assert code == 1
+    assert sentence.startswith("gpu: no GPU is seen on ")
+
+
+def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluster) -> None:
+    slow = SlowPods(base / "no-image", cluster=cluster, settings={"VOLPIPE_K8S_IMAGE": "lab/nowhere:1"})
+    code, (sentence,) = check_site(slow)
+    assert code == 1
+    assert re.match("cpu: no worker could start, .* last said: image lab/nowhere:1 cannot be pulled: ", sentence)
+
+
+@pytest.mark.long
+def test_a_check_that_waits_in_vain_gives_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
+    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
+    code, found = check_site(SlowPods(base / "too-large", cluster=cluster, settings=too_large), wait=15)
+    assert code == 1
+    sentence = found[-1]
+    assert sentence.startswith("gpu: no answer within 15 s, for no worker has started; its block is PENDING and last ")
+    assert re.search("Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient", sentence)

@@ -19,8 +19,9 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s",
-    "show                apps.start",
+    "cli_slurm cli_k8s cli_sites",
+    "show terminal       apps.checkups",
+    "                    apps.start",
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
     "appraisal           passes",
@@ -31,9 +32,9 @@ LAYERS = (
     "tensors windows output schedule",
     "wanted              sums",
     "plan",
-    "nets measure        region",
+    "nets measure        region findings",
     "programs",
-    "recipe journal sites sample convert survey",
+    "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
     "formats.container   cells",
@@ -55,7 +56,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs")),
+    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
@@ -67,8 +68,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "show"), ()),
-    "typer": (("cli", "cli_k8s", "cli_slurm"), ()),
+    "rich": (("cli", "show", "terminal"), ()),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm"), ()),
 }
 
 

@@ -96,6 +96,18 @@ def test_the_same_command_is_the_same_job(give: Give) -> None:
     assert name(*RUN) != name(*RUN, "--fresh")
 
 
+def test_a_check_of_the_site_is_a_job_that_is_not_repeated_whatever_it_finds(give: Give) -> None:
+    command = ["sites", "check", "k8s_htex", "/data/in.n5", "--out", "/scratch"]
+    (check,) = documents(give("k8s", "manifest", "--only", "job", *command))
+    (run,) = documents(give("k8s", "manifest", "--only", "job", *RUN))
+    assert check["spec"]["template"]["spec"]["containers"][0]["command"] == ["volpipe", *command]
+    assert [
+        [code for rule in job["spec"]["podFailurePolicy"]["rules"] for code in rule["onExitCodes"]["values"]]
+        for job in (check, run)
+    ] == [[1, 2], [2]]
+    assert faults(check) == []
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [

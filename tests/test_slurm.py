@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import begin, finish, processes_in, wait_until
+from command import begin, finish, processes_in, sentences, wait_until
 from conftest import ROOT
 from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
@@ -130,7 +130,7 @@ def lose_a_node(slow: Slow, slurm: Slurm) -> None:
     kill([daemon, *step.children(recursive=True), step])
 
 
-@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, kill_a_worker])
+@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, pytest.param(kill_a_worker, marks=pytest.mark.long)])
 def test_a_run_survives_the_loss_of_workers(
     place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
 ) -> None:
@@ -142,6 +142,7 @@ def test_a_run_survives_the_loss_of_workers(
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = on_slurm(place / "node", slurm)
     slow.begin()
@@ -157,6 +158,7 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
 
 
+@pytest.mark.long
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
@@ -213,6 +216,7 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     assert len(slow.marked()) < NUM_BLOCKS
 
 
+@pytest.mark.long
 def test_blocks_that_drain_before_their_walltime_lose_no_task(place: Path, slurm: Slurm, undisturbed: str) -> None:
     """Of a minute, 20 s are left for tasks to begin, less than the run takes."""
     times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "20", "START_SECONDS": "20"}
@@ -237,3 +241,46 @@ def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
     (said,) = slow.folder.glob("volpipe-*.log")
     assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
     assert fingerprint(slow.out) == undisturbed
+
+
+def check_site(folder: Path, slurm: Slurm, wait: float = 120, **settings: str) -> tuple[int, list[str]]:
+    """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
+    slow = on_slurm(folder, slurm, 0, **settings)
+    command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
+    ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
+    assert "Traceback" not in ended.err
+    check_gone(slow, slurm)
+    return ended.code, sentences(ended)
+
+
+def test_a_check_of_a_site_on_slurm_finds_nothing_where_all_is_well(place: Path, slurm: Slurm) -> None:
+    code, named = check_site(place / "well", slurm)
+    assert (code, named) == (0, ["note: gpu: its site asks for no GPU, so nets run on CPUs there"])
+
+
+def test_a_check_of_a_site_on_slurm_names_gpus_that_are_none(place: Path, slurm: Slurm) -> None:
+    """Slurm gives a made-up GPU, of which CUDA knows nothing."""
+    code, named = check_site(place / "no-gpu", slurm, GPUS="1")
+    (sentence,) = named
+    assert code == 1
+    assert sentence.startswith("gpu: no GPU is seen on ")
+
+
+def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path, slurm: Slurm) -> None:
+    code, named = check_site(place / "broken", slurm, INIT="echo no module named cuda >&2; exit 3")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    assert all("last said: no module named cuda" in sentence for sentence in named)
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(place: Path, slurm: Slurm) -> None:
+    slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+    try:
+        code, named = check_site(place / "drained-nodes", slurm, wait=6)
+    finally:
+        slurm.do("scontrol", "update", "nodename=n[1-2]", "state=resume")
+    assert code == 1
+    assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
+    waiting = "no answer within 6 s, for no worker has started; its block is PENDING and last said: Slurm says PENDING"
+    assert all(waiting in sentence for sentence in named)

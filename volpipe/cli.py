@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import psutil
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s
+from volpipe import cli_k8s, cli_sites
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -45,6 +44,7 @@ from volpipe.show import (
     report_table,
     status_table,
 )
+from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
     from volpipe.plan import Plan
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 PLAIN_LINE_SECONDS = 10.0
-PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
 app = typer.Typer(
     add_completion=False,
@@ -66,16 +65,7 @@ app = typer.Typer(
 app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
-
-
-def console(*, stderr: bool) -> Console:
-    """Return what prints to a stream: as wide as its terminal, if it is one."""
-    stream = sys.stderr if stderr else sys.stdout
-    known = stream.isatty() or "COLUMNS" in os.environ
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
-
-
-out, err = console(stderr=False), console(stderr=True)
+app.add_typer(cli_sites.app, name="sites")
 
 
 VolumeArgument = Annotated[
@@ -257,15 +247,6 @@ def convert(
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
     for line in info_lines(made):
         out.print(line)
-
-
-@app.command()
-def sites() -> None:
-    """List the shipped sites: where a run can run."""
-    from volpipe.sites import list_sites
-
-    for name, line in list_sites().items():
-        out.print(f"{name:<14}{line}")
 
 
 def version(wanted: bool) -> None:

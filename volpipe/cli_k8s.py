@@ -34,7 +34,8 @@ def commands() -> None:
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def manifest(
     command: Annotated[
-        list[str] | None, typer.Argument(help="What follows `volpipe` on the command line: run --config SITE … VOLUME.")
+        list[str] | None,
+        typer.Argument(help="What follows `volpipe`: run --config SITE … VOLUME, or sites check SITE …."),
     ] = None,
     only: Annotated[str | None, typer.Option(help="rights, claims or job; without, all three.")] = None,
     size: Annotated[
@@ -114,6 +115,8 @@ def _site_of(command: Sequence[str]) -> str:
     """Return the site of a command; without a command, the shipped one."""
     if not command:
         return DEFAULT_SITE
+    if list(command[:2]) == ["sites", "check"] and len(command) > 2:
+        return command[2]
     for word, after in zip(command, [*command[1:], ""], strict=True):
         if word == "--config" and after:
             return after

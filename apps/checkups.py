@@ -1,0 +1,260 @@
+"""A site, tried out: one block of each executor is started, one worker of each looks about, and all is stopped again.
+
+Not here: what a worker looks at (volpipe.checkup), or what is made of its answer (volpipe.findings).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from parsl import python_app
+from parsl.config import Config
+from parsl.executors import HighThroughputExecutor
+from parsl.executors.base import ParslExecutor
+from parsl.executors.high_throughput.errors import VersionMismatch
+
+import volpipe
+from volpipe import checkup
+from volpipe.apps.executors import in_our_words
+from volpipe.apps.start import loaded
+from volpipe.apps.watch import first_words, has_lost_interchange, last_words
+from volpipe.checkup import Facts, Part, Question
+from volpipe.errors import ManagerLost, RunError, WorkerLost
+from volpipe.findings import PACKAGES, Answer, Checked, Gpus
+from volpipe.resolve import told
+from volpipe.volume import Volume, open_volume
+
+# Evaluated where the worker is. Python alone is needed for that: the volpipe there may be another one, or none.
+ASK = "exec(source, names) or names['examine'](question)"
+MARK = "mark"
+LOOK_SECONDS = 0.5
+POLL_SECONDS = 1
+DELETE_SECONDS = 5.0
+LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
+
+Configure = Callable[[Path], Config]
+OnAnswer = Callable[[Answer], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An executor, and what its worker will answer."""
+
+    executor: ParslExecutor
+    future: Future[Facts]
+
+
+def check_site(
+    configure: Configure,
+    folder: Path,
+    volume: str | None = None,
+    *,
+    wait_seconds: float,
+    on_answer: OnAnswer = lambda answer: None,
+) -> Checked:
+    """Return what the driver and one worker of each executor found about themselves; nothing is left running.
+
+    Args:
+        configure: gives a fresh configuration of the site that keeps its files in a folder.
+        folder: where the output of a run would be, and beside it its scratch.
+        volume: of which a chunk is read.
+        wait_seconds: for which answers are waited for.
+        on_answer: told of each answer as it comes.
+
+    Raises:
+        SiteError: the site cannot be used here.
+        VolumeError: there is no such volume here.
+    """
+    chosen = open_volume(volume) if volume is not None else None
+    with _place(folder) as place:
+        question = _question(chosen, place / MARK)
+        here = checkup.examine({**question, "try_gpus": False})
+        checked = Checked(str(folder), str(chosen or ""), here)
+        if here["folder_error"]:  # which Parsl needs as well
+            return checked
+        answers = ask_each(configure(place), question, wait_seconds, on_answer)
+        if all(answer.facts is not None for answer in answers):
+            return Checked(checked.folder, checked.volume, here, answers)
+        kept = folder / f"volpipe-check-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+        place.rename(kept)
+    return Checked(checked.folder, checked.volume, here, answers, str(kept))
+
+
+def ask_each(config: Config, question: Question, wait_seconds: float, on_answer: OnAnswer) -> list[Answer]:
+    """Return the answer of one worker of each executor of `config`, of which one block each is started and stopped."""
+    for executor in config.executors:
+        _limit(executor)
+    config.strategy = "none"  # starts the first blocks, and no more whatever becomes of them
+    config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
+    began = time.monotonic()
+    with loaded(config):
+        asked = [Asked(executor, _ask(executor, question)) for executor in config.executors]
+        answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
+    return [answers[executor.label] for executor in config.executors]
+
+
+def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
+    source = Path(checkup.__file__).read_text(encoding="utf-8")
+    app = python_app(eval, executors=[executor.label])
+    future: Future[Facts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
+    return future
+
+
+def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answer: OnAnswer) -> Iterator[Answer]:
+    """Yield answers as they come, and at the end those of whom none came."""
+    left, suspects = list(asked), set[str]()
+    while left:
+        wait([each.future for each in left], LOOK_SECONDS, FIRST_COMPLETED)
+        is_late = time.monotonic() > began + wait_seconds
+        for each in list(left):
+            label = each.executor.label
+            answer = _answer(each, began)
+            if answer is None and is_late:
+                answer = Answer(label, gpus_of(each.executor), trouble=_why_late(each.executor, wait_seconds))
+            elif answer is None and (trouble := _trouble_of(each.executor)):
+                if label in suspects:  # its answer, or a better reason, may be on its way
+                    answer = Answer(label, gpus_of(each.executor), trouble=trouble)
+                suspects.add(label)
+            if answer is not None:
+                left.remove(each)
+                on_answer(answer)
+                yield answer
+
+
+def _answer(asked: Asked, began: float) -> Answer | None:
+    """Return the answer that has come, or None."""
+    executor, future = asked.executor, asked.future
+    if not future.done():
+        return None
+    gpus = gpus_of(executor)
+    error = future.exception()
+    if error is not None:
+        return Answer(executor.label, gpus, trouble=_in_words(executor, error))
+    facts = future.result()
+    return Answer(executor.label, gpus, facts, start_seconds=time.monotonic() - began - facts["seconds"])
+
+
+def _in_words(executor: ParslExecutor, error: BaseException) -> str:
+    """Return why a worker could not answer."""
+    is_given_up = isinstance(executor, HighThroughputExecutor) and executor.bad_state_is_set
+    if isinstance(executor, HighThroughputExecutor) and executor.executor_exception is not None:
+        error = executor.executor_exception
+    if isinstance(error, VersionMismatch):
+        theirs, ours = (
+            text.replace("py.v=", "Python ").replace(" parsl.v=", " and Parsl ")
+            for text in (error.manager_version, error.interchange_version)
+        )
+        return (
+            f"its workers run {theirs}, and this command {ours}, which do not understand each other; let the site "
+            "start workers in an environment like this one (worker_init, or the image)"
+        )
+    if is_given_up:
+        return f"it was given up: {first_words(error if isinstance(error, Exception) else None)}"
+    error = in_our_words(error)
+    if isinstance(error, WorkerLost):
+        return f"{error} while it looked about: give it more memory, or mend the package that kills it"
+    if isinstance(error, ManagerLost):
+        return f"{error}; {_last_of(executor)}"
+    return f"its worker could not look about: {told(error) if isinstance(error, Exception) else error}"
+
+
+def _trouble_of(executor: ParslExecutor) -> str:
+    """Return why no answer can come any more, "" while one can."""
+    if not isinstance(executor, HighThroughputExecutor):
+        return ""
+    if any(status.terminal for status in dict(executor.status_facade).values()):
+        return f"no worker could start, or none could report: {_last_of(executor)}"
+    if has_lost_interchange(executor):
+        return "its interchange ended, so that no answer can come"
+    return ""
+
+
+def _why_late(executor: ParslExecutor, wait_seconds: float) -> str:
+    waited = f"no answer within {wait_seconds:g} s"
+    if not isinstance(executor, HighThroughputExecutor):
+        return waited
+    if executor.connected_managers():
+        return f"{waited}, although a worker runs: something that it reads hangs, such as a mount that does not answer"
+    return f"{waited}, for no worker has started; {_last_of(executor)}; wait longer with --wait, or ask for less"
+
+
+def _last_of(executor: ParslExecutor) -> str:
+    """Return how the block of an executor stands, and what it said last."""
+    statuses = list(dict(getattr(executor, "status_facade", {})).values())
+    if not statuses:
+        return "it has no block"
+    return f"its block is {statuses[-1].status_name} and last said: {last_words(statuses[-1])}"
+
+
+def gpus_of(executor: ParslExecutor) -> Gpus:
+    """Return whether `executor` is meant to have GPUs, by its accelerators, label and provider."""
+    if getattr(executor, "available_accelerators", None):
+        return Gpus.NEEDED
+    if executor.label != "gpu" and not executor.label.startswith("gpu_"):
+        return Gpus.NONE
+    provider = getattr(executor, "provider", None)
+    shape = getattr(provider, "shape", provider)
+    asked = [getattr(shape, name) for name in ("gpus", "gpus_per_node") if hasattr(shape, name)]
+    return Gpus.WAIVED if asked and not any(asked) else Gpus.NEEDED
+
+
+def _limit(executor: ParslExecutor) -> None:
+    """Let `executor` have one block."""
+    provider = getattr(executor, "provider", None)
+    if provider is not None:
+        provider.init_blocks = provider.min_blocks = provider.max_blocks = 1
+
+
+def _question(volume: Volume | None, mark: Path) -> Question:
+    return {
+        "packages": list(PACKAGES),
+        "version": volpipe.__version__,
+        "mark": str(mark),
+        "part": None if volume is None else _middle(volume),
+        "try_gpus": True,
+    }
+
+
+def _middle(volume: Volume) -> Part:
+    """Return the chunk in the middle of a volume, or a part of it where it is large."""
+    sizes = dict(zip(volume.axes, volume.chunks, strict=True))
+    edges = [min(sizes.get(axis, 1), LONGEST_EDGE) for axis in "zyx"]
+    start = [n // 2 // edge * edge for n, edge in zip(volume.spatial_shape, edges, strict=True)]
+    stop = [min(a + edge, n) for a, edge, n in zip(start, edges, volume.spatial_shape, strict=True)]
+    return {"path": volume.path, "key": volume.key, "start": start, "stop": stop}
+
+
+@contextmanager
+def _place(folder: Path) -> Iterator[Path]:
+    """Give a new folder with a mark in `folder`, as open to others as a run's, and delete it.
+
+    Raises:
+        RunError: nothing can be made in `folder`.
+    """
+    place = folder / f".volpipe-check-{uuid.uuid4().hex[:12]}"
+    try:
+        place.mkdir()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written here: {told(error)}; choose another --out") from error
+    try:
+        (place / MARK).touch()
+        yield place
+    finally:
+        _delete(place)
+
+
+def _delete(place: Path) -> None:
+    """Delete a folder to which a block that ends may still write."""
+    until = time.monotonic() + DELETE_SECONDS
+    while place.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        if time.monotonic() > until:
+            return
+        time.sleep(0.05)

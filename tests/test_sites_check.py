@@ -1,0 +1,446 @@
+"""`volpipe sites check` on sites with one deliberate fault each: it is named, alone, and nothing is left running.
+
+Faults are real ones: packages that lie before the driver's, mounts that only the worker has or lacks, a full disk.
+Slurm and Kubernetes are tried in test_slurm and test_k8s.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import parsl
+import pytest
+from command import Ended, begin, finish, giver, processes_in, sentences, wait_until
+from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
+from parsl.providers import LocalProvider, SlurmProvider
+from volumes import noise, write_volume
+
+from volpipe.apps.checkups import gpus_of
+from volpipe.checkup import Facts
+from volpipe.findings import Answer, Checked, Gpus
+
+SITE = """
+from parsl.config import Config
+from parsl.launchers import SimpleLauncher
+from parsl.providers import LocalProvider
+from volpipe.apps.executors import HoldingExecutor
+
+class Prompt(LocalProvider):
+    status_polling_interval = 1
+
+def config(run_dir):
+    executor = HoldingExecutor(
+        label={label!r}, address="127.0.0.1", max_workers_per_node=1, available_accelerators={gpus!r},
+        heartbeat_period=1, heartbeat_threshold=4, worker_logdir_root={logs!r},
+        provider=Prompt(init_blocks=2, max_blocks=4, launcher=SimpleLauncher(), worker_init={init!r}),
+    )
+    return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
+"""
+
+# A shell line that lets a block go on in mounts of its own, after others; `$0` is its script.
+OWN_MOUNTS = """
+if [ -z "$INSIDE" ]; then
+  cp "$0" {copy}; export INSIDE=1
+  exec unshare --mount --propagation private bash -c '{mount} && exec bash {copy}'
+fi
+"""
+
+
+@dataclass
+class Trial:
+    """A site of this machine, checked in a folder of its own; `started` has a line for each block that began."""
+
+    folder: Path
+    init: str = ""
+    label: str = "cpu"
+    gpus: list[str] = field(default_factory=list)
+    out: Path | None = None
+    logs: str | None = None  # of workers; without, in the output's folder
+
+    @property
+    def started(self) -> Path:
+        return self.folder / "started"
+
+    def command(self, *more: str | Path) -> list[str]:
+        init = f'[ -n "$INSIDE" ] || echo block >> {self.started}\n{self.init}'
+        (self.folder / "out").mkdir(exist_ok=True)
+        site = SITE.format(label=self.label, gpus=self.gpus, logs=self.logs, init=init)
+        (self.folder / "site.py").write_text(site)
+        return ["sites", "check", "site.py", *map(str, more), "--out", str(self.out or self.folder / "out")]
+
+    def check(self, *more: str | Path, blocks: int = 1) -> Ended:
+        """Return how the command ended; see that it started so many blocks, and left nothing running."""
+        ended = finish(self.folder, begin(self.folder, *self.command(*more)))
+        assert "Traceback" not in ended.err
+        assert processes_in(self.folder) == []
+        assert (self.started.read_text().count("block") if self.started.exists() else 0) == blocks
+        return ended
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    yield Trial(tmp_path)
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+def rows(ended: Ended) -> dict[str, list[str]]:
+    """Return the cells of the table by the name of their row."""
+    lines = [line for line in ended.out.splitlines() if "  " in line.strip()]
+    return {
+        cells[0]: cells[1:] for cells in ([part.strip() for part in line.split("  ") if part.strip()] for line in lines)
+    }
+
+
+def needs_root() -> None:
+    if os.getuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounts need root, and its rights")
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Give a disk in memory at `folder`."""
+    needs_root()
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def put_package(trial: Trial, name: str, code: str) -> None:
+    """Let the worker find another package of that name first."""
+    folder = trial.folder / "first" / name
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(code)
+    trial.init = f"export PYTHONPATH={folder.parent}:$PYTHONPATH"
+
+
+def test_threads_that_lack_nothing_are_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume = write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
+    before = sorted(tmp_path.iterdir())
+    ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", "threads", volume)
+    assert ended.code == 0, ended.err
+    assert sentences(ended) == []
+    assert ended.out.splitlines()[-1] == "site threads: nothing found that would fail a run"
+    found = rows(ended)
+    for package in ("parsl", "torch", "tensorstore", "numpy", "zarr", "z5py"):
+        assert found[package] == [importlib.metadata.version(package)] * 2
+    assert found["Python"] == [".".join(map(str, sys.version_info[:3]))] * 2
+    assert found["volume"] == ["can be read", "the same voxels"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_worker_that_lacks_nothing_is_well_and_only_one_block_starts(trial: Trial) -> None:
+    volume = write_volume(trial.folder / "in.n5", noise((20, 24, 28)))
+    ended = trial.check(volume)
+    assert (ended.code, sentences(ended)) == (0, []), ended.err
+    assert rows(ended)["volume"] == ["can be read", "the same voxels"]
+    assert rows(ended)["time to start"][0].endswith(" s")
+    assert list((trial.folder / "out").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "code", "is_fault", "said"),
+    [
+        ("volpipe", "__version__ = '0.0.1'", True, "cpu: volpipe is 0.0.1 on "),
+        ("zarr", "__version__ = '2.18.0'", True, "cpu: zarr is 2.18.0 on "),
+        ("z5py", "__version__ = '3.0.999'", False, "note: cpu: z5py is 3.0.999 on "),
+        ("volpipe", "import nothing_of_that_name", True, "cpu: volpipe cannot be imported on "),
+        ("torch", "raise OSError('libcudart.so.12: not found')", True, "cpu: torch cannot be imported on "),
+    ],
+)
+def test_another_version_is_named(trial: Trial, package: str, code: str, is_fault: bool, said: str) -> None:
+    volume = write_volume(trial.folder / "in.n5", noise((8, 8, 8)))
+    put_package(trial, package, code)
+    ended = trial.check(volume)
+    (sentence,) = sentences(ended)
+    assert sentence.startswith(said)
+    assert ended.code == (1 if is_fault else 0), ended.err
+
+
+@pytest.mark.slow
+def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
+    import volpipe
+
+    source = Path(volpipe.__file__).parent
+    copy = trial.folder / "first"
+    copy.mkdir()
+    for name in ("volpipe", "apps", "models", "configs"):
+        (copy / name).mkdir()
+        for file in (source.parent / name).iterdir():
+            if file.name != "grid.py":
+                (copy / name / file.name).symlink_to(file)
+    (copy / "volpipe/__init__.py").unlink()
+    (copy / "volpipe/__init__.py").write_text((source / "__init__.py").read_text())
+    (copy / "volpipe/grid.py").write_text((source / "grid.py").read_text() + "\nOLDER = True\n")
+    trial.init = f"export PYTHONPATH={copy}:$PYTHONPATH"
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert sentence.startswith("cpu: volpipe is other code on ")
+
+
+@pytest.mark.slow
+def test_another_parsl_is_named_although_no_task_can_reach_it(trial: Trial) -> None:
+    here, there = Path(parsl.__file__).parent, trial.folder / "first/parsl"
+    there.mkdir(parents=True)
+    for file in here.iterdir():
+        if file.name not in ("version.py", "__pycache__"):
+            (there / file.name).symlink_to(file)
+    (there / "version.py").write_text("VERSION = '2020.01.01'\n")
+    trial.init = f"export PYTHONPATH={there.parent}:$PYTHONPATH"
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    own = importlib.metadata.version("parsl")
+    assert "its workers run Python 3." in sentence
+    assert "and Parsl 2020.01.01, and this command Python 3." in sentence
+    assert f"and Parsl {own}, which do not understand each other; let the site start" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "gpus"), [("gpu", []), ("gpu_h200", []), ("cpu", ["none"])])
+def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: list[str]) -> None:
+    trial.label, trial.gpus, trial.init = label, gpus, "export CUDA_VISIBLE_DEVICES="
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert f"{label}: no GPU is seen on " in sentence
+    assert f"(CUDA_VISIBLE_DEVICES is {'none' if gpus else ''!r})" in sentence
+
+
+def in_own_mounts(trial: Trial, mount: str) -> None:
+    needs_root()
+    trial.init = OWN_MOUNTS.format(copy=trial.folder / "copy.sh", mount=mount)
+
+
+@pytest.mark.slow
+def test_a_volume_that_the_worker_does_not_see_is_named(trial: Trial) -> None:
+    (trial.folder / "data").mkdir()
+    volume = write_volume(trial.folder / "data/in.n5", noise((8, 8, 8)))
+    in_own_mounts(trial, f"mount -t tmpfs tmpfs {volume.parent}")
+    ended = trial.check(volume)
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert f"cpu: {volume}:raw cannot be read on " in sentence
+    assert "; it must be at the same path for all, and readable" in sentence
+    assert rows(ended)["volume"] == ["can be read", "cannot be read"]
+
+
+@pytest.mark.slow
+def test_another_volume_at_the_same_path_is_named(trial: Trial) -> None:
+    volume, other = (write_volume(trial.folder / f"{seed}.n5", noise((8, 8, 8), seed=seed)) for seed in (1, 2))
+    in_own_mounts(trial, f"mount --bind {other} {volume}")
+    ended = trial.check(volume)
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert f"cpu: {volume}:raw has other voxels on " in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("logs", "said"), [("elsewhere", "it is not there"), (None, "another folder has that path there, without what")]
+)
+def test_an_output_that_the_worker_does_not_see_is_named(trial: Trial, logs: str | None, said: str) -> None:
+    """It could write there all the same, to a folder of its own, as Parsl does that writes its logs there."""
+    trial.logs = logs and str(trial.folder / logs)
+    in_own_mounts(trial, f"mount -t tmpfs -o size=2g tmpfs {trial.folder / 'out'}")
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert f"cpu: {trial.folder / 'out'} cannot be written on " in sentence
+    assert f": {said}" in sentence
+    assert sentence.endswith("; choose an --out that is the same folder for all, with room")
+
+
+@pytest.mark.slow
+def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
+    out, trial.logs = trial.folder / "out", str(trial.folder / "logs")
+    in_own_mounts(trial, f"mount --bind {out} {out} && mount -o remount,ro,bind {out}")
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert f"cpu: {out} cannot be written on " in sentence
+    assert ": Read-only file system; choose an --out" in sentence
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
+    with mounted(trial.folder / "small", "size=4m,nr_inodes=500") as trial.out:
+        ended = trial.check()
+    here, files_here, there, files_there = sentences(ended)
+    assert ended.code == 1
+    assert here.startswith(f"here: {trial.out} has 4.0 MiB free here, less than 1 GiB; free some, or choose another")
+    assert files_here.startswith(f"here: {trial.out} has room for 4")
+    assert " MiB free on " in there
+    assert files_there.startswith(f"cpu: {trial.out} has room for 4")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_nothing_is_started(trial: Trial) -> None:
+    with mounted(trial.folder / "full", "size=1m") as trial.out:
+        (trial.out / "data").write_bytes(bytes(1 << 20))
+        ended = trial.check(blocks=0)
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert sentence == (
+        f"here: {trial.out} cannot be written here: the disk is full; choose an --out that is the same folder for all, "
+        "with room"
+    )
+
+
+@pytest.mark.slow
+def test_a_block_that_never_starts_is_named_with_its_last_words_and_its_logs(trial: Trial) -> None:
+    trial.init = "echo there is no such module >&2; exit 1"
+    ended = trial.check()
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert "cpu: no worker could start, or none could report: " in sentence
+    assert "last said: there is no such module" in sentence
+    (logs,) = (trial.folder / "out").iterdir()
+    assert f"(logs: {logs})" in sentence
+    assert any("there is no such module" in file.read_text() for file in logs.rglob("*.err"))
+
+
+@pytest.mark.slow
+def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
+    trial.init = "echo loading modules >&2; sleep 600"
+    ended = trial.check("--wait", "3")
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert "cpu: no answer within 3 s, for no worker has started; its block is RUNNING" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "wait", "said"),
+    [
+        (
+            "import time; time.sleep(600)",
+            "20",
+            "no answer within 20 s, although a worker runs: something that it reads",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "90", "died while it looked about: give it more memory, or mend the"),
+    ],
+)
+def test_a_worker_that_hangs_or_dies_as_it_looks_about_is_named(trial: Trial, code: str, wait: str, said: str) -> None:
+    put_package(trial, "z5py", code)
+    ended = trial.check("--wait", wait)
+    (sentence,) = sentences(ended)
+    assert ended.code == 1
+    assert said in sentence
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_what_was_started(trial: Trial) -> None:
+    trial.init = "sleep 600"
+    process = begin(trial.folder, *trial.command())
+    wait_until(lambda: trial.started.exists(), 60)
+    os.killpg(process.pid, signal.SIGINT)
+    ended = finish(trial.folder, process)
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; what was started is stopped"
+    assert processes_in(trial.folder) == []
+    assert list((trial.folder / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "no site 'nowhere'"),
+        (["slurm_htex"], "site slurm_htex cannot be used here: FileNotFoundError: no sbatch on the PATH"),
+        (["threads", "nothing.n5"], "nothing.n5"),
+        (["threads", "--out", "s3://bucket/out.zarr"], "only folders are tried"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", *arguments)
+    assert ended.code == 2
+    assert said in ended.err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def slurm(**arguments: object) -> SlurmProvider:
+    return SlurmProvider(partition="main", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("label", "accelerators", "provider", "expected"),
+    [
+        ("cpu", 0, LocalProvider(), Gpus.NONE),
+        ("gpus", 0, LocalProvider(), Gpus.NONE),
+        ("cpu", 2, LocalProvider(), Gpus.NEEDED),
+        ("gpu", 0, LocalProvider(), Gpus.NEEDED),
+        ("gpu_big", 0, LocalProvider(), Gpus.NEEDED),
+        ("gpu", 0, slurm(), Gpus.WAIVED),
+        ("gpu", 0, slurm(gpus_per_node=1), Gpus.NEEDED),
+    ],
+)
+def test_an_executor_is_meant_to_have_gpus_by_what_its_site_says(
+    label: str, accelerators: int, provider: LocalProvider | SlurmProvider, expected: Gpus
+) -> None:
+    executor = HighThroughputExecutor(
+        label=label, address="127.0.0.1", available_accelerators=accelerators, provider=provider, encrypted=False
+    )
+    assert gpus_of(executor) is expected
+
+
+def test_threads_are_meant_to_have_gpus_by_their_label() -> None:
+    assert [gpus_of(ThreadPoolExecutor(label=label)) for label in ("gpu", "mine")] == [Gpus.NEEDED, Gpus.NONE]
+
+
+WELL: Facts = {
+    "host": "n1", "python": "3.11.7", "executable": "/bin/python", "broken": {},
+    "versions": {"volpipe": "1.2", "torch": "2.13.0+cpu"},
+    "code": "c", "gpus": [], "gpu_error": "none", "visible": None, "shm_bytes": 1, "folder_error": "",
+    "free_bytes": 1 << 30, "free_files": 1000, "voxels": "v", "volume_error": "", "seconds": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "faults", "notes"),
+    [
+        ({}, 0, 0),
+        ({"python": "3.11.9"}, 0, 0),
+        ({"python": "3.12.7"}, 1, 0),
+        ({"versions": {"volpipe": "1.2", "torch": "2.13.0+cu126"}}, 0, 0),
+        ({"versions": {"volpipe": "1.2", "torch": "2.13.1+cu126"}}, 0, 1),
+        ({"versions": {"volpipe": "1.2", "torch": "2.12.0"}}, 1, 0),
+        ({"versions": {"volpipe": "1.2.1", "torch": "2.13.0"}}, 1, 0),
+        ({"code": "other"}, 1, 0),
+        ({"free_bytes": (1 << 30) - 1}, 1, 0),
+        ({"free_files": 999}, 1, 0),
+        ({"free_bytes": None, "free_files": None}, 0, 0),
+        ({"voxels": "w"}, 1, 0),
+        ({"voxels": "", "volume_error": "gone"}, 1, 0),
+        ({"folder_error": "gone", "free_bytes": 0}, 1, 0),
+    ],
+)
+def test_what_would_fail_a_run_is_a_fault_and_what_merely_differs_a_note(
+    there: dict[str, object], faults: int, notes: int
+) -> None:
+    facts: Facts = {**WELL, **there}  # type: ignore[typeddict-item]
+    found = Checked("/out", "in.n5", WELL, [Answer("cpu", Gpus.NONE, facts)]).findings()
+    assert sum(finding.is_fault for finding in found) == faults
+    assert sum(not finding.is_fault for finding in found) == notes

@@ -1,0 +1,82 @@
+"""`volpipe sites`: where a run can run, and `volpipe sites check`, which tries a site out before a run does.
+
+Not here: how a site is tried (apps.checkups). Exit codes: 0 all well, 1 something would fail a run, 2 refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from volpipe.errors import VolpipeError
+from volpipe.show import checkup_table, duration
+from volpipe.terminal import err, out
+
+if TYPE_CHECKING:
+    from volpipe.findings import Answer
+
+FAULTY = 1
+WAIT_SECONDS = 300.0
+
+app = typer.Typer(rich_markup_mode=None, help="List the shipped sites, or check one.")
+
+
+@app.callback(invoke_without_command=True)
+def sites(context: typer.Context) -> None:
+    """List the shipped sites: where a run can run. `volpipe sites check SITE` tries one out."""
+    if context.invoked_subcommand is not None:
+        return
+    from volpipe.sites import list_sites
+
+    for name, line in list_sites().items():
+        out.print(f"{name:<14}{line}")
+
+
+@app.command()
+def check(
+    site: Annotated[str, typer.Argument(help="A shipped name (see `volpipe sites`) or a Python file.")],
+    volume: Annotated[str | None, typer.Argument(help="A volume that workers should be able to read.")] = None,
+    out_path: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the output, which workers should be able to write.")
+    ] = Path(),
+    wait: Annotated[float, typer.Option(min=1, help="Seconds for which workers are waited for.")] = WAIT_SECONDS,
+) -> None:
+    """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
+
+    Whatever differs, or would fail a run, is named. Nothing is left running.
+    """
+    from volpipe.apps.checkups import check_site
+    from volpipe.sites import find_site
+
+    configure, folder = find_site(site), _folder(out_path)
+    err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
+    try:
+        checked = check_site(configure, folder, volume, wait_seconds=wait, on_answer=_tell)
+    except KeyboardInterrupt:
+        err.print("volpipe: interrupted; what was started is stopped")
+        raise typer.Exit(FAULTY) from None
+    out.print(checkup_table(checked))
+    found = checked.findings()
+    for finding in found:
+        out.print(finding.sentence if finding.is_fault else f"note: {finding.sentence}", markup=False)
+    num_faults = sum(finding.is_fault for finding in found)
+    if num_faults:
+        faults = "1 fault" if num_faults == 1 else f"{num_faults} faults"
+        err.print(f"volpipe: site {site} has {faults}, named above", markup=False)
+        raise typer.Exit(FAULTY)
+    out.print(f"site {site}: nothing found that would fail a run", markup=False)
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder that an output at `path` would be written to: that itself, or the nearest that is there."""
+    if str(path).startswith(("s3:", "http:", "https:")):
+        raise VolpipeError(f"--out {path}: only folders are tried; give the one that the run's folder would be in")
+    whole = path.absolute()
+    return next(parent for parent in (whole, *whole.parents) if parent.is_dir())
+
+
+def _tell(answer: Answer) -> None:
+    said = f"answered after {duration(answer.start_seconds)}" if answer.facts is not None else "did not answer"
+    err.print(f"{answer.label} {said}", markup=False)
