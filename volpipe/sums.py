@@ -113,7 +113,8 @@ class Sums:
     def highest(self) -> tuple[float, int]:
         """Return voxels and files that lie in scratch at most: one layer of the first part, a row of the second."""
         _, ny, nx = (axis.blocks for axis in self.axes)
-        running = 2 * self.num_workers * self.bundle  # twice as many tasks are sent as there are workers
+        # Twice as many tasks are sent as there are workers, and one more each comes back before anything is discarded.
+        running = 3 * self.num_workers * self.bundle
         late = [running, ny * nx + nx + running, nx + running, running]
         if not self._is_aligned:
             late[0] = late[1]
