@@ -91,7 +91,7 @@ def started(config: Config) -> Iterator[Started]:
     watch = Watch(config.executors)
     with loaded(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
-        kernel.job_status_poller.poll()
+        _poll_alone(kernel)()
         watch.start()
         try:
             yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
@@ -113,6 +113,19 @@ def loaded(config: Config) -> Iterator[DataFlowKernel]:
             _clean_up(kernel)
             for executor in config.executors:
                 sweep(executor)
+
+
+def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
+    """Return what looks after blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
+    poller, lock = kernel.job_status_poller, threading.Lock()
+    poll = poller.poll
+
+    def alone() -> None:
+        with lock:
+            poll()
+
+    poller.callback = alone
+    return alone
 
 
 def _clean_up(kernel: DataFlowKernel) -> None:

@@ -113,7 +113,7 @@ class Sums:
     def highest(self) -> tuple[float, int]:
         """Return voxels and files that lie in scratch at most: one layer of the first part, a row of the second."""
         _, ny, nx = (axis.blocks for axis in self.axes)
-        # Twice as many tasks are sent as there are workers, and one more each comes back before anything is discarded.
+        # Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
         running = 3 * self.num_workers * self.bundle
         late = [running, ny * nx + nx + running, nx + running, running]
         if not self._is_aligned:
