@@ -108,8 +108,10 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
     "harm",
     [
         "deleted",
-        "out of memory",
-        *(pytest.param(harm, marks=pytest.mark.long) for harm in ("node lost", "manager killed", "deadline")),
+        *(
+            pytest.param(harm, marks=pytest.mark.long)
+            for harm in ("out of memory", "node lost", "manager killed", "deadline")
+        ),
     ],
 )
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
@@ -160,6 +162,7 @@ def test_an_image_that_is_not_there_ends_the_run_in_the_words_of_kubernetes(base
     assert "ImagePull" in sentence
 
 
+@pytest.mark.long
 def test_pods_that_fit_nowhere_end_the_run_in_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
     too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
     slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings=too_large)

@@ -53,6 +53,8 @@ if [ -z "$INSIDE" ]; then
 fi
 """
 
+pytestmark = pytest.mark.long  # tests/test_slurm.py and tests/test_k8s.py hold the short form
+
 
 @dataclass
 class Trial:

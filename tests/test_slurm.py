@@ -130,7 +130,9 @@ def lose_a_node(slow: Slow, slurm: Slurm) -> None:
     kill([daemon, *step.children(recursive=True), step])
 
 
-@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, pytest.param(kill_a_worker, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "disturb", [cancel_a_job, *(pytest.param(kill, marks=pytest.mark.long) for kill in (kill_a_pool, kill_a_worker))]
+)
 def test_a_run_survives_the_loss_of_workers(
     place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
 ) -> None:
@@ -203,6 +205,7 @@ def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm:
     assert not marked & slow.computed(2).keys()
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
     slow = on_slurm(place / "stopped", slurm)
     slow.begin()
