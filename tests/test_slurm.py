@@ -192,6 +192,7 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     check_complete(slow, slurm, undisturbed)
 
 
+@pytest.mark.long
 def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = on_slurm(place / "killed", slurm)
     slow.begin()
