@@ -129,6 +129,8 @@ def run(
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
     out.print(report_table(report, started=psutil.Process().create_time()))
+    if report.kept.total:
+        err.print(f"the output holds {report.kept} voxels, kept as infer.nonfinite=keep says (blocks: the journal)")
     if report.missing:
         err.print(missing_table(report))
         err.print(

@@ -25,7 +25,7 @@ from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.nets import check_shapes, describe
-from volpipe.ops import Affine
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
@@ -67,6 +67,7 @@ class Report:
     estimate: Estimate | None = None
     driver_peak_bytes: int = 0
     was_complete: bool = False
+    kept: Nonfinite = ALL_FINITE
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,14 @@ def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal
         loop.progress.first_task,
         loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
+        kept=kept_in(journal),
     )
+
+
+def kept_in(journal: Journal) -> Nonfinite:
+    """Return how many voxels of all sessions are not finite, and were kept."""
+    counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
+    return sum(counts, ALL_FINITE)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Record:
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
         host, pid: where.
+        nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
+            were kept.
     """
 
     stage: str
@@ -50,6 +52,7 @@ class Record:
     device_peak_bytes: int = 0
     host: str = ""
     pid: int = 0
+    nonfinite: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
@@ -68,6 +71,7 @@ class Record:
         fields["done"] = tuple(fields.get("done", ()))
         fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
         fields["result"] = tuple(fields.get("result", ()))
+        fields["nonfinite"] = tuple((block, nan, infinite) for block, nan, infinite in fields.get("nonfinite", ()))
         return cls(**fields)
 
 

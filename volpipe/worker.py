@@ -132,16 +132,21 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     from volpipe.infer import infer as infer_blocks
 
     closed: list[int] = []
+    bad: list[tuple[int, int, int]] = []
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
         ):
-            if isinstance(outcome, list):
-                closed.extend(outcome)
-            yield block, outcome if isinstance(outcome, Exception) else None
+            if isinstance(outcome, Exception):
+                yield block, outcome
+                continue
+            closed.extend(outcome.shared)
+            if outcome.bad.total:
+                bad.append((block, outcome.bad.nan, outcome.bad.infinite))
+            yield block, None
 
-    return dataclasses.replace(work("infer", units, outcomes()), result=tuple(sorted(closed)))
+    return dataclasses.replace(work("infer", units, outcomes()), result=tuple(sorted(closed)), nonfinite=tuple(bad))
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
