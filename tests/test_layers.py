@@ -19,17 +19,18 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s",
+    "cli_slurm cli_k8s cli_verify",
     "show                apps.start",
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
-    "appraisal           passes",
+    "provenance",
+    "appraisal           passes verify",
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",
     "factor infer reassemble pyramid scan",
     "tensors windows output schedule",
-    "wanted              sums",
+    "wanted              sums checksums",
     "plan",
     "nets measure        region",
     "programs",
@@ -59,6 +60,7 @@ HEAVY = {
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
+    "google_crc32c": ((), ("checksums",)),
     "obstore": ((), ("formats.remote",)),
     "z5py": ((), ("formats.n5",)),
     "zarr": ((), ("formats.zarr",)),
@@ -68,7 +70,7 @@ HEAVY = {
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
     "rich": (("cli", "show"), ()),
-    "typer": (("cli", "cli_k8s", "cli_slurm"), ()),
+    "typer": (("cli", "cli_k8s", "cli_slurm", "cli_verify"), ()),
 }
 
 

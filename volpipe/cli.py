@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s
+from volpipe import cli_k8s, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -66,6 +66,8 @@ app = typer.Typer(
 app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
+app.command()(cli_verify.verify)
+app.command()(cli_verify.reproduce)
 
 
 def console(*, stderr: bool) -> Console:
@@ -124,7 +126,7 @@ def run(
                 lambda found: out.print(estimate_table(found.estimate, config)),
                 on_progress,
             )
-            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return

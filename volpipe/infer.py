@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -272,10 +272,12 @@ class Written:
     Attributes:
         shared: shards, of those that it shares with other blocks, that are thereby written.
         bad: what was not finite, and was kept.
+        sums: checksums of all the shards that it wrote, by their number.
     """
 
     shared: tuple[int, ...] = ()
     bad: Nonfinite = ALL_FINITE
+    sums: Mapping[int, str] = field(default_factory=dict)
 
 
 def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
@@ -294,13 +296,14 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
     ]
     if len(closed) < len(shards):
         tensors.write_sum(done.block, done.total, closed)
+    sums = {}
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
-            write_wanted(wanted, box, done.part(box))
+            sums[shard] = write_wanted(wanted, box, done.part(box))
         else:
-            write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
-    return Written(tuple(shard for shard in closed if not plan.is_direct(shard)), done.bad)
+            sums[shard] = write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
+    return Written(tuple(shard for shard in closed if not plan.is_direct(shard)), done.bad, sums)
 
 
 def infer(

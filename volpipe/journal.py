@@ -34,6 +34,7 @@ class Record:
         host, pid: where.
         nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
             were kept.
+        sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
     """
 
     stage: str
@@ -53,6 +54,7 @@ class Record:
     host: str = ""
     pid: int = 0
     nonfinite: tuple[tuple[int, int, int], ...] = ()
+    sums: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
@@ -72,6 +74,7 @@ class Record:
         fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
         fields["result"] = tuple(fields.get("result", ()))
         fields["nonfinite"] = tuple((block, nan, infinite) for block, nan, infinite in fields.get("nonfinite", ()))
+        fields["sums"] = tuple((level, shard, sums) for level, shard, sums in fields.get("sums", ()))
         return cls(**fields)
 
 
