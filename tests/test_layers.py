@@ -24,7 +24,7 @@ LAYERS = (
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
     "provenance",
-    "appraisal           passes verify",
+    "appraisal           passes verify seams",
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",

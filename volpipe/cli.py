@@ -43,6 +43,8 @@ from volpipe.show import (
     progress_line,
     progress_table,
     report_table,
+    seam_line,
+    seam_warning,
     status_table,
 )
 
@@ -131,6 +133,10 @@ def run(
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
     out.print(report_table(report, started=psutil.Process().create_time()))
+    if report.seams:
+        out.print(seam_line(report.seams))
+    if warning := seam_warning(report.seams):
+        err.print(warning)
     if report.kept.total:
         err.print(f"the output holds {report.kept} voxels, kept as infer.nonfinite=keep says (blocks: the journal)")
     if report.missing:

@@ -32,6 +32,7 @@ from volpipe.recipe import Recipe
 from volpipe.resolve import told
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
@@ -65,6 +66,7 @@ class Report:
     driver_peak_bytes: int = 0
     was_complete: bool = False
     kept: Nonfinite = ALL_FINITE
+    seams: list[Score] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ def execute(
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 _clean(plan, folder, keep_tensors)
                 if not is_sealed(folder):  # a driver was killed between its last mark and the end
-                    seal(folder, plan, {})
+                    seal(
+                        folder, plan, _findings(Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted)))
+                    )
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
@@ -168,7 +172,8 @@ def execute(
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
-            seal(folder, plan, {"kept": dataclasses.asdict(report.kept)})
+                report.seams = _seams(wanted)
+            seal(folder, plan, _findings(report))
             return report
 
 
@@ -220,6 +225,24 @@ def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal
         driver_peak_bytes=peak_bytes(),
         kept=kept_in(journal),
     )
+
+
+def _seams(wanted: Wanted) -> list[Score]:
+    """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
+    try:
+        return seam_scores(wanted)
+    except VolpipeError as error:
+        log.warning("no seam score: %s", error)
+        return []
+
+
+def _findings(report: Report) -> dict[str, object]:
+    """Return what the output says of how its run ended."""
+    return {
+        "kept": dataclasses.asdict(report.kept),
+        "missing": len(report.missing),
+        "seams": {score.axis: round(score.value, 4) for score in report.seams},
+    }
 
 
 def kept_in(journal: Journal) -> Nonfinite:
