@@ -9,8 +9,9 @@ import pytest
 from volpipe.journal import Journal, Record, read_records
 
 FULL = Record(
-    "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8
-)
+    "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8,
+    nonfinite=((3, 1, 2),), sums=((0, 3, "0123abcd"),),
+)  # fmt: skip
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s, cli_sites
+from volpipe import cli_k8s, cli_sites, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -42,6 +42,8 @@ from volpipe.show import (
     progress_line,
     progress_table,
     report_table,
+    seam_line,
+    seam_warning,
     status_table,
 )
 from volpipe.terminal import err, out
@@ -66,6 +68,8 @@ app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_verify.verify)
+app.command()(cli_verify.reproduce)
 
 
 VolumeArgument = Annotated[
@@ -114,11 +118,17 @@ def run(
                 lambda found: out.print(estimate_table(found.estimate, config)),
                 on_progress,
             )
-            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
     out.print(report_table(report, started=psutil.Process().create_time()))
+    if report.seams:
+        out.print(seam_line(report.seams))
+    if warning := seam_warning(report.seams):
+        err.print(warning)
+    if report.kept.total:
+        err.print(f"the output holds {report.kept} voxels, kept as infer.nonfinite=keep says (blocks: the journal)")
     if report.missing:
         err.print(missing_table(report))
         err.print(

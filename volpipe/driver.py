@@ -11,10 +11,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import volpipe
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
@@ -25,22 +23,22 @@ from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.nets import check_shapes, describe
-from volpipe.ops import Affine
+from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
+from volpipe.provenance import begin_session, is_sealed, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
 from volpipe.run import Executors, Loop, Progress, Totals
 from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
 from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
 log = logging.getLogger(__name__)
-
-PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class Report:
     estimate: Estimate | None = None
     driver_peak_bytes: int = 0
     was_complete: bool = False
+    kept: Nonfinite = ALL_FINITE
+    seams: list[Score] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ def execute(
     fresh: bool = False,
     keep_tensors: bool = False,
     listener: Listener = SILENT,
+    site: str = "",
 ) -> Report:
     """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
 
@@ -137,6 +138,7 @@ def execute(
         fresh: delete the output and the run that made it, and start over.
         keep_tensors: keep window tensors and block tensors.
         listener: whom to tell.
+        site: what the output says of where it was made.
 
     Raises:
         RunError: another run's folder or output is in the way, or every task fails alike.
@@ -150,10 +152,15 @@ def execute(
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 _clean(plan, folder, keep_tensors)
+                if not is_sealed(folder):  # a driver was killed between its last mark and the end
+                    seal(
+                        folder, plan, _findings(Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted)))
+                    )
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
+                begin_session(folder, plan, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(executors, job, listener.on_progress)
                 wanted = wanted or scanned(stages, folder)
@@ -165,6 +172,8 @@ def execute(
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
+                report.seams = _seams(wanted)
+            seal(folder, plan, _findings(report))
             return report
 
 
@@ -200,7 +209,7 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal, schedule: Schedule) -> Report:
     plan, normalise = wanted.plan, normalisation(passes, journal)
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
-    create_output(plan, provenance(wanted, normalise))
+    create_output(plan, origin(wanted, normalise))
     job.tensors.create()
     loop = Loop(schedule, executors.submitter(job), executors.slots, journal, passes.show)
     loop.run()
@@ -214,7 +223,32 @@ def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal
         loop.progress.first_task,
         loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
+        kept=kept_in(journal),
     )
+
+
+def _seams(wanted: Wanted) -> list[Score]:
+    """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
+    try:
+        return seam_scores(wanted)
+    except VolpipeError as error:
+        log.warning("no seam score: %s", error)
+        return []
+
+
+def _findings(report: Report) -> dict[str, object]:
+    """Return what the output says of how its run ended."""
+    return {
+        "kept": dataclasses.asdict(report.kept),
+        "missing": len(report.missing),
+        "seams": {score.axis: round(score.value, 4) for score in report.seams},
+    }
+
+
+def kept_in(journal: Journal) -> Nonfinite:
+    """Return how many voxels of all sessions are not finite, and were kept."""
+    counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
+    return sum(counts, ALL_FINITE)
 
 
 @dataclass(frozen=True)
@@ -249,24 +283,6 @@ def inspect_run(output: str | Path) -> Standing:
         schedule.resume(record.units)
     is_complete = isinstance(schedule, Schedule) and schedule.is_complete
     return Standing(plan, folder.path, schedule.shown, totals, is_complete)
-
-
-def provenance(wanted: Wanted, normalise: Affine) -> dict[str, object]:
-    """Return what the output says of its origin."""
-    plan = wanted.plan
-    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
-    return {
-        "version": volpipe.__version__,
-        "recipe": plan.recipe.model_dump(mode="json"),
-        "net": plan.net.model_dump(mode="json"),
-        "input": plan.source.model_dump(mode="json"),
-        "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
-        "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
-        "wanted": cells,
-        "windows": {"shape": plan.window, "overlap": plan.overlap, "block": plan.block},
-        "normalise": {"shift": normalise.shift, "scale": normalise.scale},
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-    }
 
 
 def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
@@ -322,10 +338,3 @@ def _logging_to(path: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

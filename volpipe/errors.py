@@ -25,6 +25,10 @@ class ChunkError(VolumeError):
     """A stored chunk is damaged, cut short or of a wrong length; the rest of the volume may be whole."""
 
 
+class NonfiniteError(VolpipeError, ArithmeticError):
+    """A net gave NaN or infinity."""
+
+
 class SiteError(VolpipeError, ValueError):
     """A site cannot be found or used."""
 

@@ -32,6 +32,9 @@ class Record:
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
         host, pid: where.
+        nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
+            were kept.
+        sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
     """
 
     stage: str
@@ -50,6 +53,8 @@ class Record:
     device_peak_bytes: int = 0
     host: str = ""
     pid: int = 0
+    nonfinite: tuple[tuple[int, int, int], ...] = ()
+    sums: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
@@ -68,6 +73,8 @@ class Record:
         fields["done"] = tuple(fields.get("done", ()))
         fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
         fields["result"] = tuple(fields.get("result", ()))
+        fields["nonfinite"] = tuple((block, nan, infinite) for block, nan, infinite in fields.get("nonfinite", ()))
+        fields["sums"] = tuple((level, shard, sums) for level, shard, sums in fields.get("sums", ()))
         return cls(**fields)
 
 

@@ -17,6 +17,7 @@ from volpipe.estimate import Estimate
 from volpipe.findings import PACKAGES, Checked, differs
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
+from volpipe.seams import THRESHOLD, Score
 from volpipe.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -230,6 +231,23 @@ def _planned_line(report: Report, planned: Estimate) -> str:
     return (
         f"planned: scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
         f"{memory}{took}"
+    )
+
+
+def seam_line(scores: Sequence[Score]) -> str:
+    """Return the seam scores of an output as one line."""
+    said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
+    return f"seams: differences across the faces of windows by those inside {said} (1 is none)"
+
+
+def seam_warning(scores: Sequence[Score]) -> str:
+    """Return what to do about scores that are above the threshold, "" where none is."""
+    seen = [score.axis for score in scores if score.is_seam]
+    if not seen:
+        return ""
+    return (
+        f"warning: the faces of windows may be seen along {', '.join(seen)} (above {THRESHOLD:g}): check the "
+        "net's halo, or blend windows with a larger windows.overlap and windows.blend=hann"
     )
 
 
