@@ -390,11 +390,14 @@ def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_
 
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
     from volpipe.driver import prepare
+    from volpipe.limits import check_window
     from volpipe.recipe import load_recipe
 
     chosen = load_recipe(_find_recipe(recipe), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-    return prepare(volume, chosen, target, Path.cwd())
+    plan = prepare(volume, chosen, target, Path.cwd())
+    check_window(plan)
+    return plan
 
 
 def _find_recipe(recipe: Path | None) -> Path:

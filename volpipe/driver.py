@@ -24,7 +24,7 @@ from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
-from volpipe.limits import check_access, check_window
+from volpipe.limits import check_access
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import Affine
 from volpipe.output import create_output, sweep
@@ -99,7 +99,6 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
     _check_apart(target, volume, "volume")
     if mask is not None:
         _check_apart(target, mask, "mask")
-    check_window(plan)
     check_access(files.locate(volume.path), target)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
