@@ -30,7 +30,7 @@ LAYERS = (
     "folder run",
     "worker              estimate",
     "factor infer reassemble pyramid scan",
-    "tensors windows output schedule",
+    "tensors windows output schedule shortage",
     "wanted              sums checksums",
     "plan",
     "nets measure        region findings",
@@ -57,7 +57,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup")),
+    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),

@@ -24,6 +24,7 @@ from volpipe.nets import build_net
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import finish, write_total, write_wanted
 from volpipe.plan import Plan
+from volpipe.shortage import advice, is_shortage
 from volpipe.tensors import NO_SUM, Tensors
 from volpipe.wanted import Wanted
 from volpipe.windows import Batch, WindowSource, ahead, batches
@@ -50,6 +51,7 @@ class Runner:
     batch: int = 1
     seconds: float = 0.0
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
+    _advice: str = ""
 
     @property
     def device_name(self) -> str:
@@ -137,9 +139,38 @@ class Runner:
                 return False
             return True
 
-        size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+        try:
+            size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+        except MemoryError as error:
+            raise self.explained(error) from error
         self.seconds = 0.0
         return size
+
+    def explained(self, error: Exception) -> Exception:
+        """Return `error`, or one that says which window would fit, where memory was not enough."""
+        if not is_shortage(error):
+            return error
+        if not self._advice:  # which costs some windows
+            self._advice = advice(self.plan, self.batch, self.device, self._fits)
+        found = MemoryError(self._advice)
+        found.__cause__ = error
+        return found
+
+    def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
+        import torch
+
+        before, self.batch = self.batch, batch
+        try:
+            self(np.zeros((batch, self.plan.source.num_channels, *window), np.float32))
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
+            return False
+        finally:
+            self.batch = before
+        return True
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -368,7 +399,7 @@ def block_sums(
                 if batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
                     growing.check()
             except Exception as problem:
-                error = problem
+                error = runner.explained(problem)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error

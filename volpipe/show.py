@@ -23,7 +23,7 @@ from volpipe.wanted import Wanted
 if TYPE_CHECKING:
     from volpipe.alternatives import Alternative
     from volpipe.checkup import Facts
-    from volpipe.driver import Report, Standing
+    from volpipe.driver import Missing, Report, Standing
     from volpipe.survey import Footprint, Intensities, Trials
     from volpipe.volume import Volume
 
@@ -260,15 +260,15 @@ def status_table(found: Standing) -> Table:
     return table
 
 
-def missing_table(report: Report) -> Table:
+def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:
     """Return which boxes of the output are missing, and why."""
     table = Table(box=None, pad_edge=False, title="missing", title_justify="left")
     for name in ("stage", "unit", "box z,y,x", "reason"):
         table.add_column(name, overflow="fold")
-    for part in report.missing[:MOST_ROWS]:
-        table.add_row(part.stage, str(part.unit), str(part.box), part.reason.splitlines()[-1])
-    if len(report.missing) > MOST_ROWS:
-        table.add_row("…", f"{len(report.missing) - MOST_ROWS} more", "", "see the log")
+    for part in missing[:most]:
+        table.add_row(part.stage, str(part.unit), str(part.box), part.reason)
+    if most is not None and len(missing) > most:
+        table.add_row("…", f"{len(missing) - most} more", "", "`volpipe status --all` lists them")
     return table
 
 

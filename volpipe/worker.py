@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from volpipe.errors import RunError
+from volpipe.errors import ChunkError, RunError
 from volpipe.formats.store import Transferred, transferred
 from volpipe.heap import share_heap
 from volpipe.journal import Record
@@ -231,15 +231,19 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     before = _Usage.now(stage)
     done: list[int] = []
     failed: dict[int, str] = {}
+    hopeless: list[int] = []
     try:
         for unit, error in outcomes:
             if error is None:
                 done.append(unit)
-            else:
-                failed[unit] = _reason(error)
+                continue
+            failed[unit] = _reason(error)
+            if isinstance(error, ChunkError) and not error.may_mend:
+                hopeless.append(unit)
     except Exception as error:  # a net that does not load, say: every unit that is left fails alike
         failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-    return before.record(stage, sorted(done), sorted(failed.items()))
+    record = before.record(stage, sorted(done), sorted(failed.items()))
+    return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)))
 
 
 def _reason(error: Exception) -> str:
