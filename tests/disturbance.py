@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from command import Ended, begin, finish, processes_in, set_each, wait_until
+from plans import planned, volume
 from volumes import noise, windowed, write_volume
 
 from volpipe.journal import read_records
@@ -168,11 +169,13 @@ def blocks_by_window() -> dict[str, int]:
     """Return the block of each window, by the hash of its voxels: of noise, no two are alike."""
     before = (WINDOW - STRIDE) // 2
     padded = np.pad(noise(SHAPE).astype(np.float32), [(before, WINDOW + STRIDE)] * 3, mode="reflect")
-    found = {}
+    # Blended blocks begin a window later than their cores, so that the plan itself says which window is whose.
+    division = windowed((WINDOW,) * 3, (WINDOW - STRIDE,) * 3, (PER_BLOCK,) * 3, "hann")
+    lattice, found = planned(*division, of=volume(SHAPE)).lattice, {}
     for index in np.ndindex(*COUNTS):
         corner = [i * STRIDE for i in index]
         window = padded[tuple(slice(c, c + WINDOW) for c in corner)]
-        block = np.ravel_multi_index([i // PER_BLOCK for i in index], BLOCKS)
+        block = np.ravel_multi_index([lattice.block_along(axis, i) for axis, i in enumerate(index)], BLOCKS)
         found[hashlib.sha256(np.ascontiguousarray(window).tobytes()).hexdigest()] = int(block)
     assert len(found) == np.prod(COUNTS)
     return found
