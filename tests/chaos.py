@@ -16,12 +16,11 @@ from pathlib import Path
 
 import psutil
 from command import processes_in
-from disturbance import BLOCKS, Slow
+from disturbance import Slow
 from volumes import fingerprint
 
 from volpipe.output import LEFT_BEHIND
 
-NUM_BLOCKS = BLOCKS[0] * BLOCKS[1] * BLOCKS[2]
 END_SECONDS = 240
 GONE_SECONDS = 25  # orphans end after a heartbeat's threshold of 10 s
 KILLS = ("worker", "manager", "driver", "interchange")
