@@ -1,4 +1,4 @@
-"""A run that is slow enough to be killed in the middle, and what its net did: for tests and for scripts/kill."""
+"""A run that is slow enough to be killed in the middle, and what its net did: for tests and for scripts/chaos."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,45 @@ COUNTS = tuple(-(-n // STRIDE) for n in SHAPE)  # windows per axis: 210 in all
 BLOCKS = tuple(-(-n // PER_BLOCK) for n in COUNTS)
 NUM_BLOCKS = 120  # that hold windows: the first along each axis has two, the last none
 
-# Each call notes which window it was given, in a file for each session of the driver.
+# Each call notes which window it was given, in a file for each session of the driver. In workers, FAULTS makes reads
+# and writes fail now and then, reads slow, and the clock jump.
 NET = """
-import hashlib, os, pathlib, time, torch
+import hashlib, multiprocessing, os, pathlib, random, time, torch
 SESSION = pathlib.Path(os.environ["SESSION_FILE"]) if "SESSION_FILE" in os.environ else None
 class Slow(torch.nn.Module):
     def forward(self, x):
         if not x.is_meta and SESSION is not None:
             with SESSION.open("a") as file:
                 file.write(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n")
-            time.sleep({seconds})
+            time.sleep(SECONDS)
         return x * 2 + 1
 def build():
     return Slow()
+def disturb(faults, dice):
+    from volpipe.formats.store import TensorStoreArray
+    def failing(do, share, number):
+        def failed(*arguments):
+            if dice.random() < share:
+                raise OSError(number, os.strerror(number))
+            return do(*arguments)
+        return failed
+    def slowly(do, seconds):
+        def done(*arguments):
+            time.sleep(dice.uniform(0, seconds))
+            return do(*arguments)
+        return done
+    tell = time.time
+    for name, value in (part.split("=") for part in faults.split(",")):
+        if name == "eio":
+            TensorStoreArray.read = failing(TensorStoreArray.read, float(value), 5)
+        elif name == "enospc":
+            TensorStoreArray.write = failing(TensorStoreArray.write, float(value), 28)
+        elif name == "slow":
+            TensorStoreArray.read = slowly(TensorStoreArray.read, float(value))
+        else:
+            time.time = lambda: tell() + dice.choice([-1, 0, 1]) * float(value)
+if os.environ.get("FAULTS") and multiprocessing.parent_process() is not None:
+    disturb(os.environ["FAULTS"], random.Random(int(os.environ["FAULTS_SEED"]) + os.getpid()))
 """
 
 
@@ -48,6 +75,7 @@ class Slow:
         mode: "stored" or "streamed".
         site: where it runs.
         environment: of the command.
+        place: folder of the output, where that is another one.
     """
 
     folder: Path
@@ -55,27 +83,28 @@ class Slow:
     mode: str = "stored"
     site: str = "local"
     environment: dict[str, str] = field(default_factory=dict)
+    place: Path | None = None
     num_sessions: int = 0
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         write_volume(self.folder.parent / "in.n5", noise(SHAPE))
-        (self.folder / "net.py").write_text(NET.format(seconds=self.seconds))
+        (self.folder / "net.py").write_text(NET.replace("SECONDS", str(self.seconds)))
 
     @property
     def command(self) -> list[str]:
         division = windowed((WINDOW,) * 3, (WINDOW - STRIDE,) * 3, (PER_BLOCK,) * 3, "hann")
         recipe = set_each("net.name=net.py:build", "normalise.method=none", f"tensors.mode={self.mode}", *division)
-        return ["run", "--config", self.site, *recipe, "-o", "out.zarr", str(self.folder.parent / "in.n5")]
+        return ["run", "--config", self.site, *recipe, "-o", str(self.out), str(self.folder.parent / "in.n5")]
 
     @property
     def out(self) -> Path:
-        return self.folder / "out.zarr"
+        return (self.place or self.folder) / "out.zarr"
 
     @property
     def run(self) -> Path:
-        return self.folder / "out.zarr.run"
+        return (self.place or self.folder) / "out.zarr.run"
 
     def begin(self) -> subprocess.Popen[str]:
         """Start the next session."""
@@ -116,6 +145,13 @@ class Slow:
         blocks = blocks_by_window()
         return Counter(blocks[line] for line in self._calls(session).read_text().splitlines() if len(line) == 64)
 
+    def calls(self, session: int) -> list[int]:
+        """Return the block of each window that the net was given in a session, in that order."""
+        if not self._calls(session).exists():
+            return []
+        blocks = blocks_by_window()
+        return [blocks[line] for line in self._calls(session).read_text().splitlines() if len(line) == 64]
+
     def workers(self) -> list[psutil.Process]:
         """Return the processes that hold the net."""
         return [p for p in processes_in(self.folder) if "spawn_main" in " ".join(p.cmdline()) and has_torch(p)]
@@ -128,6 +164,7 @@ def has_torch(process: psutil.Process) -> bool:
     return any("libtorch" in mapped.path for mapped in process.memory_maps())
 
 
+@lru_cache
 def blocks_by_window() -> dict[str, int]:
     """Return the block of each window, by the hash of its voxels: of noise, no two are alike."""
     before = (WINDOW - STRIDE) // 2

@@ -284,7 +284,8 @@ def test_a_net_that_fails_on_one_block_leaves_out_that_block_alone(tmp_path: Pat
     assert "8:16,16:24,0:8" in words
     assert words.count("RuntimeError:") == 1
     assert "no such voxel please" in ended.err
-    assert "1 parts are missing; the same command again tries them once more" in ended.err
+    assert "2 parts are missing; the same command again tries them once more" in ended.err
+    assert re.search(r"^pyramid 1 +1 +0:16,16:24,0:16 +needs a part that failed", ended.err, re.MULTILINE)
     assert "wrote" not in ended.out.split("\n")[-2]
     log = (tmp_path / "out.zarr.run/volpipe.log").read_text()
     assert "Traceback" in log
@@ -309,9 +310,11 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     small = set_each("net.name=net.py:build", *windowed((4, 4, 4), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 1
-    assert ended.err == (
-        "volpipe: every infer task fails alike, so the run stops: RuntimeError: no such voxel please\n"
-    )
+    *traceback, sentence = ended.err.splitlines()
+    assert sentence == "volpipe: every infer task fails alike, so the run stops: RuntimeError: no such voxel please"
+    assert [traceback[0], traceback[-1]] == ["Traceback (most recent call last):", "RuntimeError: no such voxel please"]
+    assert sum('net.py", line' in line for line in traceback) == 1
+    assert (tmp_path / "out.zarr.run/volpipe.log").read_text().count('net.py", line') == 1
     attempts = (tmp_path / "out.zarr.run/volpipe.log").read_text().count(" failed (attempt ")
     assert 3 <= attempts <= 30  # of 96 blocks, three times each
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from volpipe.journal import Journal, Record, read_records
 
 FULL = Record(
-    "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8
-)
+    "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8,
+    nonfinite=((3, 1, 2),), sums=((0, 3, "0123abcd"),), hopeless=(5,),
+)  # fmt: skip
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -28,6 +31,28 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_next_is_whole(tmp_path: Path
         journal.append(FULL)
     path.write_bytes(path.read_bytes()[:-cut])
     with Journal(path) as journal:
+        journal.append(Record("infer", (2,)))
+    assert [record.done for record in read_records(path)] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 30])
+def test_of_a_line_that_a_full_disk_took_a_part_of_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    path, write = tmp_path / "journal", os.write
+    parts = iter([taken] * 2)
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        if (left := next(parts, 0)) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:left])
+
+    with Journal(path) as journal:
+        journal.append(Record("infer", (1,)))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", nearly_full)
+            with pytest.raises(OSError, match="No space left"):
+                journal.append(FULL)
         journal.append(Record("infer", (2,)))
     assert [record.done for record in read_records(path)] == [(1,), (2,)]
 

@@ -19,18 +19,19 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites",
+    "cli_slurm cli_k8s cli_sites cli_verify",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
-    "appraisal           passes",
+    "provenance",
+    "appraisal           passes verify seams",
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",
     "factor infer reassemble pyramid scan",
-    "tensors windows output schedule",
-    "wanted              sums",
+    "tensors windows output schedule shortage",
+    "wanted              sums checksums",
     "plan",
     "nets measure        region findings",
     "programs",
@@ -56,10 +57,11 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup")),
+    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
+    "google_crc32c": ((), ("checksums",)),
     "obstore": ((), ("formats.remote",)),
     "z5py": ((), ("formats.n5",)),
     "zarr": ((), ("formats.zarr",)),
@@ -69,7 +71,7 @@ HEAVY = {
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
     "rich": (("cli", "show", "terminal"), ()),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm"), ()),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_verify"), ()),
 }
 
 

@@ -240,7 +240,12 @@ def test_the_output_says_where_it_came_from(tmp_path: Path) -> None:
     assert said["recipe"]["normalise"]["method"] == "zscore"
     assert said["normalise"]["shift"] == pytest.approx(noise().mean(), rel=1e-9)
     assert said["normalise"]["scale"] == pytest.approx(noise().std(), rel=1e-9)
-    assert said["windows"] == {"shape": [*plan.window], "overlap": [*plan.overlap], "block": [*plan.block]}
+    assert said["windows"] == {
+        "shape": [*plan.window],
+        "overlap": [*plan.overlap],
+        "block": [*plan.block],
+        "blend": "crop",
+    }
     assert said["packages"]["torch"] == version("torch")
     assert said["packages"]["tensorstore"] == version("tensorstore")
     assert said["input"]["path"] == str(tmp_path / "in.zarr")
@@ -358,7 +363,7 @@ def test_a_block_with_nan_is_named_and_the_others_are_written(tmp_path: Path) ->
     (missing,) = report.missing
     assert missing.stage == "infer"
     assert missing.box == Box((0, 8, 0), (8, 16, 8))
-    assert "512 of 512 output voxels are NaN or infinite and uint8 cannot hold them" in missing.reason
+    assert "net net gave 512 NaN and 0 infinite voxels in box 0:8,8:16,0:8 of the output" in missing.reason
     expected = data.copy()
     expected[missing.box.slices] = 0
     assert np.array_equal(read(plan, 0), expected)
@@ -367,7 +372,7 @@ def test_a_block_with_nan_is_named_and_the_others_are_written(tmp_path: Path) ->
     assert np.array_equal(coarse[coarse > 0], means[coarse > 0])
     assert not report.was_complete
 
-    floats = planned(tmp_path / "floats", data, *settings, "output.dtype=float32")
+    floats = planned(tmp_path / "floats", data, *settings, "output.dtype=float32", "infer.nonfinite=keep")
     ran(floats)
     assert np.array_equal(np.isnan(read(floats, 0)), expected == 0)
 
@@ -380,6 +385,7 @@ def test_a_net_that_gives_nothing_but_nan_stops_the_run(tmp_path: Path) -> None:
         "windows.block=[1,1,1]",
     )  # fmt: skip
     with pytest.raises(
-        RunStopped, match=r"every infer task fails alike.*mend the net, or set output\.dtype to float32"
+        RunStopped,
+        match=r"every infer task fails alike.*mend the net, .* infer.nonfinite=keep and output.dtype=float32",
     ):
         execute(plan, Inline().start)

@@ -417,7 +417,9 @@ def test_a_run_into_s3_goes_on_to_the_same_bytes(
         assert np.array_equal(there, open_volume(tmp_path / "local.zarr", level=level).open()[...])
         assert there.any()
     execute(plan, Inline().start, fresh=True)
-    assert whole == {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    again = {key: data for key, data in bucket.files.items() if key.startswith("out.zarr/")}
+    assert whole.keys() == again.keys()
+    assert [key for key in whole if whole[key] != again[key]] == ["out.zarr/run/zarr.json"]  # it holds times
 
 
 def test_an_output_in_s3_is_not_taken_from_another(

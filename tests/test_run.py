@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 import time
 import tracemalloc
@@ -137,9 +138,66 @@ def test_a_run_stops_when_everything_fails_alike(size: int) -> None:
 
 
 def test_a_run_goes_on_when_something_succeeded() -> None:
-    loop, _ = loop_over(stage := Stage("work", 50), Workers(Flaky(dict.fromkeys(range(1, 50), 99))))
+    loop, _ = loop_over(stage := Stage("work", 10), Workers(Flaky(dict.fromkeys(range(1, 10), 99))))
     loop.run()
-    assert stage.failed == set(range(1, 50))
+    assert stage.failed == set(range(1, 10))
+
+
+@pytest.mark.parametrize(("every", "stops"), [(8, True), (12, False)])
+def test_a_run_stops_when_more_than_the_tolerated_share_fails(every: int, stops: bool) -> None:
+    bad = range(every - 1, 1000, every)
+    loop, _ = loop_over(stage := Stage("work", 1000), Workers(Flaky(dict.fromkeys(bad, 99))))
+    if not stops:
+        loop.run()
+        assert stage.failed == set(bad)
+        return
+    with pytest.raises(RunStopped) as stopped:
+        loop.run()
+    found = re.match(r"(\d+) of the (\d+) work units that came back failed for good, more than 10%", str(stopped.value))
+    assert found is not None
+    failed, begun = map(int, found.groups())
+    assert failed == len(stage.failed) >= 10
+    assert begun == failed + stage.num_done
+    assert failed > 0.1 * begun
+    assert stopped.value.detail.startswith("Traceback\nValueError: unit ")
+    assert stage.num_done < 500
+
+
+def test_failures_that_differ_do_not_stop_a_run_at_its_start() -> None:
+    kinds = ["no memory", "no disk", "no voxel", "no idea"]
+
+    def fail(stage: str, units: Sequence[int]) -> Record:
+        return Record(stage, (), tuple((unit, f"ValueError: {kinds[unit]}") for unit in units))
+
+    loop, _ = loop_over(stage := Stage("work", 4), Workers(fail))
+    loop.run()
+    assert stage.failed == {0, 1, 2, 3}
+
+
+def test_a_strict_run_stops_at_the_first_unit_that_fails_for_good() -> None:
+    workers = Workers(Flaky({2: 1, 40: 99}))
+    stage = Stage("work", 500)
+    loop = Loop(SingleStage(stage), workers.submit, {"cpu": 1}, None, workers.show, tolerated=0)
+    with pytest.raises(RunStopped, match=r"^work 40 failed, so the run stops: ValueError: unit 40 is bad$"):
+        loop.run()
+    assert stage.done[2]
+
+
+def test_what_is_hopeless_is_tried_once_and_counts_in_the_share_alone(tmp_path: Path) -> None:
+    attempts: Counter[int] = Counter()
+
+    def work(stage: str, units: Sequence[int]) -> Record:
+        attempts.update(units)
+        bad = tuple(unit for unit in units if unit < 5)
+        return Record(stage, tuple(u for u in units if u >= 5), tuple((u, f"in chunk {u}") for u in bad), hopeless=bad)
+
+    with Journal(tmp_path / "journal") as journal:
+        loop, _ = loop_over(stage := Stage("work", 100), Workers(work), journal=journal)
+        loop.run()
+    assert stage.failed == {0, 1, 2, 3, 4}
+    assert set(attempts.values()) == {1}
+    told = [failed for record in read_records(tmp_path / "journal") for failed in record.failed]
+    assert sorted(told) == [(unit, f"in chunk {unit}") for unit in range(5)]
 
 
 def test_what_an_earlier_session_did_counts_as_success() -> None:

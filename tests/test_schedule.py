@@ -17,12 +17,14 @@ from plans import (
     finer_by_shard,
     planned,
     some_wanted,
+    spans,
     volume,
     voxels_of_blocks,
     voxels_of_shards,
 )
 
 from volpipe.grid import Box
+from volpipe.plan import Plan
 from volpipe.schedule import Schedule, SingleStage, Stage, Unit
 from volpipe.wanted import Wanted
 
@@ -202,7 +204,47 @@ def test_what_fails_for_good_keeps_back_what_needs_it_and_nothing_else(
         assert simulation.table.readers[discard] <= possible
     met = {unit for unit in simulation.broken if simulation.table.needs[unit] <= possible}
     assert {(stage, unit) for stage, unit, _ in simulation.schedule.missing()} == met
+    kept_back = [(stage, unit) for stage, unit, _ in simulation.schedule.kept_back()]
+    assert set(kept_back) == {unit for unit in simulation.table.needs if unit not in possible | met}
+    assert len(set(kept_back)) == len(kept_back)
     assert simulation.schedule.is_complete == (not simulation.broken)
+
+
+@MANY
+@given(simulations(), st.integers(0, 100), st.data())
+def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest(
+    simulation: Simulation, before: int, data: st.DataObject
+) -> None:
+    table, plan = simulation.table, simulation.table.wanted.plan
+    box = Box(*zip(*(data.draw(spans(n)) for n in plan.out_shape), strict=True))
+    simulation.run(before)
+    journal = sorted(simulation.worked())
+    limited = Schedule(plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
+    limited.resume(journal)
+    limited.limit(box)
+    session = Simulation(table, limited, simulation.random, done=set(journal))
+    session.run()
+    touched = {s for s in shards_touched(plan, box) if ("reassemble", s) in table.needs or plan.is_direct(s)}
+    needed = {block for shard in touched for block in blocks_by_shard(plan)[shard]}
+    computed = {unit for name, unit in session.worked() - set(journal) if name in ("factor", "infer")}
+    assert computed <= needed
+    assert {("infer", block) for block in needed} & table.needs.keys() <= session.worked()
+    assert {("reassemble", shard) for shard in touched} & table.needs.keys() <= session.worked()
+    assert limited.infer.num_left == 0
+    assert limited.infer.num_held == sum(name == "infer" for name, _ in set(table.needs) - session.worked())
+
+    rest = Schedule(plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
+    rest.resume(sorted(session.worked()))
+    last = Simulation(table, rest, simulation.random, done=session.worked())
+    last.run()
+    assert last.worked() == set(table.needs)
+    assert rest.is_complete
+
+
+def shards_touched(plan: Plan, box: Box) -> set[int]:
+    """Return the shards of level 0 that share a voxel with `box`."""
+    inside = voxels_of_box(box)
+    return {shard for shard in range(len(plan.shards())) if inside & voxels_of_box(plan.shards().box(shard))}
 
 
 @MANY

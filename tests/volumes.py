@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.grid import Box
+from volpipe.provenance import RUN_KEY
 from volpipe.volume import ArraySpec, create_array, open_writer
 
 
@@ -28,10 +29,10 @@ def noise(shape: tuple[int, ...], dtype: str = "uint8", seed: int = 0) -> np.nda
 
 
 def fingerprint(path: Path | str) -> str:
-    """Return one hash of every name and byte below `path`."""
+    """Return one hash of every name and byte below `path`, but for the group with what changes from run to run."""
     digest = hashlib.sha256()
     for file in sorted(Path(path).rglob("*")):
-        if file.is_file():
+        if file.is_file() and file.parent.name != RUN_KEY:
             digest.update(str(file.relative_to(path)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

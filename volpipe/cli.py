@@ -23,12 +23,13 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s, cli_sites
+from volpipe import cli_k8s, cli_sites, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
 from volpipe.resolve import told
 from volpipe.show import (
+    MOST_ROWS,
     Rate,
     alternatives_table,
     codec_table,
@@ -42,6 +43,8 @@ from volpipe.show import (
     progress_line,
     progress_table,
     report_table,
+    seam_line,
+    seam_warning,
     status_table,
 )
 from volpipe.terminal import err, out
@@ -66,6 +69,8 @@ app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_verify.verify)
+app.command()(cli_verify.reproduce)
 
 
 VolumeArgument = Annotated[
@@ -85,6 +90,12 @@ RoiOption = Annotated[
 TrustOption = Annotated[
     bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
+OnlyOption = Annotated[
+    str | None, typer.Option(help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more.")
+]
+TolerateOption = Annotated[
+    float, typer.Option(help="Share of the blocks begun that may fail before the run stops.", min=0, max=1)
+]
 MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
 
 
@@ -100,10 +111,14 @@ def run(
     trust_model: TrustOption = False,
     fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
     keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
+    only: OnlyOption = None,
+    tolerate: TolerateOption = 0.1,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
 ) -> None:
     """Run a net over VOLUME; the same command again goes on where an interrupted run stopped."""
     from volpipe.apps.start import on_site
     from volpipe.driver import Listener, execute
+    from volpipe.region import find_part
 
     with _interruptible():
         start = on_site(config)
@@ -114,19 +129,30 @@ def run(
                 lambda found: out.print(estimate_table(found.estimate, config)),
                 on_progress,
             )
-            report = execute(plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener)
+            report = execute(
+                plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config,
+                only=None if only is None else find_part(only, plan.out_shape), tolerated=0 if strict else tolerate,
+            )  # fmt: skip
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
     out.print(report_table(report, started=psutil.Process().create_time()))
+    if report.seams:
+        out.print(seam_line(report.seams))
+    if warning := seam_warning(report.seams):
+        err.print(warning)
+    if report.kept.total:
+        err.print(f"the output holds {report.kept} voxels, kept as infer.nonfinite=keep says (blocks: the journal)")
+    if report.num_held:
+        out.print(f"{report.num_held} blocks beyond --only are not done; the same command without it does them")
     if report.missing:
-        err.print(missing_table(report))
+        err.print(missing_table(report.missing))
         err.print(
             f"{len(report.missing)} parts are missing; the same command again tries them once more "
             f"(log: {report.folder}/volpipe.log)"
         )
         raise typer.Exit(INCOMPLETE)
-    out.print(f"wrote {plan.out}")
+    out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{plan.out}")
 
 
 @app.command()
@@ -190,11 +216,16 @@ def _print_survey(volume: Volume, seed: int) -> None:
 
 
 @app.command()
-def status(output: Annotated[str, typer.Argument(help="An output, or its run's folder.")]) -> None:
-    """Print how far the run that writes OUTPUT is, from its journal."""
+def status(
+    output: Annotated[str, typer.Argument(help="An output, or its run's folder.")],
+    every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
+) -> None:
+    """Print how far the run that writes OUTPUT is, and which boxes failed, from its journal."""
     from volpipe.driver import inspect_run
 
     found = inspect_run(output)
+    if found.missing:
+        out.print(missing_table(found.missing, None if every else MOST_ROWS))
     out.print(status_table(found))
     raise typer.Exit(DONE if found.is_complete else INCOMPLETE)
 
@@ -275,6 +306,8 @@ def main() -> None:
     try:
         app()
     except RunStopped as error:
+        if error.detail:
+            err.print(error.detail, markup=False)
         _fail(str(error), INCOMPLETE)
     except VolpipeError as error:
         _fail(str(error), REFUSED)
@@ -348,11 +381,14 @@ def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_
 
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
     from volpipe.driver import prepare
+    from volpipe.limits import check_window
     from volpipe.recipe import load_recipe
 
     chosen = load_recipe(_find_recipe(recipe), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-    return prepare(volume, chosen, target, Path.cwd())
+    plan = prepare(volume, chosen, target, Path.cwd())
+    check_window(plan)
+    return plan
 
 
 def _find_recipe(recipe: Path | None) -> Path:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import volpipe
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
@@ -24,15 +22,18 @@ from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
+from volpipe.limits import check_access
 from volpipe.nets import check_shapes, describe
-from volpipe.ops import Affine
+from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
+from volpipe.provenance import begin_session, is_sealed, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
-from volpipe.run import Executors, Loop, Progress, Totals
+from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
 from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
@@ -40,7 +41,7 @@ from volpipe.worker import PLAN_FILE, Job, peak_bytes
 
 log = logging.getLogger(__name__)
 
-PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
+NEEDS_FAILED = "needs a part that failed"
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,17 @@ class Missing:
 
 @dataclass
 class Report:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes:
+        missing: what failed, and then what cannot be done without that.
+        num_held: blocks that were to be left alone in this session.
+    """
 
     plan: Plan
     folder: Path
     missing: list[Missing] = field(default_factory=list)
+    num_held: int = 0
     totals: dict[str, Totals] = field(default_factory=dict)
     seconds: float = 0.0
     first_task: float = 0.0  # seconds since 1970
@@ -67,6 +74,8 @@ class Report:
     estimate: Estimate | None = None
     driver_peak_bytes: int = 0
     was_complete: bool = False
+    kept: Nonfinite = ALL_FINITE
+    seams: list[Score] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
     _check_apart(target, volume, "volume")
     if mask is not None:
         _check_apart(target, mask, "mask")
+    check_access(files.locate(volume.path), target)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
 
@@ -126,6 +136,9 @@ def execute(
     fresh: bool = False,
     keep_tensors: bool = False,
     listener: Listener = SILENT,
+    site: str = "",
+    only: Box | None = None,
+    tolerated: float = TOLERATED_SHARE,
 ) -> Report:
     """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
 
@@ -137,9 +150,12 @@ def execute(
         fresh: delete the output and the run that made it, and start over.
         keep_tensors: keep window tensors and block tensors.
         listener: whom to tell.
+        site: what the output says of where it was made.
+        only: box of the output (z, y, x); what other shards need is left for another session.
+        tolerated: share of units that may fail; see `run.Loop`.
 
     Raises:
-        RunError: another run's folder or output is in the way, or every task fails alike.
+        RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
     folder = RunFolder.of_output(files.locate(plan.out))
@@ -150,21 +166,30 @@ def execute(
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 _clean(plan, folder, keep_tensors)
+                if not is_sealed(folder):  # a driver was killed between its last mark and the end
+                    seal(
+                        folder, plan, _findings(Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted)))
+                    )
                 return Report(plan, folder.path, was_complete=True)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
+                begin_session(folder, plan, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(executors, job, listener.on_progress)
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
+                if only is not None:
+                    schedule.limit(only)
                 found = appraise_run(wanted, folder, executors, schedule.share_left)
                 listener.on_estimate(found)
                 found.check(schedule.share_left)
-                report = _work(wanted, executors, stages, journal, schedule)
+                report = _work(wanted, executors, stages, journal, schedule, tolerated=tolerated)
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
+                report.seams = _seams(wanted)
+            seal(folder, plan, _findings(report))
             return report
 
 
@@ -197,35 +222,75 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
         Tensors(plan, folder.path).remove()
 
 
-def _work(wanted: Wanted, executors: Executors, passes: Passes, journal: Journal, schedule: Schedule) -> Report:
+def _work(
+    wanted: Wanted,
+    executors: Executors,
+    passes: Passes,
+    journal: Journal,
+    schedule: Schedule,
+    *,
+    tolerated: float,
+) -> Report:
     plan, normalise = wanted.plan, normalisation(passes, journal)
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
-    create_output(plan, provenance(wanted, normalise))
+    create_output(plan, origin(wanted, normalise))
     job.tensors.create()
-    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, passes.show)
+    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, passes.show, tolerated=tolerated)
     loop.run()
-    missing = [Missing(stage, unit, box, loop.reasons[stage, unit]) for stage, unit, box in schedule.missing()]
     return Report(
         plan,
         Path(job.folder),
-        missing,
+        _missing(schedule, loop.reasons),
+        schedule.infer.num_held,
         {name: t for name, t in (passes.totals | loop.progress.totals).items() if t.tasks},
         loop.progress.seconds,
         loop.progress.first_task,
         loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
+        kept=kept_in(journal),
     )
+
+
+def _seams(wanted: Wanted) -> list[Score]:
+    """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
+    try:
+        return seam_scores(wanted)
+    except VolpipeError as error:
+        log.warning("no seam score: %s", error)
+        return []
+
+
+def _findings(report: Report) -> dict[str, object]:
+    """Return what the output says of how its run ended."""
+    return {
+        "kept": dataclasses.asdict(report.kept),
+        "missing": len(report.missing),
+        "seams": {score.axis: round(score.value, 4) for score in report.seams},
+    }
+
+
+def kept_in(journal: Journal) -> Nonfinite:
+    """Return how many voxels of all sessions are not finite, and were kept."""
+    counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
+    return sum(counts, ALL_FINITE)
+
+
+def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:
+    """Return what failed in `schedule`, each with the last line of its reason, and what waits for it in vain."""
+    failed = [Missing(stage, unit, box, last_line(reasons[stage, unit])) for stage, unit, box in schedule.missing()]
+    return failed + [Missing(stage, unit, box, NEEDS_FAILED) for stage, unit, box in schedule.kept_back()]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is, as its journal says."""
+    """How far a run is, as its journal says, and what is missing because it failed when it was last tried."""
 
     plan: Plan
     folder: Path
     stages: list[Stage]
     totals: dict[str, Totals]
     is_complete: bool
+    missing: list[Missing] = field(default_factory=list)
 
 
 def inspect_run(output: str | Path) -> Standing:
@@ -242,31 +307,22 @@ def inspect_run(output: str | Path) -> Standing:
     if plan is None:
         raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
     totals: dict[str, Totals] = {}
+    reasons: dict[tuple[str, int], str] = {}
     wanted = folder.load_wanted(plan)
     schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
     for record in read_records(folder.scan if wanted is None else folder.journal):
-        totals.setdefault(record.stage, Totals()).add(record)
+        if record.done:
+            totals.setdefault(record.stage, Totals()).add(record)
         schedule.resume(record.units)
-    is_complete = isinstance(schedule, Schedule) and schedule.is_complete
-    return Standing(plan, folder.path, schedule.shown, totals, is_complete)
-
-
-def provenance(wanted: Wanted, normalise: Affine) -> dict[str, object]:
-    """Return what the output says of its origin."""
-    plan = wanted.plan
-    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
-    return {
-        "version": volpipe.__version__,
-        "recipe": plan.recipe.model_dump(mode="json"),
-        "net": plan.net.model_dump(mode="json"),
-        "input": plan.source.model_dump(mode="json"),
-        "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
-        "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
-        "wanted": cells,
-        "windows": {"shape": plan.window, "overlap": plan.overlap, "block": plan.block},
-        "normalise": {"shift": normalise.shift, "scale": normalise.scale},
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-    }
+        reasons |= {(record.stage, unit): reason for unit, reason in record.failed}
+    if isinstance(schedule, SingleStage):
+        return Standing(plan, folder.path, schedule.shown, totals, is_complete=False)
+    for name, unit in reasons:
+        stage = schedule.by_name.get(name)
+        if stage is not None and not stage.done[unit]:
+            stage.failed.add(unit)
+    missing = _missing(schedule, reasons)
+    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, missing)
 
 
 def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
@@ -322,10 +378,3 @@ def _logging_to(path: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -22,7 +22,19 @@ class RemoteError(VolumeError):
 
 
 class ChunkError(VolumeError):
-    """A stored chunk is damaged, cut short or of a wrong length; the rest of the volume may be whole."""
+    """A stored chunk is damaged, cut short or of a wrong length; the rest of the volume may be whole.
+
+    Attributes:
+        may_mend: whether reading it once more may help: the system failed, not what it read.
+    """
+
+    def __init__(self, sentence: str, *, may_mend: bool = False) -> None:
+        super().__init__(sentence)
+        self.may_mend = may_mend
+
+
+class NonfiniteError(VolpipeError, ArithmeticError):
+    """A net gave NaN or infinity."""
 
 
 class SiteError(VolpipeError, ValueError):
@@ -34,7 +46,15 @@ class RunError(VolpipeError, RuntimeError):
 
 
 class RunStopped(RunError):
-    """A run stopped under way: part of its output is missing."""
+    """A run stopped under way: part of its output is missing.
+
+    Attributes:
+        detail: what a worker said at length, its traceback; "" where there is none.
+    """
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
 
 
 class TaskLost(RunError):

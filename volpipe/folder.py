@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def sessions(self) -> Path:
+        """A journal of the drivers that worked here, and of the output's metadata when they left."""
+        return self.path / "sessions.jsonl"
+
+    @property
     def log(self) -> Path:
         return self.path / "volpipe.log"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.blend import span
+from volpipe.errors import NonfiniteError
 from volpipe.grid import Box
 from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net
-from volpipe.ops import Affine
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import finish, write_total, write_wanted
 from volpipe.plan import Plan
+from volpipe.shortage import advice, is_shortage
 from volpipe.tensors import NO_SUM, Tensors
 from volpipe.wanted import Wanted
 from volpipe.windows import Batch, WindowSource, ahead, batches
@@ -49,6 +51,7 @@ class Runner:
     batch: int = 1
     seconds: float = 0.0
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
+    _advice: str = ""
 
     @property
     def device_name(self) -> str:
@@ -136,9 +139,38 @@ class Runner:
                 return False
             return True
 
-        size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+        try:
+            size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
+        except MemoryError as error:
+            raise self.explained(error) from error
         self.seconds = 0.0
         return size
+
+    def explained(self, error: Exception) -> Exception:
+        """Return `error`, or one that says which window would fit, where memory was not enough."""
+        if not is_shortage(error):
+            return error
+        if not self._advice:  # which costs some windows
+            self._advice = advice(self.plan, self.batch, self.device, self._fits)
+        found = MemoryError(self._advice)
+        found.__cause__ = error
+        return found
+
+    def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
+        import torch
+
+        before, self.batch = self.batch, batch
+        try:
+            self(np.zeros((batch, self.plan.source.num_channels, *window), np.float32))
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
+            return False
+        finally:
+            self.batch = before
+        return True
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
@@ -181,11 +213,17 @@ class BlockSum:
     a sum of several windows, or one that other blocks add to, is float32 until it is written.
     """
 
-    plan: Plan
+    wanted: Wanted
     normalise: Affine
     block: int
     box: Box = field(init=False)
     total: np.ndarray = field(init=False, repr=False)
+    bad: Nonfinite = ALL_FINITE
+    bad_box: Box | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.wanted.plan
 
     def __post_init__(self) -> None:
         self.box = self.plan.sum_box(self.block)
@@ -214,6 +252,8 @@ class BlockSum:
         inside = box & self.box  # a region of interest may cut through windows
         place, inner = inside.relative_to(self.box.start).slices, inside.relative_to(start).slices
         part = part[:, *inner]
+        if self._note_bad(part, inside) and plan.recipe.infer.nonfinite == "refuse":
+            return  # the block fails once all of it is counted
         if self.is_finished:
             self.total[:, *place] = finish(plan, self.normalise, part)
         elif blend == "crop":
@@ -224,13 +264,55 @@ class BlockSum:
             weighted *= x.weights[inner[2]]
             self.total[:, *place] += weighted
 
+    def _note_bad(self, part: np.ndarray, box: Box) -> bool:
+        """Count what is not finite in `part` (c, z, y, x), a window's share of `box`, where that is wanted."""
+        finite = np.isfinite(part)
+        if finite.all():
+            return False
+        mask = self.wanted.mask(box)
+        flags = ~finite if mask is None else ~finite & mask
+        if not flags.any():
+            return False
+        num_nan = int(np.count_nonzero(np.isnan(part) & flags))
+        self.bad += Nonfinite(num_nan, int(np.count_nonzero(flags)) - num_nan)
+        found = bounds(flags.any(axis=0)).shift(box.start)
+        self.bad_box = found if self.bad_box is None else hull(self.bad_box, found)
+        return True
+
+    def check(self) -> None:
+        """Refuse voxels that are not finite, unless the recipe keeps them.
+
+        Raises:
+            NonfiniteError: with how many there are, and where.
+        """
+        if self.bad.total and self.plan.recipe.infer.nonfinite == "refuse":
+            raise NonfiniteError(
+                f"net {self.plan.net.label} gave {self.bad} voxels in box {self.bad_box} of the output; mend the net, "
+                "its weights or the input there, or keep them with infer.nonfinite=keep and output.dtype=float32"
+            )
+
     def part(self, box: Box) -> np.ndarray:
         """Return the voxels of `total` in `box` of the output."""
         return self.total[:, *box.relative_to(self.box.start).slices]
 
 
-def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> list[int]:
-    """Write a finished block, and return the shards, of those that it shares, that are thereby written.
+@dataclass(frozen=True)
+class Written:
+    """What a block wrote.
+
+    Attributes:
+        shared: shards, of those that it shares with other blocks, that are thereby written.
+        bad: what was not finite, and was kept.
+        sums: checksums of all the shards that it wrote, by their number.
+    """
+
+    shared: tuple[int, ...] = ()
+    bad: Nonfinite = ALL_FINITE
+    sums: Mapping[int, str] = field(default_factory=dict)
+
+
+def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
+    """Write a finished block, and return what is thereby written.
 
     It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
     to scratch. Shards without a wanted voxel do not count.
@@ -245,13 +327,14 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> list[int]:
     ]
     if len(closed) < len(shards):
         tensors.write_sum(done.block, done.total, closed)
+    sums = {}
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
-            write_wanted(wanted, box, done.part(box))
+            sums[shard] = write_wanted(wanted, box, done.part(box))
         else:
-            write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
-    return [shard for shard in closed if not plan.is_direct(shard)]
+            sums[shard] = write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
+    return Written(tuple(shard for shard in closed if not plan.is_direct(shard)), done.bad, sums)
 
 
 def infer(
@@ -262,15 +345,15 @@ def infer(
     blocks: Sequence[int],
     *,
     before_write: Callable[[], None] = lambda: None,
-) -> Iterator[tuple[int, Exception | list[int]]]:
-    """Yield each of `blocks` when it is written, with the shared shards that it wrote, or with what went wrong.
+) -> Iterator[tuple[int, Exception | Written]]:
+    """Yield each of `blocks` when it is written, with what it wrote, or with what went wrong.
 
     At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
     next block are read when that is written. What `before_write` raises keeps a block from being written.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
 
-    def write(done: BlockSum) -> list[int]:
+    def write(done: BlockSum) -> Written:
         source.forget(done.block)
         try:
             before_write()
@@ -282,7 +365,7 @@ def infer(
     runner = load_runner(wanted.plan)
     for block in blocks[:2]:
         source.expect(block)
-    writing: tuple[int, Future[list[int]]] | None = None
+    writing: tuple[int, Future[Written]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
         incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
         for block, outcome in block_sums(wanted, normalise, runner, incoming):
@@ -307,14 +390,16 @@ def block_sums(
         if batch.block == failed:
             continue
         if growing is None or growing.block != batch.block:
-            growing = BlockSum(wanted.plan, normalise, batch.block)
+            growing = BlockSum(wanted, normalise, batch.block)
         error = batch.error
         if batch.windows is not None:
             try:
                 for number, out in zip(batch.numbers, runner(batch.windows), strict=True):
                     growing.add(number, out)
+                if batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
+                    growing.check()
             except Exception as problem:
-                error = problem
+                error = runner.explained(problem)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
@@ -323,8 +408,19 @@ def block_sums(
             growing = None
 
 
-def _outcome(future: Future[list[int]]) -> Exception | list[int]:
+def _outcome(future: Future[Written]) -> Exception | Written:
     error = future.exception()
     if error is not None and not isinstance(error, Exception):
         raise error
     return future.result() if error is None else error
+
+
+def bounds(flags: np.ndarray) -> Box:
+    """Return the smallest box around what is set in `flags`, of which some are."""
+    places = np.nonzero(flags)
+    return Box(tuple(int(p.min()) for p in places), tuple(int(p.max()) + 1 for p in places))
+
+
+def hull(a: Box, b: Box) -> Box:
+    """Return the smallest box that holds both."""
+    return Box(tuple(map(min, a.start, b.start)), tuple(map(max, a.stop, b.stop)))

@@ -22,7 +22,7 @@ class Record:
     Attributes:
         stage: name of the stage.
         done: units finished, ascending.
-        failed: unit and reason of each that could not be.
+        failed: unit and reason of each that could not be; in a journal, of those that were set aside.
         result: what a measuring stage found in its units; of "infer", shards that its blocks share with earlier ones
             and wrote; () otherwise.
         started: time of start, seconds since 1970.
@@ -32,6 +32,10 @@ class Record:
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
         host, pid: where.
+        nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
+            were kept.
+        sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
+        hopeless: those of `failed` that another attempt would not help, as long as the input is what it is.
     """
 
     stage: str
@@ -50,6 +54,9 @@ class Record:
     device_peak_bytes: int = 0
     host: str = ""
     pid: int = 0
+    nonfinite: tuple[tuple[int, int, int], ...] = ()
+    sums: tuple[tuple[int, int, str], ...] = ()
+    hopeless: tuple[int, ...] = ()
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
@@ -67,7 +74,10 @@ class Record:
         fields = json.loads(line)
         fields["done"] = tuple(fields.get("done", ()))
         fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
+        fields["hopeless"] = tuple(fields.get("hopeless", ()))
         fields["result"] = tuple(fields.get("result", ()))
+        fields["nonfinite"] = tuple((block, nan, infinite) for block, nan, infinite in fields.get("nonfinite", ()))
+        fields["sums"] = tuple((level, shard, sums) for level, shard, sums in fields.get("sums", ()))
         return cls(**fields)
 
 
@@ -89,9 +99,15 @@ class Journal:
         self._fd = -1
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on disk."""
-        os.write(self._fd, record.to_line().encode())
-        os.fsync(self._fd)
+        """Write one line and wait until it is on disk; of a line that does not go whole, nothing stays."""
+        line, size = record.to_line().encode(), os.fstat(self._fd).st_size
+        try:
+            while line:  # a disk that is nearly full takes a part, and says nothing
+                line = line[os.write(self._fd, line) :]
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
 
     def records(self) -> Iterator[Record]:
         """Yield what was written so far, oldest first."""

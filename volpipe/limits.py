@@ -1,21 +1,25 @@
-"""What the machines have, against what a plan will take; a plan that cannot work is refused here, before it runs.
+"""What machines, disks and the volume have, against what a plan takes; one that cannot work is refused before it runs.
 
 Not here: what a plan takes (estimate).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
 from volpipe.formats.files import Location
-from volpipe.plan import Plan
+from volpipe.grid import align_up
+from volpipe.plan import AXES, Plan
 
 GIB = 1 << 30
+LOOKS = 100  # files of a volume that are looked at before a run
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,59 @@ def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
     status = os.statvfs(folder)
     # Some file systems make inodes as they go and count none.
     return Limits(shutil.disk_usage(folder).free, status.f_favail or None, worker_bytes)
+
+
+def check_access(source: Location, out: Location) -> None:
+    """Refuse to read what this user may not read, as far as a look at some files tells, or write where it may not.
+
+    Args:
+        source: the volume's file or folder.
+        out: the output, which need not exist yet.
+
+    Raises:
+        PlanError: with the place, and what to do.
+    """
+    if isinstance(source, Path):
+        for path in itertools.islice(_paths_in(source), LOOKS):
+            if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+                raise PlanError(
+                    f"{path} of the volume may not be read; run as a user who may read it, or change its mode"
+                )
+    if isinstance(out, Path):
+        place = next(parent for parent in (out, *out.parents) if parent.exists())
+        if not os.access(place, os.W_OK):
+            problem = "is on a file system that is mounted read-only" if _is_read_only(place) else "may not be written"
+            raise PlanError(f"{out} cannot be made: {place} {problem}; choose another --out")
+
+
+def _paths_in(source: Path) -> Iterator[Path]:
+    yield source
+    for folder, _, names in os.walk(source):
+        yield Path(folder)
+        yield from (Path(folder, name) for name in names)
+
+
+def _is_read_only(place: Path) -> bool:
+    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+
+
+def check_window(plan: Plan) -> None:
+    """Refuse a window whose core alone is larger than the volume: all that it has more would be mirrored voxels.
+
+    Such a plan is sound, and wasteful; nobody who chose its window meant that.
+
+    Raises:
+        PlanError: with the axis, both sizes and a window that is enough.
+    """
+    for axis, size, window, overlap, stride in zip(
+        AXES, plan.source.shape, plan.window, plan.overlap, plan.net.stride, strict=True
+    ):
+        enough = overlap + align_up(size, stride)
+        if plan.recipe.windows.shape != "auto" and window > enough:
+            raise PlanError(
+                f"axis {axis}: window {window} with overlap {overlap} is larger than the volume of {size} voxels; "
+                f"use {enough}, or set windows.shape to auto"
+            )
 
 
 def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: float = 1.0) -> None:

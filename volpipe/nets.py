@@ -121,7 +121,8 @@ def load_weights(net: nn.Module, path: Path) -> None:
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise VolpipeError(f"the weights in {path} do not fit the net: {error}") from error
+        told_at_once = " ".join(str(error).split())
+        raise VolpipeError(f"the weights in {path} do not fit the net: {told_at_once}") from error
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:

@@ -38,6 +38,27 @@ class Affine:
         return restored
 
 
+@dataclass(frozen=True, slots=True)
+class Nonfinite:
+    """How many voxels are no numbers, and how many are infinite."""
+
+    nan: int = 0
+    infinite: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.nan + self.infinite
+
+    def __add__(self, other: Nonfinite) -> Nonfinite:
+        return Nonfinite(self.nan + other.nan, self.infinite + other.infinite)
+
+    def __str__(self) -> str:
+        return f"{self.nan:,} NaN and {self.infinite:,} infinite"
+
+
+ALL_FINITE = Nonfinite()
+
+
 def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return float32 `data` as `dtype`; integers are rounded half to even, then clipped to their range.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe import checksums
 from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.ops import Affine, to_dtype, unit_scale
@@ -75,36 +76,41 @@ def create_output(plan: Plan, provenance: dict[str, object]) -> None:
     create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
 
 
-def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) -> None:
+def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) -> str:
     """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
 
-    There a sum may be partial, so that not even the checks of `finish` may see it.
+    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums come back.
     """
     mask, nothing = wanted.mask(box), np.float32(0)
-    write_wanted(wanted, box, finish(wanted.plan, normalise, total if mask is None else np.where(mask, total, nothing)))
+    total = total if mask is None else np.where(mask, total, nothing)
+    return write_wanted(wanted, box, finish(wanted.plan, normalise, total))
 
 
-def write_wanted(wanted: Wanted, box: Box, data: np.ndarray) -> None:
-    """Write `data` (c, z, y, x), as it is stored, to `box` of level 0; zeros where it is not wanted."""
+def write_wanted(wanted: Wanted, box: Box, data: np.ndarray) -> str:
+    """Write `data` (c, z, y, x), as it is stored, to `box` of level 0; zeros where not wanted. Return the checksums."""
     mask = wanted.mask(box)
-    write_voxels(wanted.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+    return write_voxels(wanted.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
 
 
-def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> None:
-    """Write `data` (c, z, y, x) to `box` of `level`, whole shards only; each shard has one writer."""
+def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> str:
+    """Write `data` (c, z, y, x) to `box` of `level`, whole shards only; each shard has one writer.
+
+    The checksums of the files come back.
+    """
     writer = open_writer(plan.out, level_key(level))
-    if _channels(plan):
-        writer.write(Box((0, *box.start), (len(data), *box.stop)), data)
-    else:
-        writer.write(box, data[0])
+    writer.write(stored_box(plan, box), data if _channels(plan) else data[0])
+    return checksums.take(writer.header, stored_box(plan, box))
+
+
+def stored_box(plan: Plan, box: Box) -> Box:
+    """Return `box` (z, y, x) of the output, all channels, in the axes of its arrays."""
+    return Box((0, *box.start), (plan.net.out_channels, *box.stop)) if _channels(plan) else box
 
 
 def read_voxels(plan: Plan, level: int, box: Box) -> np.ndarray:
     """Return `box` of `level` as (c, z, y, x)."""
-    writer = open_writer(plan.out, level_key(level))
-    if _channels(plan):
-        return writer.read(Box((0, *box.start), (plan.net.out_channels, *box.stop)))
-    return writer.read(box)[np.newaxis]
+    data = open_writer(plan.out, level_key(level)).read(stored_box(plan, box))
+    return data if _channels(plan) else data[np.newaxis]
 
 
 def _channels(plan: Plan) -> tuple[int, ...]:

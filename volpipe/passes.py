@@ -18,12 +18,19 @@ from volpipe.journal import Journal
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.run import Executors, Loop, Show, Totals
+from volpipe.run import Executors, Loop, Show, Totals, last_line
 from volpipe.schedule import SingleStage, Stage
 from volpipe.wanted import Wanted, gather, store_wanted
 from volpipe.worker import Job
 
 log = logging.getLogger(__name__)
+
+STATISTICS = "and all blocks need the statistics of all; mend the volume, or give normalise.low and high (mean and std)"
+NEEDED = {
+    "scan": "without which nobody knows what is wanted; mend the volume or the mask, or leave out input.empty and mask",
+    "measure": STATISTICS,
+    "histogram": STATISTICS,
+}
 
 
 @dataclass
@@ -52,8 +59,8 @@ class Passes:
         self.totals[stage.name] = loop.progress.totals[stage.name]
         if stage.failed:
             unit = min(stage.failed)
-            reason = loop.reasons[stage.name, unit].splitlines()[-1]
-            raise RunStopped(f"{stage.name} of block {unit} failed: {reason}")
+            reason = loop.reasons[stage.name, unit]
+            raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
 
 
 def done_in(journal: Journal) -> Iterator[tuple[str, int]]:

@@ -286,12 +286,21 @@ def make_plan(
         block=block,
         shard=shard,
         chunk=chunk,
-        out_dtype=_out_dtype(recipe.output, volume.dtype, intensity),
+        out_dtype=_checked_dtype(recipe, _out_dtype(recipe.output, volume.dtype, intensity)),
         intensity=intensity,
         factors=_factors(recipe.output, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))),
         roi=(_triple(roi.start), _triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
     )
+
+
+def _checked_dtype(recipe: Recipe, out_dtype: str) -> str:
+    """Return `out_dtype`, unless NaN and infinity are to be kept and it has no word for them."""
+    if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
+        raise PlanError(
+            f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
+        )
+    return out_dtype
 
 
 def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:

@@ -20,8 +20,10 @@ def finer_box(plan: Plan, level: int, box: Box) -> Box:
     return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
 
 
-def coarsen(plan: Plan, level: int, shard: int) -> None:
-    """Write `shard` of `level`: the mean of the voxels below for images, the most frequent value for labels.
+def coarsen(plan: Plan, level: int, shard: int) -> str:
+    """Write `shard` of `level`, and return its checksums.
+
+    A voxel is the mean of those below for images, the most frequent value for labels.
 
     Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even.
     """
@@ -32,7 +34,7 @@ def coarsen(plan: Plan, level: int, shard: int) -> None:
         fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
         place = part.relative_to(box.start)
         coarse[:, *place.slices] = downsample(fine, (1, *plan.step(level)), method)
-    write_voxels(plan, level, box, coarse)
+    return write_voxels(plan, level, box, coarse)
 
 
 def parts(plan: Plan, level: int, box: Box) -> Iterator[Box]:

@@ -11,9 +11,12 @@ from volpipe.tensors import Tensors
 from volpipe.wanted import Wanted
 
 
-def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int) -> None:
-    """Write `shard` of level 0; blocks are added in ascending order, so that the bits depend on nothing else."""
+def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int) -> str:
+    """Write `shard` of level 0, and return its checksums.
+
+    Blocks are added in ascending order, so that the bits depend on nothing else.
+    """
     plan = wanted.plan
     box = plan.shards().box(shard)
     blocks = list(filter(wanted.has_block, plan.blocks_of_shard(shard)))
-    write_total(wanted, normalise, box, tensors.total(box, blocks))
+    return write_total(wanted, normalise, box, tensors.total(box, blocks))

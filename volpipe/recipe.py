@@ -103,7 +103,7 @@ class Tensors(Section):
 
 
 class Infer(Section):
-    """How the net is run.
+    """How the net is run, and whether a block with NaN or infinity in what it gives fails or is kept.
 
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
@@ -114,6 +114,7 @@ class Infer(Section):
     channels_last: bool = False
     compile: bool = False
     exact: bool = False
+    nonfinite: Literal["refuse", "keep"] = "refuse"
 
 
 class Output(Section):

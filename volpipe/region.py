@@ -17,6 +17,7 @@ from volpipe.volume import Volume
 
 AXES = "zyx"
 BOUND = re.compile(r"\s*(\d+|-?\d+(?:\.\d*)?(?=\s*[^\d\s.]))\s*([^\d\s.]*)\s*")  # a length may be broken or negative
+PART = re.compile(",".join([r"(\d*):(\d*)"] * 3))
 SLIVER = 1e-6  # of a voxel: what rounding of sizes in nm may leave
 
 
@@ -66,6 +67,26 @@ def find_roi(text: str | None, volume: Volume) -> Box:
         raise PlanError(f"roi {text!r}: write z0:z1,y0:y1,x0:x1, such as 0:64,100:300,: (a bare : is a whole axis)")
     bounds = [_bounds(part, axis, volume) for axis, part in enumerate(parts)]
     return Box(tuple(a for a, _ in bounds), tuple(b for _, b in bounds))
+
+
+def find_part(text: str, shape: tuple[int, ...]) -> Box:
+    """Return the box that ``z0:z1,y0:y1,x0:x1`` names in an output of `shape`, in voxels of the output.
+
+    Raises:
+        PlanError: it cannot be understood, is empty, or leaves the output.
+    """
+    found = PART.fullmatch(text.replace(" ", ""))
+    if found is None:
+        raise PlanError(f"--only {text!r}: write z0:z1,y0:y1,x0:x1 in voxels of the output, such as 0:64,100:300,:")
+    lows, highs = found.groups()[::2], found.groups()[1::2]
+    sides = [(int(low or 0), int(high or size)) for low, high, size in zip(lows, highs, shape, strict=True)]
+    for axis, (start, stop), size in zip(AXES, sides, shape, strict=True):
+        if not start < stop <= size:
+            raise PlanError(
+                f"--only, axis {axis}: {start}:{stop} is empty or leaves the output of {size} voxels; "
+                f"give a start below the stop, and a stop of {size} at most"
+            )
+    return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 
 
 def _bounds(part: str, axis: int, volume: Volume) -> tuple[int, int]:

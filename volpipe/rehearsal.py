@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from volpipe import worker
-from volpipe.errors import RunStopped
+from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimate import Rates
 from volpipe.factor import factor
 from volpipe.folder import RunFolder
@@ -69,10 +69,13 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     for _ in range(SAMPLED_CHUNKS):
         start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
         box = Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape)
-        values.append(reader.read(box).ravel()[: 1 << 16])
-        num_voxels += box.num_voxels
+        with suppress(ChunkError):  # the run names it
+            values.append(reader.read(box).ravel()[: 1 << 16])
+            num_voxels += box.num_voxels
         if time.perf_counter() > stop:
             break
+    if not values:
+        return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample((transferred().read - before) / num_voxels, _normalisation(plan, np.concatenate(values)))
 
 

@@ -6,9 +6,11 @@ loop knows no Parsl; a bounded number of tasks is in flight, whatever the volume
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import queue
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -52,9 +54,12 @@ class Executors(Protocol):
 
 RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
 FAILURE_COST = 1.0
+HOPELESS_COST = RETRIES + 1.0
 # A node dies of itself, a worker perhaps of its task.
 LOSS_COSTS: dict[type | None, float] = {ManagerLost: 0.5, WorkerLost: 1.5}
-FAILURES_TO_STOP = 3
+FAILURES_TO_STOP = 3  # of a stage of which nothing is done
+TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
+LEAST_FAILURES = 10  # fewer never do, whatever their share
 TICK_SECONDS = 0.5
 
 
@@ -109,6 +114,7 @@ class Loop:
         slots: workers per label, "cpu" and "gpu"; twice as many tasks are in flight.
         journal: where what was done is marked; None where nothing needs to be.
         show: told of progress at every change and every half second.
+        tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
     """
 
     def __init__(
@@ -118,18 +124,22 @@ class Loop:
         slots: Mapping[str, int],
         journal: Journal | None = None,
         show: Show = lambda progress: None,
+        *,
+        tolerated: float = TOLERATED_SHARE,
     ) -> None:
         self.schedule = schedule
         self.submit = submit
         self.slots = slots
         self.journal = journal
         self.show = show
+        self.tolerated = tolerated
         self.progress = Progress(schedule.shown, time.perf_counter())
         self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
         self.reasons: dict[tuple[str, int], str] = {}
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
-        self._num_broken: Counter[str] = Counter()  # units set aside, less those that only lost their managers
+        self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
+        self._told: set[str] = set()  # kinds of failures whose tracebacks the log has
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
@@ -208,25 +218,62 @@ class Loop:
         self.progress.scratch_bytes += record.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
-            self.journal.append(record)
+            self.journal.append(dataclasses.replace(record, failed=(), hopeless=()))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
-            self._retry(stage, unit, reason, cost)
+            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
 
     def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
-        key = (stage.name, unit)
+        key, kind = (stage.name, unit), kind_of(reason)
         self._attempts[key] += 1
         self._costs[key] += cost
         self.reasons[key] = reason
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], reason)
+        said = last_line(reason) if kind in self._told else reason
+        self._told.add(kind)
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], said)
         if self._costs[key] <= RETRIES:
             stage.give_back(unit)
             return
         stage.failed.add(unit)
+        if self.journal is not None and stage.marked:
+            self.journal.append(Record(stage.name, (), ((unit, last_line(reason)),)))
         only_managers = self._costs[key] == self._attempts[key] * LOSS_COSTS[ManagerLost]
-        self._num_broken[stage.name] += not only_managers
-        if stage.num_done == 0 and self._num_broken[stage.name] >= min(FAILURES_TO_STOP, stage.num_units):
-            last_line = reason.splitlines()[-1]
-            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {last_line}")
+        if not only_managers:
+            self._broken[stage.name][kind] += 1
+        self._judge(stage, reason, is_damage=cost == HOPELESS_COST)
+
+    def _judge(self, stage: Stage, reason: str, *, is_damage: bool) -> None:
+        """Stop where going on would only burn time, a unit of `stage` having failed for good for that `reason`.
+
+        Damaged input is no sign of a broken net or site, so that it counts in the share alone.
+
+        Raises:
+            RunStopped: with the reason once, and the worker's traceback.
+        """
+        broken = self._broken[stage.name]
+        num_broken, num_begun = broken.total(), stage.num_done + broken.total()
+        detail = reason if "\n" in reason else ""
+        if self.tolerated == 0:
+            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {last_line(reason)}", detail)
+        num_alike = 0 if is_damage else broken[kind_of(reason)]
+        if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
+            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {last_line(reason)}", detail)
+        if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
+            raise RunStopped(
+                f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
+                f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
+                f"the last said: {last_line(reason)}",
+                detail,
+            )
+
+
+def last_line(reason: str) -> str:
+    """Return what a traceback comes to."""
+    return reason.splitlines()[-1] if reason else ""
+
+
+def kind_of(reason: str) -> str:
+    """Return what failures that are alike have in common: their last lines without numbers."""
+    return re.sub(r"\d+", "#", last_line(reason))

@@ -42,6 +42,7 @@ class Stage:
             time, so that what they left is there.
         waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
         marked: whether the journal remembers it.
+        num_held: units that are not to be done in this session.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Stage:
     ready: deque[int] = field(default_factory=deque, repr=False)
     num_done: int = 0
     num_taken: int = 0
+    num_held: int = 0
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Stage:
 
     @property
     def num_left(self) -> int:
-        return self.num_units - self.num_done - len(self.failed)
+        return self.num_units - self.num_done - len(self.failed) - self.num_held
 
     def mark(self, unit: int) -> None:
         if not self.done[unit]:
@@ -114,6 +116,12 @@ class Stage:
         """Never start those of `units`, a flag for each."""
         self.taken |= units
         self.num_taken = int(np.count_nonzero(self.taken))
+
+    def hold(self, units: np.ndarray) -> None:
+        """Do none of `units`, a flag for each, in this session; to be called once, before anything is taken."""
+        held = units & ~self.done
+        self.num_held = int(np.count_nonzero(held if self.active is None else held & self.active))
+        self.leave_out(units)
 
     def _take(self, unit: int) -> None:
         self.num_taken += not self.taken[unit]
@@ -202,6 +210,7 @@ class Schedule:
             what: Stage(f"discard {what}", size, waits=lambda unit: True, marked=False)
             for what, size in (("windows", num_blocks), ("sum", num_blocks * len(plan.sum_parts)))
         }
+        self._num_outside = 0  # blocks, not seen by the net, that this session leaves alone
         self.stages = [*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor]
         self.by_name = {stage.name: stage for stage in self.stages}
 
@@ -219,6 +228,18 @@ class Schedule:
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
 
+    def limit(self, box: Box) -> None:
+        """Compute in this session only the blocks that the shards in `box` of the output need; call it after `resume`.
+
+        Shards and coarser levels that are whole by that are written, wherever they lie.
+        """
+        outside = np.ones(len(self.plan.blocks), bool)
+        for shard in self.plan.shards().touching(box):
+            outside[list(self.plan.blocks_of_shard(shard))] = False
+        self._num_outside = int(np.count_nonzero(outside & ~self.infer.done))
+        self.infer.hold(outside)
+        self.factor.hold(outside[: self.factor.size])
+
     def take(self, stage: Stage, most: int) -> list[int]:
         """Return up to `most` units of `stage` that may start now."""
         if stage is self.factor:
@@ -228,7 +249,8 @@ class Schedule:
     def _num_waiting(self) -> int:
         """Return how many blocks have windows, or are getting them, that the net has not seen and still may see."""
         num_begun = self.factor.num_taken - len(self.factor.ready)
-        return num_begun - self.infer.num_done - len(self.factor.failed) - len(self.infer.failed)
+        num_over = self.infer.num_done + len(self.factor.failed) + len(self.infer.failed)
+        return num_begun - num_over - self._num_outside
 
     def finish(self, stage: Stage, unit: int) -> None:
         """Mark `unit` done and offer what waited for it."""
@@ -245,8 +267,22 @@ class Schedule:
             self._finish_shard(self.pyramid.index(stage) + 1, unit)
 
     def missing(self) -> list[tuple[str, int, Box]]:
-        """Return stage, unit and output box (z, y, x of level 0) of each unit that failed; others follow from it."""
+        """Return stage, unit and output box (z, y, x of level 0) of each unit that failed."""
         return [(stage.name, unit, self._box(stage, unit)) for stage in self.shown for unit in sorted(stage.failed)]
+
+    def kept_back(self) -> list[tuple[str, int, Box]]:
+        """Return the same of each unit that cannot be done because one that it needs failed."""
+        plan, lost = self.plan, self.factor.failed | self.infer.failed
+        found = [(self.infer, block) for block in sorted(self.factor.failed)]
+        lost = {shard for block in lost for shard in plan.shards_of_block(block) if self._is_due(0, shard)}
+        found += [(self.reassemble, shard) for shard in sorted(lost) if not plan.is_direct(shard)]
+        lost |= self.reassemble.failed
+        for level, stage in enumerate(self.pyramid, 1):
+            boxes = [plan.shards(level - 1).box(shard) for shard in lost]
+            lost = {shard for box in boxes for shard in self._coarser(level, box)}
+            found += [(stage, shard) for shard in sorted(lost)]
+            lost |= stage.failed
+        return [(stage.name, unit, self._box(stage, unit)) for stage, unit in found if unit not in stage.failed]
 
     @property
     def share_left(self) -> float:
@@ -269,10 +305,13 @@ class Schedule:
 
     def _finish_shard(self, level: int, shard: int) -> None:
         if level < len(self.pyramid):
-            box, step = self.plan.shards(level).box(shard), self.plan.step(level + 1)
-            corner = tuple(a // s for a, s in zip(box.start, step, strict=True))
-            for coarser in self.plan.shards(level + 1).touching(Box(corner, tuple(c + 1 for c in corner))):
+            for coarser in self._coarser(level + 1, self.plan.shards(level).box(shard)):
                 self.pyramid[level].offer(coarser)
+
+    def _coarser(self, level: int, box: Box) -> Iterable[int]:
+        """Return the shard of `level` that shows a shard's `box` of the level before."""
+        corner = tuple(a // s for a, s in zip(box.start, self.plan.step(level), strict=True))
+        return self.plan.shards(level).touching(Box(corner, tuple(c + 1 for c in corner)))
 
     def _discard_sum(self, block: int) -> None:
         """Discard what nobody needs any more of the tensor of `block`: parts are numbered block by block."""

@@ -17,12 +17,13 @@ from volpipe.estimate import Estimate
 from volpipe.findings import PACKAGES, Checked, differs
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
+from volpipe.seams import THRESHOLD, Score
 from volpipe.wanted import Wanted
 
 if TYPE_CHECKING:
     from volpipe.alternatives import Alternative
     from volpipe.checkup import Facts
-    from volpipe.driver import Report, Standing
+    from volpipe.driver import Missing, Report, Standing
     from volpipe.survey import Footprint, Intensities, Trials
     from volpipe.volume import Volume
 
@@ -233,6 +234,23 @@ def _planned_line(report: Report, planned: Estimate) -> str:
     )
 
 
+def seam_line(scores: Sequence[Score]) -> str:
+    """Return the seam scores of an output as one line."""
+    said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
+    return f"seams: differences across the faces of windows by those inside {said} (1 is none)"
+
+
+def seam_warning(scores: Sequence[Score]) -> str:
+    """Return what to do about scores that are above the threshold, "" where none is."""
+    seen = [score.axis for score in scores if score.is_seam]
+    if not seen:
+        return ""
+    return (
+        f"warning: the faces of windows may be seen along {', '.join(seen)} (above {THRESHOLD:g}): check the "
+        "net's halo, or blend windows with a larger windows.overlap and windows.blend=hann"
+    )
+
+
 def status_table(found: Standing) -> Table:
     """Return how far a run is."""
     table = _totals_table(found.totals, {stage.name: stage.num_units for stage in found.stages})
@@ -242,15 +260,15 @@ def status_table(found: Standing) -> Table:
     return table
 
 
-def missing_table(report: Report) -> Table:
+def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:
     """Return which boxes of the output are missing, and why."""
     table = Table(box=None, pad_edge=False, title="missing", title_justify="left")
     for name in ("stage", "unit", "box z,y,x", "reason"):
         table.add_column(name, overflow="fold")
-    for part in report.missing[:MOST_ROWS]:
-        table.add_row(part.stage, str(part.unit), str(part.box), part.reason.splitlines()[-1])
-    if len(report.missing) > MOST_ROWS:
-        table.add_row("…", f"{len(report.missing) - MOST_ROWS} more", "", "see the log")
+    for part in missing[:most]:
+        table.add_row(part.stage, str(part.unit), str(part.box), part.reason)
+    if most is not None and len(missing) > most:
+        table.add_row("…", f"{len(missing) - most} more", "", "`volpipe status --all` lists them")
     return table
 
 

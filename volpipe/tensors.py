@@ -107,7 +107,7 @@ class Tensors:
         done = 0
         for start, stop in _runs(numbers):
             part = data[done : done + stop - start]
-            write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part)
+            write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part, fsync=True)
             done += stop - start
 
     def source_volume(self) -> Volume:

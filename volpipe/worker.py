@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from volpipe.errors import RunError
+from volpipe.errors import ChunkError, RunError
 from volpipe.formats.store import Transferred, transferred
 from volpipe.heap import share_heap
 from volpipe.journal import Record
@@ -132,33 +132,48 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     from volpipe.infer import infer as infer_blocks
 
     closed: list[int] = []
+    bad: list[tuple[int, int, int]] = []
+    sums: list[tuple[int, int, str]] = []
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
             job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
         ):
-            if isinstance(outcome, list):
-                closed.extend(outcome)
-            yield block, outcome if isinstance(outcome, Exception) else None
+            if isinstance(outcome, Exception):
+                yield block, outcome
+                continue
+            closed.extend(outcome.shared)
+            sums.extend((0, shard, taken) for shard, taken in outcome.sums.items())
+            if outcome.bad.total:
+                bad.append((block, outcome.bad.nan, outcome.bad.infinite))
+            yield block, None
 
-    return dataclasses.replace(work("infer", units, outcomes()), result=tuple(sorted(closed)))
+    record = work("infer", units, outcomes())
+    return dataclasses.replace(record, result=tuple(sorted(closed)), nonfinite=tuple(bad), sums=tuple(sums))
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
     """Write the given shards from block tensors."""
     from volpipe.reassemble import reassemble as reassemble_shard
 
-    def one(shard: int) -> None:
-        reassemble_shard(job.wanted, job.normalise, job.tensors, shard)
+    sums: list[tuple[int, int, str]] = []
 
-    return work("reassemble", units, _each(one, units, job))
+    def one(shard: int) -> None:
+        sums.append((0, shard, reassemble_shard(job.wanted, job.normalise, job.tensors, shard)))
+
+    return dataclasses.replace(work("reassemble", units, _each(one, units, job)), sums=tuple(sums))
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
     """Write the given shards of pyramid `level`."""
     from volpipe.pyramid import coarsen as coarsen_shard
 
-    return work(f"pyramid {level}", units, _each(lambda shard: coarsen_shard(job.plan, level, shard), units, job))
+    sums: list[tuple[int, int, str]] = []
+
+    def one(shard: int) -> None:
+        sums.append((level, shard, coarsen_shard(job.plan, level, shard)))
+
+    return dataclasses.replace(work(f"pyramid {level}", units, _each(one, units, job)), sums=tuple(sums))
 
 
 def discard(job: Job, units: Sequence[int], what: str) -> Record:
@@ -216,15 +231,19 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     before = _Usage.now(stage)
     done: list[int] = []
     failed: dict[int, str] = {}
+    hopeless: list[int] = []
     try:
         for unit, error in outcomes:
             if error is None:
                 done.append(unit)
-            else:
-                failed[unit] = _reason(error)
+                continue
+            failed[unit] = _reason(error)
+            if isinstance(error, ChunkError) and not error.may_mend:
+                hopeless.append(unit)
     except Exception as error:  # a net that does not load, say: every unit that is left fails alike
         failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-    return before.record(stage, sorted(done), sorted(failed.items()))
+    record = before.record(stage, sorted(done), sorted(failed.items()))
+    return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)))
 
 
 def _reason(error: Exception) -> str:

@@ -5,8 +5,10 @@ Not here: the reading (store, single, zarr). Each check costs a look at a few by
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,16 @@ from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, check_memory
 from volpipe.formats.store import Index, StoredArray, check_process
 
+PASSING = {
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
 MAX_TRIED = 100_000  # chunks of one box that are read again to find which is damaged
 CHUNKED = ("n5", "zarr2", "zarr3")
 KNOWN_CHUNKS = 2**16
@@ -78,7 +90,8 @@ def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iter
         if chunk is None:
             raise VolumeError(f"{place}: {_told(reason)}") from error
         raise ChunkError(
-            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_told(reason)}"
+            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_told(reason)}",
+            may_mend=_is_of_system(reason),
         ) from error
 
 
@@ -92,6 +105,13 @@ def _find(header: Header, array: StoredArray, spans: Spans) -> tuple[tuple[int, 
         except (VolumeError, ValueError, OSError, RuntimeError) as error:
             return chunk, error
     return None
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Return whether `error` says that the system could not read just now, rather than what it read."""
+    found = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it
+    number = int(found[1]) if found else getattr(error, "errno", None)
+    return number in PASSING
 
 
 def _told(error: Exception) -> str:

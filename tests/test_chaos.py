@@ -1,0 +1,71 @@
+"""Ten disturbances of a run, and small disks that are full: its bytes, files and processes afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos import Round, small_disk
+from command import giver, processes_in
+from disturbance import Slow
+from volumes import fingerprint
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The fingerprint of what one go makes, in threads of this process."""
+    slow = Slow(tmp_path / "undisturbed", seconds=0, mode="streamed")
+    command = [part if part != "local" else "threads" for part in slow.command]
+    ended = giver(slow.folder, monkeypatch, capsys)(*command)
+    assert ended.code == 0, ended.err
+    return fingerprint(slow.out)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+@pytest.mark.slow
+def test_after_ten_kills_the_bytes_are_those_of_one_go(tmp_path: Path, undisturbed: str) -> None:
+    slow = Slow(tmp_path / "killed", seconds=0.1, mode="streamed")
+    round = Round(slow, random.Random(11), latest=1.0)
+    kinds = ["worker", "frozen worker", "manager", "worker", "driver", "frozen driver", "worker", "manager", "TERM"]
+    for what in (*kinds, "worker"):
+        round.disturb(what)
+    round.finish(undisturbed)
+    assert round.troubles == []
+    assert len(round.rows) == 10
+    assert sum(row.again for row in round.rows) > 0  # else nothing was under way when it was killed
+
+
+@pytest.mark.slow
+def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturbed: str) -> None:
+    slow = Slow(tmp_path / "lied", seconds=0, mode="streamed")
+    round = Round(slow, random.Random(5))
+    round.lie("all lies")
+    round.finish(undisturbed)
+    assert round.troubles == []
+    log = (slow.run / "volpipe.log").read_text()
+    assert "Input/output error" in log or "No space left on device" in log
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk") as remount:
+        slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=tmp_path / "disk")
+        round = Round(slow, random.Random(3))
+        for what in ("no inodes", "full disk", "read-only"):
+            round.starve(what, remount)
+        assert [row.what for row in round.rows if row.code == 0] == []
+        round.finish(undisturbed)
+        assert round.troubles == []

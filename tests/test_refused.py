@@ -1,0 +1,192 @@
+"""Refused before the start, each with what to do: one test for each way in which a run cannot work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from command import IDENTITY, THREADS, Ended, Give, giver, set_each
+from disks import mounted
+from volumes import fingerprint, noise, windowed, write_volume
+
+from volpipe.limits import Limits
+
+SHAPE = (16, 24, 16)
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, place: Path, right: int) -> None:
+    """Let the system say that this user lacks a right at `place`: root, as whom tests may run, lacks none."""
+    ask = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not (Path(path) == place and mode & right) and ask(path, mode))
+
+
+def assert_refused(ended: Ended, *words: str, command: str = "run") -> None:
+    """Assert that a command ended in one sentence with all of `words`, before it did anything."""
+    assert ended.code == 2
+    (sentence,) = ended.err.splitlines()
+    assert sentence.startswith("volpipe: ")
+    assert [word for word in words if word not in sentence] == []
+
+
+def run(give: Give, *options: str, volume: str = "in.n5", out: str = "out.zarr") -> Ended:
+    return give("run", *THREADS, *options, "-o", out, volume)
+
+
+@pytest.mark.parametrize("place", ["in.n5", "in.n5/raw/0/1/0"])
+def test_a_volume_that_may_not_be_read(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    assert (tmp_path / place).exists()
+    deny(monkeypatch, tmp_path / place, os.R_OK)
+    ended = run(give, *IDENTITY)
+    assert_refused(ended, f"{tmp_path / place} of the volume may not be read", "run as a user who may read it")
+    assert not (tmp_path / "out.zarr.run").exists()
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept").mkdir()
+    deny(monkeypatch, tmp_path / "kept", os.W_OK)
+    ended = run(give, *IDENTITY, out="kept/new/out.zarr")
+    assert_refused(ended, f"{tmp_path / 'kept'} may not be written; choose another --out")
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "disk").mkdir()
+    with mounted(tmp_path / "disk", "ro"):
+        ended = run(give, *IDENTITY, out="disk/out.zarr")
+    assert_refused(ended, f"{tmp_path / 'disk'} is on a file system that is mounted read-only; choose another --out")
+
+
+def test_an_output_of_another_run(tmp_path: Path, give: Give) -> None:
+    assert run(give, *IDENTITY).code == 0
+    before = fingerprint(tmp_path / "out.zarr")
+    ended = run(give, *set_each("net.name=identity", "output.codec_level=2"))
+    assert_refused(ended, "output.codec_level: 1 -> 2", "choose another --out, or use --fresh")
+    (tmp_path / "out.zarr.run").rename(tmp_path / "elsewhere")
+    ended = run(give, *IDENTITY)
+    assert_refused(ended, f"{tmp_path / 'out.zarr'} exists and no run", "choose another --out")
+    assert fingerprint(tmp_path / "out.zarr") == before
+
+
+@pytest.mark.parametrize("out", ["in.n5", "in.n5/raw", "in.n5/raw/s0", "link.n5"])
+def test_an_output_that_is_the_input_or_lies_in_it(tmp_path: Path, give: Give, out: str) -> None:
+    (tmp_path / "link.n5").symlink_to("in.n5")
+    before = fingerprint(tmp_path / "in.n5")
+    ended = run(give, *IDENTITY, out=out)
+    assert_refused(ended, "the volume", str(tmp_path / "in.n5"), "choose another --out")
+    assert fingerprint(tmp_path / "in.n5") == before
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(free_files=1), ["files and", "may have 1", "use larger output.shard"]),
+        (Limits(free_bytes=1000), ["need", "GiB and", "0.0 free", "free some, choose another --out"]),
+        (Limits(worker_bytes=1 << 20), ["a worker needs ", " GiB of memory and has 0.0", "use a windows."]),
+    ],
+    ids=["inodes", "disk", "memory"],
+)
+def test_too_little_of_what_a_run_takes(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, limits: Limits, words: list[str]
+) -> None:
+    assert give("plan", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5").code == 0  # it tries blocks: bytes are known
+    monkeypatch.setattr("volpipe.appraisal.disk_limits", lambda out, worker_bytes: limits)
+    assert_refused(run(give, *IDENTITY), *words)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_a_window_larger_than_the_volume(give: Give) -> None:
+    sizes = windowed((16, 64, 16), (0, 0, 0), (1, 1, 1), "crop")
+    ended = run(give, *IDENTITY, *set_each(*sizes))
+    assert_refused(ended, "axis y: window 64", "the volume of 24 voxels; use 24, or set windows.shape to auto")
+    sizes = windowed((16, 24, 16), (0, 0, 0), (1, 1, 1), "crop")
+    assert run(give, *IDENTITY, *set_each(*sizes)).code == 0
+
+
+def test_a_block_that_is_no_multiple_of_the_shard(give: Give) -> None:
+    sizes = windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop")
+    ended = run(give, *IDENTITY, *set_each(*sizes, "output.shard=[16,12,16]"))
+    assert_refused(ended, "axis y: a block of 16 output voxels", "output.shard 12; use", "or change windows.block")
+
+
+def test_a_window_off_the_stride_of_the_net(give: Give) -> None:
+    ended = run(give, *set_each("net.name=unet3d", "windows.shape=[48,48,51]"))
+    assert_refused(ended, "axis x: window 51", "stride", "use 50 or 52")
+
+
+NETS = """
+import torch
+class Net(torch.nn.Module):
+    in_channels, limit = 1, 10**9
+    def forward(self, x):
+        if not x.is_meta and x[0, 0].numel() > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x
+def half():
+    class Half(Net):
+        def forward(self, x):
+            return x[..., ::2]
+    return Half()
+def two():
+    net = Net()
+    net.in_channels = 2
+    return net
+def large(limit=600):
+    net = Net()
+    net.limit = limit
+    return net
+"""
+
+
+def test_a_net_whose_output_is_not_of_the_declared_scale(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "net.py").write_text(NETS)
+    ended = run(give, *set_each("net.name=net.py:half"))
+    assert_refused(ended, "net half: a window", "scale (1, 1, 1)", "declare net.scale and net.out_channels as they are")
+
+
+def test_a_net_of_other_channels(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "net.py").write_text(NETS)
+    ended = run(give, *set_each("net.name=net.py:two"))
+    assert_refused(ended, "net two takes 2 channels", "has 1; choose a net of 1 in_channels")
+
+
+def test_weights_that_do_not_fit(tmp_path: Path, give: Give) -> None:
+    import torch
+
+    torch.save({"first.weight": torch.zeros(3)}, tmp_path / "w.pt")
+    ended = run(give, *set_each("net.name=unet3d", "net.weights=w.pt"))
+    assert_refused(ended, f"the weights in {tmp_path / 'w.pt'} do not fit the net", "first.weight")
+
+
+def test_a_key_that_no_recipe_has(give: Give) -> None:
+    assert_refused(run(give, *set_each("windows.shap=[8,8,8]")), "unknown key windows.shap", "did you mean 'shape'?")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("windows.shape=[16,16,16]",), ["[16, 16, 16] need more memory than cpu has, [8, 8, 8] fits; set windows.sh"]),
+        (("windows.shape=[8,8,8]", "infer.batch=2", "net.options.limit=0"), ["2 windows of", "use a smaller net"]),
+    ],
+    ids=["window", "net"],
+)
+def test_a_window_that_memory_does_not_hold(
+    tmp_path: Path, give: Give, settings: tuple[str, ...], words: list[str]
+) -> None:
+    """Only the first tasks know: nothing is written, and the sentence says which window would fit."""
+    (tmp_path / "net.py").write_text(NETS)
+    chosen = ("net.name=net.py:large", "windows.overlap=0", "windows.block=[1,1,1]", "windows.blend=crop", *settings)
+    ended = run(give, *set_each(*chosen))
+    assert ended.code == 1
+    sentence = ended.err.splitlines()[-1]
+    assert [word for word in words if word not in sentence] == []
+    assert not list((tmp_path / "out.zarr/s0").glob("c*"))
+    ended = give("plan", *THREADS, *set_each(*chosen), "in.n5")
+    assert ended.code == 1
+    assert [word for word in words if word not in ended.err.splitlines()[-1]] == []

@@ -1,0 +1,99 @@
+"""The seam score: near one for outputs without seams, far above where windows disagree at their faces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Give, giver, set_each
+from plans import planned
+from volumes import noise, windowed, write_volume
+
+from volpipe.formats.container import read_attributes
+from volpipe.sample import Sample, write_sample
+from volpipe.seams import THRESHOLD, seam_scores
+from volpipe.wanted import Wanted
+
+# Adds the mean of a window to it, many times: windows of an uneven volume disagree.
+NET = """
+import torch
+class Tilted(torch.nn.Module):
+    intensity = "raw"
+    def forward(self, x):
+        return x + x.mean() * 20
+def build():
+    net = Tilted()
+    net.tile_invariant = True
+    return net
+"""
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    (tmp_path / "net.py").write_text(NET)
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def scores(out: Path) -> dict[str, float]:
+    found: dict[str, float] = read_attributes(out / "run")["volpipe"]["seams"]
+    return found
+
+
+def test_windows_that_disagree_are_scored_told_and_warned_about(tmp_path: Path, give: Give) -> None:
+    rng = np.random.default_rng(0)
+    write_volume(tmp_path / "in.n5", rng.normal(0, 1, (32, 32, 32)).astype(np.float32))
+    division = windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop")
+    ended = give("run", "--config", "threads", *set_each("net.name=net.py:build", "normalise.method=none", *division),
+                 "-o", "out.zarr", "in.n5/raw")  # fmt: skip
+    assert ended.code == 0
+    assert "seams: differences across the faces of windows by those inside z " in ended.out
+    assert "warning: the faces of windows may be seen along z, y, x (above 1.2)" in ended.err
+    assert min(scores(tmp_path / "out.zarr").values()) > THRESHOLD
+
+
+@pytest.mark.parametrize("blend", ["crop", "hann"])
+def test_a_net_that_changes_nothing_has_no_seams(tmp_path: Path, give: Give, blend: str) -> None:
+    write_volume(tmp_path / "in.n5", noise((40, 40, 40)))
+    division = windowed((16, 16, 16), (4, 4, 4), (1, 1, 1), blend)
+    recipe = set_each("net.name=identity", *division)
+    ended = give("run", "--config", "threads", *recipe, "-o", "out.zarr", "in.n5/raw")
+    assert (ended.code, ended.err) == (0, "")
+    assert list(scores(tmp_path / "out.zarr")) == ["z", "y", "x"]
+    assert all(0.9 < value < 1.1 for value in scores(tmp_path / "out.zarr").values())
+
+
+def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 3 at faces and of 1 elsewhere: 9 by 1, but for what rounding adds to both."""
+    plan = planned("net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]")
+    along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
+    data = np.broadcast_to(along[:, None, None], (40, 40, 40))
+    monkeypatch.setattr("volpipe.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    found = {score.axis: score.value for score in seam_scores(Wanted(plan))}
+    assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
+
+
+def test_labels_have_no_score() -> None:
+    assert seam_scores(Wanted(planned("net.name=identity", "output.kind=labels"))) == []
+
+
+def test_the_edges_of_a_mask_are_no_seams(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise((40, 40, 40)) // 4 + 150)
+    mask = np.zeros((40, 40, 40), np.uint8)
+    mask[:20, :20] = 1
+    write_volume(tmp_path / "mask.n5", mask)
+    recipe = set_each("net.name=identity", *windowed((10, 10, 10), (0, 0, 0), (1, 1, 1), "crop"))
+    ended = give("run", "--config", "threads", *recipe, "--mask", "mask.n5/raw", "-o", "out.zarr", "in.n5/raw")
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_denoiser_without_its_halo_is_warned_about_and_with_it_is_not(tmp_path: Path, give: Give) -> None:
+    write_sample(tmp_path / "em.n5", Sample((64, 96, 96), 0))
+    right = set_each("windows.shape=[52,52,52]", "output.levels=0")
+    ended = give("run", "--config", "threads", *right, "-o", "right.zarr", "em.n5/raw")
+    assert (ended.code, "warning" in ended.err) == (0, False)
+    without = set_each("windows.shape=[32,32,32]", "net.halo=[0,0,0]", "windows.overlap=0", "output.levels=0")
+    ended = give("run", "--config", "threads", *without, "-o", "without.zarr", "em.n5/raw")
+    assert ended.code == 0
+    assert "warning: the faces of windows may be seen" in ended.err

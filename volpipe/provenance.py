@@ -1,0 +1,276 @@
+"""Where an output comes from: what its attributes say of recipe, net, input, versions and sessions.
+
+Not here: how attributes are stored (formats). What is the same in every run of a recipe stands in the attributes of the
+output's own group; what changes from run to run, such as times and sites, in those of the group RUN_KEY inside it, so
+that comparing two outputs needs to leave out one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import platform
+import shlex
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+import volpipe
+from volpipe.errors import RunError, VolumeError
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.formats.container import create_groups, read_attributes
+from volpipe.formats.metadata import merge_json, plain
+from volpipe.grid import Box
+from volpipe.journal import Journal, Record, read_records
+from volpipe.ops import Affine
+from volpipe.output import ARRAY_FORMATS, level_key
+from volpipe.plan import Plan
+from volpipe.programs import is_program
+from volpipe.recipe import Recipe
+from volpipe.verify import METADATA_STAGE, metadata_sums
+from volpipe.volume import Volume, open_volume
+from volpipe.wanted import Wanted
+
+PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
+RUN_KEY = "run"
+ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
+METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
+SESSION_STAGE = "session"
+SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
+
+
+def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
+    """Return what the output says of its origin, the same in every run of its recipe."""
+    plan = wanted.plan
+    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
+    source = plan.source.model_dump(mode="json")
+    return {
+        "version": volpipe.__version__,
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "net": plan.net.model_dump(mode="json") | {"code_sha256": code_hash(plan)},
+        "input": source | {"fingerprint": fingerprint(open_volume(plan.source.path, plan.source.key))},
+        "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
+        "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
+        "wanted": cells,
+        "windows": {
+            "shape": plan.window,
+            "overlap": plan.overlap,
+            "block": plan.block,
+            "blend": plan.recipe.windows.blend,
+        },
+        "normalise": {"shift": normalise.shift, "scale": normalise.scale},
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "python": platform.python_version(),
+    }
+
+
+def code_hash(plan: Plan) -> str:
+    """Return the SHA-256 of the source of the plan's net: its file, or all of its package's; "" where there is none."""
+    name = plan.recipe.net.name
+    digest = hashlib.sha256()
+    for file in _sources(name, Path(plan.search_path)):
+        digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest() if _sources(name, Path(plan.search_path)) else ""
+
+
+def _sources(name: str, search_path: Path) -> list[Path]:
+    """Return the files that the net `name` is made of, sorted."""
+    place = name.rpartition(":")[0]
+    if is_program(name) or place.endswith(".py"):
+        file = search_path / (name if is_program(name) else place)
+        return [file] if file.is_file() else []
+    if not place:
+        import volpipe.models
+
+        return [Path(volpipe.models.__path__[0]) / f"{name}.py"]
+    beside = search_path.joinpath(*place.split(".")).with_suffix(".py")
+    if beside.is_file():
+        return [beside]
+    try:
+        found = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return []
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return []
+    file = Path(found.origin)
+    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+
+
+def fingerprint(volume: Volume) -> str:
+    """Return a hash of what the metadata of `volume` say, and of the voxels of some boxes of it, the same ones always.
+
+    A box that cannot be read counts as such.
+    """
+    said = [volume.format, volume.shape, str(volume.dtype), volume.chunks, volume.shards, volume.codec, volume.axes]
+    digest = hashlib.sha256(json.dumps(said).encode())
+    dice, reader = np.random.default_rng(SEED), volume.open()
+    shape = volume.spatial_shape
+    for _ in range(SAMPLED_BOXES):
+        start = tuple(int(dice.integers(-(-n // SAMPLED_EDGE))) * SAMPLED_EDGE for n in shape)
+        box = Box(start, tuple(min(a + SAMPLED_EDGE, n) for a, n in zip(start, shape, strict=True)))
+        try:
+            digest.update(np.ascontiguousarray(reader.read(box)).tobytes())
+        except VolumeError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()[:32]
+
+
+class Session(BaseModel):
+    """One driver's time on a run: its site, when it began, seconds since 1970, and the hash of the net's code."""
+
+    site: str
+    started: float
+    code_sha256: str
+
+
+def begin_session(folder: RunFolder, plan: Plan, site: str) -> None:
+    """Note that a driver starts to work on `plan`."""
+    with Journal(folder.sessions) as sessions:
+        sessions.append(Record(SESSION_STAGE, (), result=(site, code_hash(plan)), started=time.time()))
+
+
+def sessions_of(folder: RunFolder) -> list[Session]:
+    """Return the sessions of the run in `folder`, oldest first."""
+    return [
+        Session(site=record.result[0], started=record.started, code_sha256=record.result[1])
+        for record in read_records(folder.sessions)
+        if record.stage == SESSION_STAGE
+    ]
+
+
+def seal(folder: RunFolder, plan: Plan, findings: dict[str, object]) -> None:
+    """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
+    out, format = files.locate(plan.out), ARRAY_FORMATS[plan.recipe.output.format]
+    said = {"volpipe": plain(_history(folder, plan) | findings)}
+    create_groups(out, f"{RUN_KEY}/attributes", format)
+    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": said} if format == "zarr3" else said)
+    folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
+    with Journal(folder.sessions) as sessions:
+        taken = metadata_sums(out, folders, METADATA_NAMES)
+        sessions.append(Record(METADATA_STAGE, (), result=taken, started=time.time()))
+
+
+def is_sealed(folder: RunFolder) -> bool:
+    """Return whether the last thing that a driver noted in `folder` was the end of a session."""
+    last = None
+    for record in read_records(folder.sessions):
+        last = record.stage
+    return last == METADATA_STAGE
+
+
+def _history(folder: RunFolder, plan: Plan) -> dict[str, Any]:  # Any: JSON
+    records = [record for record in read_records(folder.journal) if record.seconds]
+    ended = max((record.started + record.seconds for record in records), default=time.time())
+    sessions = sessions_of(folder)
+    started = min((session.started for session in sessions), default=ended)
+    return {
+        "site": sessions[-1].site if sessions else "",
+        "started": _moment(started),
+        "ended": _moment(ended),
+        "folder": plan.search_path,
+        "output": plan.out,
+        "sessions": [s.model_dump() | {"started": _moment(s.started)} for s in sessions],
+        "devices": sorted({record.device for record in records if record.device}),
+        "hosts": sorted({record.host for record in records if record.host}),
+    }
+
+
+def _moment(seconds: float) -> str:
+    """Return `seconds` since 1970 as ISO 8601, UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+class Origin(BaseModel):
+    """What an output says that making it again needs."""
+
+    recipe: Recipe
+    input: dict[str, Any]  # Any: JSON
+    net: dict[str, Any]
+    normalise: dict[str, float]
+    run: dict[str, Any]
+
+    @property
+    def volume(self) -> str:
+        """The location of the array that was read."""
+        place = files.locate(self.input["path"])
+        return str(place / self.input["key"]) if self.input["key"] else str(place)
+
+    @property
+    def again(self) -> Recipe:
+        """The recipe for `volume`, which names the array itself."""
+        return self.recipe.model_copy(update={"input": self.recipe.input.model_copy(update={"key": None, "level": 0})})
+
+    @property
+    def out(self) -> str:
+        """Where the output that is made again may go, beside the first."""
+        old = files.locate(self.run.get("output", "output.zarr"))
+        return str(old.parent / f"{old.stem}_again{old.suffix}")
+
+
+def read_origin(output: str | Path) -> Origin:
+    """Return what the attributes of `output` say.
+
+    Raises:
+        RunError: it is no output of a run, or an earlier version's.
+    """
+    place = files.locate(output if "://" in str(output) else Path(output).absolute())
+    said = read_attributes(place).get("volpipe")
+    inner = read_attributes(place / RUN_KEY).get("volpipe")
+    if not isinstance(said, dict) or "recipe" not in said:
+        raise RunError(f"{output} says nothing of where it comes from; name an output of `volpipe run`")
+    try:
+        return Origin.model_validate(said | {"run": inner if isinstance(inner, dict) else {}})
+    except ValueError as error:
+        raise RunError(
+            f"{output} was made by another version, whose attributes cannot be understood: {error}"
+        ) from error
+
+
+def settings_of(recipe: Recipe) -> list[str]:
+    """Return ``key=value`` for each key of `recipe` that is not as an empty recipe has it."""
+    empty, lines = Recipe().model_dump(mode="json"), []
+    for section, values in recipe.model_dump(mode="json").items():
+        lines += [f"{section}.{key}={toml(value)}" for key, value in values.items() if value != empty[section][key]]
+    return lines
+
+
+def to_toml(recipe: Recipe) -> str:
+    """Return `recipe` as a file."""
+    lines = []
+    for section, values in recipe.model_dump(mode="json").items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {toml(value)}" for key, value in values.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml(value: object) -> str:
+    """Return a value of a recipe, plain as JSON has it, as TOML writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
+    """Return the command that makes the output again, for a shell; its recipe in `recipe_file`, or as settings."""
+    recipe = ["--recipe", str(recipe_file) if recipe_file else "/dev/null"]
+    settings = [] if recipe_file else [part for s in settings_of(origin.again) for part in ("--set", s)]
+    site = ["--config", origin.run["site"]] if origin.run.get("site") else []
+    command = ["volpipe", "run", *site, *recipe, *settings, "-o", origin.out, origin.volume]
+    folder = origin.run.get("folder")
+    return (f"cd {shlex.quote(folder)} && " if folder else "") + shlex.join(command)

@@ -1,0 +1,260 @@
+"""Whether an output is what its run wrote: its files against the journal, and random blocks through the net again.
+
+Not here: the checksums themselves (checksums), or printing (cli_verify).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from volpipe import checksums
+from volpipe.errors import RunError
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.formats.store import num_threads
+from volpipe.grid import Box
+from volpipe.infer import BlockSum, block_sums, load_runner, loaded_runner
+from volpipe.journal import read_records
+from volpipe.ops import Affine
+from volpipe.output import finish, level_key, read_voxels, stored_box
+from volpipe.plan import Plan
+from volpipe.tensors import NO_SUM
+from volpipe.volume import open_volume, open_writer
+from volpipe.wanted import Wanted
+from volpipe.windows import StreamedWindows, batches
+
+METADATA_STAGE = "metadata"  # of the record in the journal of sessions that has checksums of metadata files
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not as the run left it.
+
+    Attributes:
+        file: where it is, or should be.
+        what: "differs", "is missing" or "is extra".
+        box: of the output's level, such as "s0 0:64,0:64,0:64"; "" of a file that holds no voxels.
+    """
+
+    file: str
+    what: str
+    box: str = ""
+
+
+@dataclass
+class Verdict:
+    """What was found: files that were read, shards that no task has written yet, and what is not as it should be."""
+
+    num_files: int = 0
+    num_unwritten: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A block that went through the net again.
+
+    Attributes:
+        box: of the output that it was compared in.
+        num_differ, largest: voxels that differ, and by how much at most.
+        device: what the net ran on now.
+    """
+
+    block: int
+    box: Box
+    num_differ: int
+    largest: float
+    device: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run's folder says of its output."""
+
+    wanted: Wanted
+    sums: dict[tuple[int, int], str]
+    metadata: dict[str, int]
+
+    @property
+    def plan(self) -> Plan:
+        return self.wanted.plan
+
+
+def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
+    """Return what the run in `folder` noted of what it wrote.
+
+    Raises:
+        RunError: there is no such run, no journal, or one that holds no checksums.
+    """
+    plan = folder.load_plan()
+    if plan is None or not folder.journal.is_file():
+        raise RunError(
+            f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
+            "restore the run's folder, or run with --fresh to make both again"
+        )
+    wanted = folder.load_wanted(plan)
+    if wanted is None:
+        raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
+    sums = {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
+    if (
+        needs_sums
+        and not sums
+        and any(r.stage in ("infer", "reassemble") and r.done for r in read_records(folder.journal))
+    ):
+        raise RunError(f"{folder.journal} holds no checksums: the run is of an earlier version; --recompute K compares")
+    metadata: dict[str, int] = {}
+    for record in read_records(folder.sessions):
+        if record.stage == METADATA_STAGE:
+            metadata = {name: int(crc, 16) for name, crc in record.result}
+    return Evidence(wanted, sums, metadata)
+
+
+def verify(evidence: Evidence) -> Verdict:
+    """Read every file of the output, and compare it with what its task noted."""
+    plan, found = evidence.plan, Verdict()
+    out = files.locate(plan.out)
+    known = set(evidence.metadata)
+    with ThreadPoolExecutor(num_threads()) as pool:
+        for part in pool.map(lambda item: _compare(plan, *item), evidence.sums.items()):
+            names, differences = part
+            known.update(names)
+            found.num_files += len(names)
+            found.differences += differences
+    for name, crc in evidence.metadata.items():
+        found.num_files += 1
+        _judge(found.differences, out / name, crc, "")
+    if evidence.metadata:  # else a driver may be at work, and nobody noted which files belong there
+        extra = (name for name, _ in files.list_files(out) if name not in known)
+        found.differences += [Difference(str(out / name), "is extra", _box_of(plan, name)) for name in sorted(extra)]
+    found.num_unwritten = sum(
+        (level, shard) not in evidence.sums for level in range(len(plan.factors)) for shard in _due(evidence, level)
+    )
+    return found
+
+
+def _due(evidence: Evidence, level: int) -> Iterator[int]:
+    flags = evidence.wanted.shards(level)
+    return (shard for shard in range(len(evidence.plan.shards(level))) if flags is None or flags[shard])
+
+
+def _compare(plan: Plan, place: tuple[int, int], sums: str) -> tuple[list[str], list[Difference]]:
+    """Return the names in the output of the files of a shard, and those that are not as `sums` say."""
+    level, shard = place
+    out, box = files.locate(plan.out), plan.shards(level).box(shard)
+    header = open_writer(plan.out, level_key(level)).header
+    names: list[str] = []
+    differences: list[Difference] = []
+    for file, crc in zip(checksums.stored_files(header, stored_box(plan, box)), checksums.split(sums), strict=True):
+        if crc != checksums.ABSENT:
+            names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
+            _judge(differences, file, crc, f"{level_key(level)} {box}")
+    return names, differences
+
+
+def _judge(differences: list[Difference], file: files.Location, crc: int, box: str) -> None:
+    """Add to `differences` what is wrong with `file`, if anything."""
+    try:
+        found = checksums.checksum(file)
+    except OSError as error:
+        differences.append(Difference(str(file), f"cannot be read ({error.strerror})", box))
+        return
+    if found != crc:
+        differences.append(Difference(str(file), "is missing" if found == checksums.ABSENT else "differs", box))
+
+
+def _box_of(plan: Plan, name: str) -> str:
+    """Return the box that a file in the output would hold, "" if it would hold none."""
+    level, _, rest = name.partition("/")
+    places = [part for part in rest.split("/") if part != "c"]
+    if level not in map(level_key, range(len(plan.factors))) or not all(map(str.isdecimal, places)):
+        return ""
+    header = open_writer(plan.out, level).header
+    index = [*map(int, reversed(places) if header.format == "n5" else places)]
+    if len(index) != len(header.shape):
+        return ""
+    start = tuple(i * n for i, n in zip(index, header.write_unit, strict=True))
+    return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
+
+
+def recompute(evidence: Evidence, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+    """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
+
+    Where other blocks add to a core, they are computed too, so that the sums are the run's own.
+    """
+    wanted, plan = evidence.wanted, evidence.plan
+    cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
+    written = [block for block, core in cores if not core.is_empty and wanted.touches(core)]
+    dice = np.random.default_rng(seed)
+    chosen = dice.choice(written, size=min(num_blocks, len(written)), replace=False)
+    source = open_volume(plan.source.path, plan.source.key)
+    windows = StreamedWindows(source, plan.lattice, normalise, wanted.input_box)
+    for block in sorted(map(int, chosen)):
+        box = core_box(plan, block)
+        due = _computed(wanted, normalise, windows, box)
+        found = read_voxels(plan, 0, box)
+        differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
+        largest = np.abs(due[differs].astype(np.float64) - found[differs].astype(np.float64)).max(initial=0.0)
+        runner = loaded_runner()
+        device = "" if runner is None else runner.device_name
+        yield Recomputed(block, box, int(np.count_nonzero(differs)), float(largest), device)
+
+
+def core_box(plan: Plan, block: int) -> Box:
+    """Return the voxels of the output in the core of `block`; none where it is outside the region."""
+    box = plan.blocks.box(block) & plan.roi_box
+    return box.relative_to(plan.roi_box.start).scaled(plan.net.scale)
+
+
+def _computed(wanted: Wanted, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
+    """Return `box` of the output (c, z, y, x), as the net gives it now and as it would be stored."""
+    plan = wanted.plan
+    shards = plan.shards().touching(box)
+    blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if wanted.has_block(b)})
+    blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
+    total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
+    stored: np.ndarray | None = None
+    for done in _sums(wanted, normalise, windows, blocks):
+        part = done.box & box
+        if done.is_finished:
+            stored = np.zeros(total.shape, plan.dtype) if stored is None else stored
+            stored[:, *part.relative_to(box.start).slices] = done.part(part)
+        else:
+            total[:, *part.relative_to(box.start).slices] += done.part(part)
+    mask = wanted.mask(box)
+    if stored is None:
+        total = total if mask is None else np.where(mask, total, np.float32(0))
+        stored = finish(plan, normalise, total)
+    return np.ascontiguousarray(stored if mask is None else np.where(mask, stored, stored.dtype.type(0)))
+
+
+def _sums(wanted: Wanted, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]) -> Iterator[BlockSum]:
+    """Yield the sums of `blocks`, ascending."""
+    runner = load_runner(wanted.plan)
+    incoming = batches(windows, blocks, runner.batch, wanted.windows_of)
+    for block, outcome in block_sums(wanted, normalise, runner, incoming):
+        windows.forget(block)
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome
+
+
+def metadata_sums(out: files.Location, folders: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return name and checksum of each file of `names` that there is in `folders` of the output at `out`."""
+    found = []
+    for folder in folders:
+        for name in names:
+            path = f"{folder}/{name}".lstrip("/")
+            crc = checksums.checksum(out / path)
+            if crc != checksums.ABSENT:
+                found.append((path, f"{crc:08x}"))
+    return tuple(found)
+
+
+def location_of(output: str | Path) -> RunFolder:
+    """Return the folder of the run that wrote `output`."""
+    return RunFolder.of_output(files.locate(output) if "://" in str(output) else Path(output).absolute())
