@@ -343,9 +343,10 @@ class _Sums:
 
     @property
     def output_files(self) -> int:
-        """Files of chunks or shards and of metadata: two per array and group in Zarr v2, one elsewhere."""
+        """Files of chunks or shards and of metadata, two per array and group in Zarr v2, one elsewhere: its group, the
+        one of its runs, and its levels."""
         levels = len(self.plan.factors)
-        metadata = (1 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
+        metadata = (2 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:
