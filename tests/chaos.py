@@ -10,9 +10,8 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 from command import processes_in
@@ -209,18 +208,3 @@ class Round:
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def small_disk(place: Path) -> Iterator[Callable[[str], None]]:
-    """Mount a disk in memory at `place`, and give what mounts it once more with other options."""
-    command = ["mount", "-t", "tmpfs", "-o"]
-    subprocess.run([*command, "size=50m", "tmpfs", str(place)], check=True, capture_output=True)
-
-    def remount(options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True, capture_output=True)
-
-    try:
-        yield remount
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chaos import Round, small_disk
+from chaos import Round
 from command import giver, processes_in
+from disks import needs_mounts, small_disk
 from disturbance import Slow
 from volumes import fingerprint
 
@@ -56,11 +56,10 @@ def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturb
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@needs_mounts
 def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    (tmp_path / "disk").mkdir()
     with small_disk(tmp_path / "disk") as remount:
         slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=tmp_path / "disk")
         round = Round(slow, random.Random(3))
