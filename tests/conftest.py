@@ -30,3 +30,12 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared data folder is not beside the project")
     return SHARED
+
+
+@pytest.fixture
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    from command import processes_in  # which imports this module
+
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chaos import Round
-from command import giver, processes_in
 from disks import needs_mounts, small_disk
-from disturbance import Slow
-from volumes import fingerprint
+from disturbance import Slow, made_in_one_go
+
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The fingerprint of what one go makes, in threads of this process."""
-    slow = Slow(tmp_path / "undisturbed", seconds=0, mode="streamed")
-    command = [part if part != "local" else "threads" for part in slow.command]
-    ended = giver(slow.folder, monkeypatch, capsys)(*command)
-    assert ended.code == 0, ended.err
-    return fingerprint(slow.out)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
+    return made_in_one_go(tmp_path / "undisturbed", "streamed", monkeypatch, capsys)
 
 
 @pytest.mark.slow
