@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -162,7 +162,7 @@ def damaged(draw: st.DrawFn) -> tuple[str, Tree]:
         node = node[key]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(damaged())
 def test_no_metadata_raise_anything_but_a_volume_error(file: tuple[str, Tree]) -> None:
     """Any part of good metadata, replaced by any JSON, is refused or opened."""

@@ -189,7 +189,7 @@ def test_the_number_of_workers_does_not_change_a_byte(
     assert np.array_equal(voxels(open_volume(place_of(tmp_path / "2", format)))[0], data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(draw=st.data())
 def test_any_grid_of_boxes_copies_every_voxel_once(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject

@@ -29,7 +29,7 @@ from volpipe.schedule import Schedule
 from volpipe.sums import Sums, missed_share
 from volpipe.wanted import Wanted
 
-FEW = settings(deadline=None, max_examples=60)
+FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
 RATES = Rates(6, 2.0, 1e-9, 0.1, 0.5, 1e-8, 2e-8, 3e-8, 4e5, 2.5, 0.75, 0.5, 600 << 20)
 CHUNK = 16  # of the volumes in plans

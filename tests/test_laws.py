@@ -47,7 +47,7 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
 
 
-SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SLOW

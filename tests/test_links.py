@@ -176,7 +176,7 @@ def test_groups_of_hdf5_that_would_lead_out_of_the_file_are_left_out(tmp_path: P
 PARTS = st.lists(st.sampled_from(["..", ".", "a", "b", "sent"]), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PARTS, st.sampled_from(["", "/", "/data/", "/data/sent/"]))
 def test_a_reference_is_followed_where_it_stays_in_the_folder(parts: list[str], start: str) -> None:
     name = start + "/".join(parts)

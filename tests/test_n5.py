@@ -75,7 +75,7 @@ def test_windows_are_written_in_bulk(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "t.n5").iterdir() if file.name.startswith(".")] == []
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.tuples(*[st.integers(1, 9)] * 3),
     st.tuples(*[st.integers(1, 4)] * 3),

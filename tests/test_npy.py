@@ -28,7 +28,7 @@ def save(path: Path, data: np.ndarray) -> Path:
     return path
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.sampled_from(["u1", "<u2", ">u2", "<f4", ">f8"]), st.integers(0, 40))
 def test_any_index_of_a_flat_array_is_what_numpy_has_there(draw: st.DataObject, dtype: str, offset: int) -> None:
     shape = tuple(draw.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))

@@ -17,7 +17,7 @@ from volpipe.errors import PlanError
 from volpipe.nets import NetFacts
 from volpipe.plan import ENOUGH_BLOCKS, LARGEST_WASTE, Plan, load_plan
 
-FEW = settings(deadline=None, max_examples=60)
+FEW = settings(max_examples=60)
 
 
 @FEW
@@ -248,7 +248,7 @@ def complaint(sizes: dict[str, list[int]], blend: str, net: NetFacts) -> str | N
     return None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.fixed_dictionaries(
         {

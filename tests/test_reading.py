@@ -40,7 +40,7 @@ def two_channels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Volume, np.n
     return make(tmp_path_factory.mktemp("two_channels") / "a", data), data
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.tuples(*[st.integers(-25, 20)] * 3), st.tuples(*[st.integers(1, 12)] * 3))
 def test_mirrored_reads_equal_a_padded_volume(
     two_channels: tuple[Volume, np.ndarray], start: tuple[int, ...], shape: tuple[int, ...]

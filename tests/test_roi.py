@@ -28,7 +28,7 @@ from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer
 from volpipe.wanted import Wanted
 
-SOME = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite

@@ -51,25 +51,25 @@ def check_round_trip(data: np.ndarray, spec: ArraySpec, format: str) -> None:
         np.testing.assert_array_equal(other, data)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(arrays(dtypes=N5_DTYPES))
 def test_n5_comes_back_and_z5py_reads_it(made: tuple[np.ndarray, ArraySpec]) -> None:
     check_round_trip(*made, "n5")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(arrays(dtypes=(*N5_DTYPES, "float16")))
 def test_zarr_v2_comes_back_and_zarr_python_reads_it(made: tuple[np.ndarray, ArraySpec]) -> None:
     check_round_trip(*made, "zarr2")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(arrays(dtypes=(*N5_DTYPES, "float16")))
 def test_zarr_v3_comes_back_and_zarr_python_reads_it(made: tuple[np.ndarray, ArraySpec]) -> None:
     check_round_trip(*made, "zarr3")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(arrays(dtypes=("uint8", "int16", "float32", "uint64"), sharded=True))
 def test_sharded_zarr_comes_back_and_zarr_python_reads_it(made: tuple[np.ndarray, ArraySpec]) -> None:
     check_round_trip(*made, "zarr3")

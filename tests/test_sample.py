@@ -68,7 +68,7 @@ def boxes(draw: st.DrawFn) -> Box:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(box=boxes())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_box_equals_the_crop_of_the_whole(kind: str, box: Box) -> None:
     assert np.array_equal(make(far_sample(), kind, box.shift(FAR)), whole(kind)[box.slices])
 
@@ -79,7 +79,7 @@ def whole_floats() -> dict[str, np.ndarray]:
 
 
 @given(box=boxes().filter(lambda box: not box.is_empty))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_not_one_bit_depends_on_the_box(box: Box) -> None:
     for name, found in floats(far_sample(), box.shift(FAR)).items():
         assert np.array_equal(found, whole_floats()[name][box.slices]), name

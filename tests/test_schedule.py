@@ -28,7 +28,7 @@ from volpipe.plan import Plan
 from volpipe.schedule import Schedule, SingleStage, Stage, Unit
 from volpipe.wanted import Wanted
 
-MANY = settings(deadline=None, max_examples=60)
+MANY = settings(max_examples=60)
 
 
 @dataclass

@@ -68,7 +68,7 @@ def test_strips_and_tiles_of_every_compression(
     check_reads(open_volume(write(tmp_path / "a.tif", data, compression=compression, **settings, **layout)), data)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_any_index_of_any_layout_is_what_numpy_has_there(draw: st.DataObject) -> None:
     shape = (draw.draw(st.integers(1, 4)), draw.draw(st.integers(1, 40)), draw.draw(st.integers(1, 40)))
