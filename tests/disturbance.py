@@ -32,6 +32,7 @@ NET = """
 import hashlib, multiprocessing, os, pathlib, random, time, torch
 SESSION = pathlib.Path(os.environ["SESSION_FILE"]) if "SESSION_FILE" in os.environ else None
 class Slow(torch.nn.Module):
+    scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
     def forward(self, x):
         if not x.is_meta and SESSION is not None:
             with SESSION.open("a") as file:

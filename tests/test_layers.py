@@ -19,13 +19,13 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_net",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
     "apps.executors      apps.slurm apps.pods",
     "provenance",
-    "appraisal           passes verify seams",
+    "appraisal           passes verify seams cost",
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",
@@ -33,7 +33,9 @@ LAYERS = (
     "tensors windows output schedule shortage",
     "wanted              sums checksums",
     "plan",
-    "nets measure        region findings",
+    "nets                region findings",
+    "reach",
+    "measure",
     "programs",
     "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
@@ -57,7 +59,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage")),
+    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net")),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
@@ -70,8 +72,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "show", "terminal"), ()),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_verify"), ()),
+    "rich": (("cli", "cli_net", "show", "terminal"), ()),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_verify", "cli_net"), ()),
 }
 
 

@@ -125,6 +125,18 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
     return Affine((low + high) / 2, _spread((high - low) / 2, choice.method))
 
 
+def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
+    """Return what `choice` comes to for a volume of which `voxels` are a sample; none where they are all alike."""
+    if not needs_measuring(choice, voxels.dtype):
+        return affine(choice, voxels.dtype, None)
+    if voxels.min() == voxels.max():
+        return Affine()
+    found = measure(voxels)
+    if needs_histogram(choice, voxels.dtype):
+        found = measure(voxels, (found.low, found.high))
+    return affine(choice, voxels.dtype, found)
+
+
 def percentile(found: Statistics, percent: float, dtype: np.dtype) -> float:
     """Return the value below or at which `percent` of the voxels lie: exact for counted types, to a bin otherwise."""
     due = percent / 100 * found.num

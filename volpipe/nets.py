@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from volpipe import programs
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.reach import UnmeasurableError, measure_geometry
 from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
+GEOMETRY = ("scale", "stride", "halo")
 SHIPPED_WEIGHTS = "volpipe:"
 
 log = logging.getLogger(__name__)
@@ -191,7 +194,10 @@ def _describe(choice: NetChoice, search_path: str) -> NetFacts:
         "intensity": "raw",
         "tile_invariant": not normalising_layers(net),
     }
-    facts |= {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
+    said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
+    facts |= said
+    missing = [key for key in GEOMETRY if key not in said]
+    facts |= _measured(choice, search_path, missing, facts["in_channels"]) if missing else {}
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     label = label_of(choice.name)
     counts = sum(p.numel() for p in net.parameters())
@@ -205,6 +211,18 @@ def _describe(choice: NetChoice, search_path: str) -> NetFacts:
         raise VolpipeError(
             f"net {label} declares {fact} {facts.get(fact, label)!r}: {problem['msg']}; correct it there"
         ) from error
+
+
+def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_channels: int) -> dict[str, Triple]:
+    """Return those of scale, stride and halo that a net does not say of itself; none where they cannot be measured."""
+    log.info("net %s does not say its %s, which is measured", choice.name, ", ".join(keys))
+    bare = choice.model_copy(update={"weights": None})
+    try:
+        found = measure_geometry(lambda: build_net(bare, search_path), in_channels)
+    except UnmeasurableError as error:
+        log.warning("net %s: %s; declare what it is, such as net.halo", choice.name, error)
+        return {}
+    return {key: getattr(found, key) for key in keys}
 
 
 def label_of(name: str) -> str:

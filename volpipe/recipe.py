@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+import volpipe.configs
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
 from volpipe.resolve import nearest
@@ -141,6 +142,17 @@ class Recipe(Section):
     tensors: Tensors = Tensors()
     infer: Infer = Infer()
     output: Output = Output()
+
+
+def find_recipe(recipe: Path | None) -> Path:
+    """Return the file of a recipe given as a path or as a shipped name; without one, of the shipped default."""
+    if recipe is None:
+        return Path(volpipe.configs.__path__[0]) / "default.toml"
+    if recipe.is_file():
+        return recipe
+    folder = Path(volpipe.configs.__path__[0])
+    shipped = folder / recipe.with_suffix(".toml").name
+    return shipped if shipped.is_file() and recipe.parent == Path() else recipe
 
 
 def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:

@@ -26,7 +26,7 @@ from volpipe.formats.store import downsample, transferred
 from volpipe.grid import Box
 from volpipe.infer import block_sums, load_runner
 from volpipe.journal import Record
-from volpipe.measure import affine, measure, needs_histogram, needs_measuring
+from volpipe.measure import sampled_affine
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan
@@ -76,17 +76,10 @@ def sample(plan: Plan, volume: Volume) -> Sample:
             break
     if not values:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
-    return Sample((transferred().read - before) / num_voxels, _normalisation(plan, np.concatenate(values)))
-
-
-def _normalisation(plan: Plan, voxels: np.ndarray) -> Affine:
-    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
-    if not needs_measuring(choice, dtype) or voxels.min() == voxels.max():
-        return affine(choice, dtype, None) if not needs_measuring(choice, dtype) else Affine()
-    found = measure(voxels)
-    if needs_histogram(choice, dtype):
-        found = measure(voxels, (found.low, found.high))
-    return affine(choice, dtype, found)
+    return Sample(
+        (transferred().read - before) / num_voxels,
+        sampled_affine(plan.recipe.normalise, np.concatenate(values)),
+    )
 
 
 def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path) -> Rates:

@@ -1,0 +1,171 @@
+"""What is measured of nets from outside, against what they are made of, and `volpipe net`, which prints it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command import Ended, Give, giver
+from nets import run as run_net
+from test_halos import NETS
+from torch import nn
+from volumes import noise, write_volume
+
+from volpipe.models.unet3d import unet3d
+from volpipe.nets import describe
+from volpipe.reach import Geometry, UnmeasurableError, halo_errors, measure_geometry
+from volpipe.recipe import NetChoice
+from volpipe.volume import open_volume
+
+SOME = ("identity", "shift-y", "upsample-linear", "unet-one-level", "unet-anisotropic", "unet-residual", "z4-1")
+
+# Two convolutions, one that looks two voxels back along z alone, a pool and its way back; it says nothing of itself.
+SILENT = """
+import torch
+from torch import nn
+class Silent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv3d(1, 2, (3, 1, 1))
+        self.second = nn.Conv3d(2, 1, 3, padding=1)
+    def forward(self, x):
+        y = self.first(nn.functional.pad(x, (0, 0, 0, 0, 2, 0)))
+        y = nn.functional.max_pool3d(y, (1, 1, 2))
+        return self.second(nn.functional.interpolate(y, scale_factor=(1, 1, 2)))
+def build(seed=3):
+    torch.manual_seed(seed)
+    return Silent().eval()
+"""
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    (tmp_path / "net.py").write_text(SILENT)
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_scale_stride_and_halo_of_shipped_nets_are_found_by_the_gradient(name: str) -> None:
+    net = NETS[name]()
+    found = measure_geometry(NETS[name], net.in_channels)
+    assert (found.scale, found.stride, found.halo) == (net.scale, net.stride, net.halo)
+
+
+def test_a_net_that_looks_to_one_side_has_a_field_on_that_side() -> None:
+    found = measure_geometry(NETS["shift-y"])
+    assert (found.before, found.after, found.halo, found.field) == ((0, 0, 0), (0, 3, 0), (0, 3, 0), (1, 4, 1))
+
+
+def test_measuring_leaves_the_random_state_as_it_was() -> None:
+    torch.manual_seed(1)
+    due = torch.rand(3)
+    torch.manual_seed(1)
+    measure_geometry(NETS["unet-one-level"])
+    assert torch.equal(torch.rand(3), due)
+
+
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean()
+
+
+class Shrinking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, 1:-1, 1:-1, 1:-1]
+
+
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        (Attention, "no shift along axis z by up to 32 voxels leaves the output as it is"),
+        (Shrinking, "(1, 1, 30, 30, 30), which is no whole multiple"),
+    ],
+)
+def test_a_net_that_cannot_be_measured_says_why(net: type[nn.Module], said: str) -> None:
+    with pytest.raises(UnmeasurableError, match=re.escape(said)):
+        measure_geometry(net)
+
+
+def test_what_a_net_does_not_say_of_itself_is_measured_and_what_it_says_is_not(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SILENT)
+    found = describe(NetChoice(name="net.py:build"), str(tmp_path))
+    # z: 1 + 2 before, 1 after; y: 1; x: a voxel of the coarse grid to each side of a voxel's own, which has two
+    assert (found.scale, found.stride, found.halo) == ((1, 1, 1), (1, 1, 2), (3, 1, 2))
+    given = describe(NetChoice(name="net.py:build", halo=(4, 4, 4), stride=(2, 2, 2)), str(tmp_path))
+    assert (given.stride, given.halo) == ((2, 2, 2), (4, 4, 4))
+
+
+def test_a_run_of_a_silent_net_gives_what_it_gives_for_the_whole_volume(tmp_path: Path, give: Give) -> None:
+    volume = noise((20, 24, 28))
+    write_volume(tmp_path / "in.n5", volume)
+    settings = ["net.name=net.py:build", "normalise.method=none", "windows.shape=[12,12,12]", "infer.exact=true"]
+    arguments = [part for setting in (*settings, "output.dtype=float32") for part in ("--set", setting)]
+    ended = give("run", "--config", "threads", *arguments, "-o", tmp_path / "out.zarr", tmp_path / "in.n5")
+    assert ended.code == 0, ended.err
+    scope: dict[str, object] = {}
+    exec(SILENT, scope)
+    padded = np.pad(volume.astype(np.float32), 4, mode="reflect")
+    net = scope["build"]()  # type: ignore[operator]
+    due = run_net(net, padded)[4:-4, 4:-4, 4:-4]
+    found = open_volume(tmp_path / "out.zarr").open()[:]
+    assert np.abs(np.squeeze(found) - due).max() <= 1e-6 * np.abs(due).max()
+
+
+def test_the_error_of_a_halo_is_the_difference_of_tile_and_whole() -> None:
+    net = unet3d(features=(2, 3))
+    found = measure_geometry(lambda: unet3d(features=(2, 3)))
+    voxels = np.random.default_rng(4).normal(size=(1, 36, 36, 36)).astype(np.float32)  # 10 + 16 + 10 voxels
+
+    def run(windows: np.ndarray) -> np.ndarray:
+        return run_net(net, windows[0, 0])[None, None]
+
+    rows = {row.halo: row for row in halo_errors(run, voxels, found, (16, 16, 16))}
+    assert list(rows) == sorted(rows)
+    assert rows[10, 10, 10].largest <= 1e-6
+    tile = run_net(net, voxels[0, 10:26, 10:26, 10:26])
+    difference = np.abs(tile - run_net(net, voxels[0])[10:26, 10:26, 10:26])
+    assert rows[0, 0, 0].largest == pytest.approx(difference.max(), rel=1e-5)
+    assert rows[0, 0, 0].rms == pytest.approx(np.sqrt((difference.astype(np.float64) ** 2).mean()), rel=1e-5)
+    assert rows[0, 0, 0].largest > rows[4, 4, 4].largest > rows[10, 10, 10].largest
+
+
+def test_field_and_halo_follow_from_both_sides() -> None:
+    found = Geometry((1, 1, 1), (2, 2, 2), (3, 0, 5), (1, 4, 5))
+    assert (found.halo, found.field) == ((3, 4, 5), (5, 5, 11))
+
+
+def rows_of(ended: Ended, first: str) -> list[list[str]]:
+    return [line.split() for line in ended.out.splitlines() if line.startswith(first)]
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_was_measured_and_the_window_to_choose(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
+    ended = give("net", "net.py:build", tmp_path / "in.n5", "--set", "windows.blend=hann")
+    assert ended.code == 0, ended.err
+    assert rows_of(ended, "stride") == [["stride", "1", "1", "2", "1", "×", "1", "×", "2"]]
+    assert rows_of(ended, "receptive") == [["receptive", "field", "5", "3", "5"]]
+    assert rows_of(ended, "exact") == [["exact", "halo", "3", "1", "2", "3", "×", "1", "×", "2"]]
+    assert rows_of(ended, "3 × 1 × 2")[0][5] == "0"
+    choice = re.search(r"choose net\.halo=\[3, 1, 2\] windows\.shape=\[(\d+), (\d+), (\d+)\] infer\.batch=1", ended.out)
+    assert choice is not None
+    assert int(choice[3]) % 2 == 0
+
+
+def test_a_net_that_declares_too_small_a_halo_is_named(tmp_path: Path, give: Give) -> None:
+    ended = give("net", "net.py:build", "--set", "net.halo=[1,1,2]", "--no-costs")
+    assert ended.code == 1
+    assert ended.err.strip() == (
+        "net build: halo is (3, 1, 2), not (1, 1, 2): windows will disagree at their faces; set net.halo to it"
+    )
+
+
+def test_a_net_that_looks_at_its_whole_window_is_named(tmp_path: Path, give: Give) -> None:
+    (tmp_path / "recipe.toml").write_text('[net]\nname = "unet3d"\noptions = { norm = "instance", features = [2, 3] }')
+    ended = give("net", "unet3d", "--recipe", "recipe.toml", "--no-costs")
+    assert ended.code == 1
+    assert "looks at whole windows: downs.0" in ended.out
+    assert "its geometry cannot be measured: no shift along axis z" in ended.err

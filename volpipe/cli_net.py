@@ -1,0 +1,156 @@
+"""`volpipe net`: what a net is, measured: how far it sees, the halo that it needs, and what windows cost it.
+
+Not here: the measuring (reach, cost). Exit codes as in cli; 1 where the net says of itself what is not so.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import psutil
+import typer
+from rich.table import Table
+
+from volpipe.errors import VolpipeError
+from volpipe.show import shape, size
+from volpipe.terminal import err, out
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from volpipe.nets import NetFacts
+    from volpipe.reach import Geometry
+    from volpipe.recipe import Recipe
+
+UNTRUE = 1
+HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
+
+
+def net(
+    name: Annotated[str, typer.Argument(help="A shipped net, module:function, file.py:function, file.pt or file.pt2.")],
+    volume: Annotated[
+        str | None, typer.Argument(help="Where a real window is taken from; else an invented one.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe that has the net's options and weights.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a file that is code.")] = False,
+    error: Annotated[float, typer.Option(min=0, help="Largest error that a halo may leave.")] = HALF_A_GREY_LEVEL,
+    costs: Annotated[bool, typer.Option(help="Try windows for their memory and speed.")] = True,
+) -> None:
+    """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
+    from volpipe.nets import build_net, describe, normalising_layers
+    from volpipe.reach import UnmeasurableError, measure_geometry
+    from volpipe.recipe import find_recipe, load_recipe
+
+    trust = ["net.trust_model=true"] if trust_model else []
+    chosen = load_recipe(find_recipe(recipe), [f"net.name={name}", *(settings or []), *trust])
+    folder = str(Path.cwd())
+    facts = describe(chosen.net, folder)
+    varying = normalising_layers(build_net(chosen.net, folder))
+    out.print(
+        f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
+    )
+    for layer in varying:
+        out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
+    bare = chosen.net.model_copy(update={"weights": None})
+    try:
+        found = measure_geometry(lambda: build_net(bare, folder), facts.in_channels)
+    except UnmeasurableError as problem:
+        err.print(f"its geometry cannot be measured: {problem}", markup=False)
+        raise typer.Exit(UNTRUE) from None
+    out.print(geometry_table(facts, found))
+    halo = _halos(chosen, facts, found, volume, error)
+    if costs:
+        _costs(chosen, facts, halo)
+    untrue = untruths(facts, found)
+    for sentence in untrue:
+        err.print(sentence, markup=False)
+    if untrue:
+        raise typer.Exit(UNTRUE)
+
+
+def geometry_table(facts: NetFacts, found: Geometry) -> Table:
+    """Return what was measured beside what the net says."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("voxels", "z", "y", "x", "declared"):
+        table.add_column(column, justify="left" if column == "voxels" else "right")
+    table.add_row("scale", *map(str, found.scale), shape(facts.scale))
+    table.add_row("stride", *map(str, found.stride), shape(facts.stride))
+    table.add_row("receptive field", *map(str, found.field), "")
+    table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
+    return table
+
+
+def untruths(facts: NetFacts, found: Geometry) -> list[str]:
+    """Return a sentence for each thing that the net declares and that is not so; a larger halo or stride is safe."""
+    sentences = []
+    if facts.scale != found.scale:
+        sentences.append(f"scale is {found.scale}, not {facts.scale}: no window gives what the net declares")
+    if any(said % is_ for said, is_ in zip(facts.stride, found.stride, strict=True)):
+        sentences.append(f"stride is {found.stride}, not {facts.stride}: windows will disagree wherever they lie")
+    if any(said < is_ for said, is_ in zip(facts.halo, found.halo, strict=True)):
+        sentences.append(f"halo is {found.halo}, not {facts.halo}: windows will disagree at their faces")
+    return [f"net {facts.label}: {sentence}; set net.{sentence.split()[0]} to it" for sentence in sentences]
+
+
+def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None, error: float) -> tuple[int, int, int]:
+    """Print what halos leave over a window, and return the least whose error is below `error`."""
+    import torch
+
+    from volpipe.nets import build_net
+    from volpipe.reach import core_of, halo_errors, real_window
+
+    core = core_of(found)
+    voxels = real_window(chosen, facts, found, core, volume)
+    module = build_net(chosen.net, str(Path.cwd()))
+
+    def run(windows: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            result: np.ndarray = module(torch.from_numpy(windows)).numpy()
+        return result
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("halo", "largest error", "rms", "computed / kept"):
+        table.add_column(column, justify="left" if column == "halo" else "right")
+    enough = None
+    for row in halo_errors(run, voxels, found, core):
+        kept = math.prod(max(0, w - 2 * h) for w, h in zip(facts.window, row.halo, strict=True))
+        ratio = f"{math.prod(facts.window) / kept:.2f}" if kept else "no room"
+        table.add_row(shape(row.halo), f"{row.largest:.2g}", f"{row.rms:.2g}", ratio)
+        enough = row.halo if enough is None and row.largest <= error else enough
+    out.print(table)
+    assert enough is not None  # the exact halo leaves rounding alone
+    out.print(f"halo {shape(enough)} keeps errors below {error:.2g}, over {volume or 'an invented volume'}")
+    return enough
+
+
+def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
+    """Print what windows cost, and the one to choose."""
+    from volpipe.cost import best, costs
+
+    table, found = Table(box=None, pad_edge=False), []
+    for column in ("window", "batch", "memory", "time", "voxels kept per second"):
+        table.add_column(column, justify="left" if column == "window" else "right")
+    for cost in costs(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
+        found.append(cost)
+        table.add_row(
+            shape(cost.window), str(cost.batch), size(cost.num_bytes), f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}"
+        )
+    out.print(table)
+    memory = _memory()
+    choice = best(found, memory)
+    if choice is None:
+        raise VolpipeError(f"no window fits {size(memory)} of memory; use a smaller net, or another machine")
+    out.print(
+        f"choose net.halo={list(halo)} windows.shape={list(choice.window)} infer.batch={choice.batch}: "
+        f"{choice.speed:,.0f} voxels per second in {size(choice.num_bytes)}"
+    )
+
+
+def _memory() -> int:
+    """Return the memory, in bytes, that a window may take here: of the GPU, or of the machine."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available)

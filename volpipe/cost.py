@@ -1,0 +1,106 @@
+"""What windows cost a net: seconds and memory of a call, each in a process of its own; and which window is best.
+
+Not here: what a whole run costs (estimate), or how large a halo must be (reach).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from volpipe.grid import align_up
+from volpipe.nets import NetFacts, build_net
+from volpipe.recipe import Infer, NetChoice
+from volpipe.shortage import is_shortage
+from volpipe.worker import peak_bytes
+
+Triple = tuple[int, int, int]
+GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
+GPU_BATCHES = (1, 2, 4, 8)
+LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took so long
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One call of a net.
+
+    Attributes:
+        window: input voxels (z, y, x).
+        kept: of them, those that are not halo.
+        seconds: of the call.
+        num_bytes: that the process took at most, or the GPU's memory where there is one.
+    """
+
+    window: Triple
+    batch: int
+    kept: int
+    seconds: float
+    num_bytes: int
+
+    @property
+    def speed(self) -> float:
+        """Input voxels per second that are not halo."""
+        return self.kept * self.batch / self.seconds
+
+
+def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
+    """Return windows around the net's own, in whole strides, that keep something of their voxels beside `halo`."""
+    found = []
+    for growth in GROWTHS:
+        sizes = zip(facts.window, facts.stride, halo, strict=True)
+        z, y, x = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
+        found.append((z, y, x))
+    return list(dict.fromkeys(found))
+
+
+def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str) -> Iterator[Cost]:
+    """Yield what windows of ascending sizes cost, up to the first that takes too long or more memory than there is."""
+    import torch
+
+    batches = GPU_BATCHES if torch.cuda.is_available() else (1,)
+    for window in windows_to_try(facts, halo):
+        kept = 1
+        for size, h, stride in zip(window, halo, facts.stride, strict=True):
+            kept *= size - 2 * align_up(h, stride)
+        for batch in batches:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                try:
+                    shape = (batch, facts.in_channels, *window)
+                    seconds, num_bytes = pool.submit(_try, choice, infer, shape, search_path).result()
+                except BrokenProcessPool:  # killed for its memory
+                    return
+                except Exception as error:
+                    if is_shortage(error):
+                        return
+                    raise
+            yield Cost(window, batch, kept, seconds, num_bytes)
+            if seconds > LONGEST_CALL:
+                return
+
+
+def best(found: Iterable[Cost], most_bytes: int) -> Cost | None:
+    """Return the fastest of those that take no more than `most_bytes`; of windows that are alike, the smallest."""
+    fitting = [cost for cost in found if cost.num_bytes <= most_bytes]
+    return max(fitting, key=lambda cost: cost.speed, default=None)
+
+
+def _try(choice: NetChoice, infer: Infer, shape: Sequence[int], search_path: str) -> tuple[float, int]:
+    """Return seconds and highest memory of a call with windows of `shape`; the first call is not counted."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = build_net(choice, search_path).to(device)
+    windows = torch.zeros(tuple(shape), device=device)
+    autocast = torch.autocast(device, getattr(torch, infer.precision), enabled=infer.precision != "float32")
+    with torch.inference_mode(), autocast:
+        for _ in range(2):
+            started = time.perf_counter()
+            net(windows).float().cpu()
+            seconds = time.perf_counter() - started
+            if seconds > LONGEST_CALL:
+                break
+    return seconds, torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes()
