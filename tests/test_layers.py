@@ -39,7 +39,7 @@ LAYERS = (
     "programs",
     "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
-    "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
+    "blend ops resolve augment  tissue fetches indexing heap apps.podspec apps.podstatus",
     "formats.container   cells",
     "formats.single",
     "formats.slices      formats.probe",
@@ -59,7 +59,10 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net")),
+    "torch": (
+        ("models.", "dataset"),
+        ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net", "augment"),
+    ),
     "safetensors": ((), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from volpipe.augment import averaged
 from volpipe.blend import span
 from volpipe.errors import NonfiniteError
 from volpipe.grid import Box
@@ -102,7 +103,7 @@ class Runner:
                 data = data.pin_memory().to(self.device, non_blocking=True)
             if choice.channels_last:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
-            out: np.ndarray = self._net(data).float().contiguous().cpu().numpy()[: len(windows)]
+            out: np.ndarray = averaged(self._net, data, choice.augment).contiguous().cpu().numpy()[: len(windows)]
         self.seconds += time.perf_counter() - started
         due = (
             len(windows),

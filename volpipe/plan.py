@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from volpipe.augment import check_augment
 from volpipe.blend import support
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
@@ -254,6 +255,7 @@ def make_plan(
     _check_net(recipe, volume, net)
     shape = volume.spatial_shape
     window, overlap = _windows(recipe.windows, net, shape)
+    check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
     block = _block(recipe, shape, overlap, stride, net.scale)
     core = tuple(b * s * f for b, s, f in zip(block, stride, net.scale, strict=True))

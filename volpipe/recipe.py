@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import volpipe.configs
+from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
 from volpipe.resolve import nearest
@@ -106,6 +107,9 @@ class Tensors(Section):
 class Infer(Section):
     """How the net is run, and whether a block with NaN or infinity in what it gives fails or is kept.
 
+    `augment` is what test-time augmentation takes the mean of: all 8 mirrored forms of a window, or 16 that are also
+    turned by quarters about z; it takes as many times as long.
+
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
     """
@@ -116,6 +120,7 @@ class Infer(Section):
     compile: bool = False
     exact: bool = False
     nonfinite: Literal["refuse", "keep"] = "refuse"
+    augment: Augment = "none"
 
 
 class Output(Section):

@@ -1,0 +1,57 @@
+"""Test-time augmentation: the mean of what a net gives for a window in all its mirrored and turned forms.
+
+Not here: what training does to windows. Forms are taken in one fixed order, so that bits depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from volpipe.errors import PlanError
+
+if TYPE_CHECKING:
+    import torch
+
+Augment = Literal["none", "flips", "rotations"]
+Triple = tuple[int, int, int]
+Z, Y, X = 2, 3, 4  # of a batch of windows (n, c, z, y, x)
+
+
+def forms(augment: Augment) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yield the axes to mirror, and whether y and x change places before: 1, 8 or 16 forms."""
+    turns = (False, True) if augment == "rotations" else (False,)
+    axes = () if augment == "none" else (Z, Y, X)
+    for is_turned, count in itertools.product(turns, range(len(axes) + 1)):
+        yield from ((mirrored, is_turned) for mirrored in itertools.combinations(axes, count))
+
+
+def averaged(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, augment: Augment) -> torch.Tensor:
+    """Return the mean, float32, of the outputs of `net` for all forms of `windows` (n, c, z, y, x), each put back."""
+    total: torch.Tensor | None = None
+    number = 0
+    for mirrored, is_turned in forms(augment):
+        form = windows.transpose(Y, X) if is_turned else windows
+        out = net(form.flip(mirrored).contiguous() if mirrored or is_turned else form).float().flip(mirrored)
+        out = out.transpose(Y, X) if is_turned else out
+        total = out if total is None else total + out
+        number += 1
+    assert total is not None
+    return total if number == 1 else total / number
+
+
+def check_augment(augment: Augment, **sizes: Triple) -> None:
+    """Refuse to turn windows where one of `sizes` (z, y, x) is not the same along y and x.
+
+    Raises:
+        PlanError: with what differs.
+    """
+    if augment != "rotations":
+        return
+    for what, (_, y, x) in sizes.items():
+        if y != x:
+            raise PlanError(
+                f"infer.augment=rotations turns y into x, but {what} is {y} along y and {x} along x; use flips, or "
+                "make them alike"
+            )
