@@ -103,7 +103,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     from volpipe.reach import core_of, halo_errors, real_window
 
     core = core_of(found)
-    voxels = real_window(chosen, facts, found, core, volume)
+    voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module = build_net(chosen.net, str(Path.cwd()))
 
     def run(windows: np.ndarray) -> np.ndarray:

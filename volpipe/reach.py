@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from volpipe.nets import NetFacts
     from volpipe.recipe import Recipe
 
 Triple = tuple[int, int, int]
@@ -256,7 +255,7 @@ def core_of(geometry: Geometry) -> Triple:
 
 
 def real_window(
-    recipe: Recipe, facts: NetFacts, geometry: Geometry, core: Triple, location: str | None = None
+    recipe: Recipe, in_channels: int, geometry: Geometry, core: Triple, location: str | None = None
 ) -> np.ndarray:
     """Return voxels (c, z, y, x), normalised as in a run: `core` with the exact halo around it.
 
@@ -269,13 +268,11 @@ def real_window(
     z, y, x = wanted = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
     if location is None:
         raw = Sample((z, y, x), seed=SEED).raw(Box.of(wanted))
-        voxels = np.repeat(raw[None], facts.in_channels, axis=0)
+        voxels = np.repeat(raw[None], in_channels, axis=0)
     else:
         volume = open_volume(location, recipe.input.key, recipe.input.level)
-        if volume.num_channels != facts.in_channels:
-            raise VolpipeError(
-                f"net {facts.label} takes {facts.in_channels} channels, {volume} has {volume.num_channels}"
-            )
+        if volume.num_channels != in_channels:
+            raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
         start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, wanted, strict=True))
         stop = tuple(a + w for a, w in zip(start, wanted, strict=True))
         voxels = volume.open().read_mirrored(Box(start, stop))
