@@ -172,10 +172,10 @@ def test_files_that_hold_no_weights_are_refused(folder: Path, name: str, content
         build(folder, name="theirs.py:net", weights=name)
 
 
-def test_a_net_that_says_nothing_of_itself_is_taken_at_the_recipes_word(folder: Path) -> None:
+def test_a_net_that_says_nothing_of_itself_is_measured_or_taken_at_the_recipes_word(folder: Path) -> None:
     silent = describe(NetChoice(name="theirs.py:net"), str(folder))
-    assert (silent.in_channels, silent.out_channels, silent.scale) == (1, 1, (1, 1, 1))
-    assert (silent.stride, silent.halo, silent.window) == ((1, 1, 1), (0, 0, 0), (64, 64, 64))
+    assert (silent.in_channels, silent.out_channels, silent.scale) == (1, 2, (1, 1, 1))
+    assert (silent.stride, silent.halo, silent.window) == ((1, 1, 1), (1, 1, 1), (64, 64, 64))
     assert (silent.label, silent.intensity, silent.num_parameters) == ("net", "raw", 2 * 27 + 2)
     said = describe(
         NetChoice(
@@ -210,7 +210,7 @@ def facts_of(folder: Path, **choice: Any) -> tuple[NetChoice, NetFacts]:
 def test_an_output_of_another_shape_than_declared_is_refused(folder: Path) -> None:
     chosen, facts = facts_of(folder, name="theirs.py:net", options={"features": 2}, out_channels=2)
     check_shapes(chosen, facts, (8, 8, 8), str(folder))
-    chosen, facts = facts_of(folder, name="theirs.py:net", options={"features": 2})
+    chosen, facts = facts_of(folder, name="theirs.py:net", options={"features": 2}, out_channels=1)
     with pytest.raises(PlanError, match=r"window \(8, 8, 8\) gives \(2, 8, 8, 8\).* 1 channels mean \(1, 8, 8, 8\)"):
         check_shapes(chosen, facts, (8, 8, 8), str(folder))
     chosen, facts = facts_of(folder, name="upsample", options={"scale": [2, 1, 1]}, scale=(1, 1, 1))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
-GEOMETRY = ("scale", "stride", "halo")
+GEOMETRY = ("scale", "stride", "halo", "out_channels")
 SHIPPED_WEIGHTS = "volpipe:"
 
 log = logging.getLogger(__name__)
@@ -213,8 +213,8 @@ def _describe(choice: NetChoice, search_path: str) -> NetFacts:
         ) from error
 
 
-def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_channels: int) -> dict[str, Triple]:
-    """Return those of scale, stride and halo that a net does not say of itself; none where they cannot be measured."""
+def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_channels: int) -> dict[str, object]:
+    """Return those of GEOMETRY that a net does not say of itself; none where they cannot be measured."""
     log.info("net %s does not say its %s, which is measured", choice.name, ", ".join(keys))
     bare = choice.model_copy(update={"weights": None})
     try:

@@ -49,6 +49,7 @@ class Geometry:
     Attributes:
         scale: output voxels per input voxel.
         stride: by which its own grid repeats: windows, halos and their places must be multiples of it.
+        out_channels: of the output.
         before, after: how far the input that acts on an output voxel lies below and above it, at most.
     """
 
@@ -56,6 +57,7 @@ class Geometry:
     stride: Triple
     before: Triple
     after: Triple
+    out_channels: int = 1
 
     @property
     def halo(self) -> Triple:
@@ -81,12 +83,12 @@ def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
         mixed, positive = _redrawn(build(), positive=False), _redrawn(build().double(), positive=True)
-        scale = _scale(mixed, in_channels)
+        out_channels, scale = _channels_and_scale(mixed, in_channels)
         strides = [_stride(mixed, in_channels, axis, scale[axis]) for axis in range(3)]
         reaches = [_reach(positive, in_channels, axis, strides, scale[axis]) for axis in range(3)]
     (bz, az), (by, ay), (bx, ax) = reaches
     z, y, x = strides
-    return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax))
+    return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
 
 
 def _redrawn(net: nn.Module, *, positive: bool) -> nn.Module:
@@ -119,7 +121,7 @@ def _pool_by_mean(net: nn.Module) -> None:
                 setattr(module, name, mean)
 
 
-def _scale(net: nn.Module, in_channels: int) -> Triple:
+def _channels_and_scale(net: nn.Module, in_channels: int) -> tuple[int, Triple]:
     shape = (max(STRIDES),) * 3
     out = _run(net, _noise((1, in_channels, *shape))).shape
     if len(out) != 5 or any(m % n for m, n in zip(out[2:], shape, strict=True)):
@@ -128,7 +130,7 @@ def _scale(net: nn.Module, in_channels: int) -> Triple:
             "must pad"
         )
     z, y, x = (m // n for m, n in zip(out[2:], shape, strict=True))
-    return z, y, x
+    return out[1], (z, y, x)
 
 
 def _stride(net: nn.Module, in_channels: int, axis: int, scale: int) -> int:
@@ -145,13 +147,21 @@ def _stride(net: nn.Module, in_channels: int, axis: int, scale: int) -> int:
             moved = _run(net, line.narrow(2 + axis, shift, length))
             first, count = length // 3 * scale, length // 6 * scale
             difference = still.narrow(2 + axis, first + shift * scale, count) - moved.narrow(2 + axis, first, count)
-            if float(difference.abs().max()) <= SAME * largest:
+            if float(difference.abs().max()) <= SAME * largest and _takes(net, line, axis, length + shift, scale):
                 return shift
         length *= 2
     raise UnmeasurableError(
         f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
         f"up to {MOST_LENGTH}; layers that look at the whole window (norms, attention) do that"
     )
+
+
+def _takes(net: nn.Module, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
+    """Return whether windows may be so long along `axis`: nets that shift by one may still want whole multiples."""
+    try:
+        return _run(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
+    except UnmeasurableError:
+        return False
 
 
 def _reach(net: nn.Module, in_channels: int, axis: int, strides: Sequence[int], scale: int) -> tuple[int, int]:
@@ -183,8 +193,11 @@ def _gradients(net: nn.Module, shape: tuple[int, ...], axis: int, places: range)
         acts = np.zeros(shape[1 + axis], bool)
         for _ in range(DRAWS):
             window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
-            with torch.enable_grad():
-                (slope,) = torch.autograd.grad(net(window).select(2 + axis, place).sum(), window)
+            try:
+                with torch.enable_grad():
+                    (slope,) = torch.autograd.grad(net(window).select(2 + axis, place).sum(), window)
+            except Exception as error:  # whatever the net's code makes of it, and code without a gradient
+                raise UnmeasurableError(f"no gradient comes through it: {error}") from error
             acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
         if not acts.any():
             raise UnmeasurableError(f"nothing that goes in acts on output voxel {place} along axis {'zyx'[axis]}")
