@@ -37,6 +37,7 @@ LAYERS = (
     "programs",
     "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
+    "access",
     "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
     "formats.container   cells",
     "formats.single",
