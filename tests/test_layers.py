@@ -36,6 +36,7 @@ LAYERS = (
     "nets measure        region findings",
     "programs",
     "recipe journal sites sample convert survey checkup",
+    "growth",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
     "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -223,12 +223,13 @@ class Reader:
 class Writer:
     """An open array to be written by whole chunks or shards, which appear whole or not at all."""
 
-    def __init__(self, folder: Location) -> None:
+    def __init__(self, folder: Location, into: Location | None = None) -> None:
         if isinstance(folder, remote.Remote):
             remote.check_writable(folder)
         header = read_header(folder)
         if header is None:
             raise VolumeError(f"no array at {folder}; create it before writing to it")
+        header = header if into is None else replace(header, folder=into)
         if header.unsupported:
             raise VolumeError(f"{folder}: {header.unsupported} cannot be written")
         self.header = header
@@ -262,10 +263,16 @@ class Writer:
         return damage.read(self.header.folder, self.header, self._array, box.slices)
 
 
-def open_writer(path: str | Path, key: str) -> Writer:
-    """Return this process's writer of an array that `create_array` made; the same one each time."""
+def open_writer(path: str | Path | remote.Remote, key: str, into: Location | None = None) -> Writer:
+    """Return this process's writer of an array that `create_array` made; the same one each time.
+
+    Args:
+        path: the container.
+        key: the array in it.
+        into: where its chunks go; beside its metadata where it is not said.
+    """
     folder = absolute(path) / key.strip("/")
-    return _once(folder, "write", lambda: Writer(folder))
+    return _once(folder, ("write", into), lambda: Writer(folder, into))
 
 
 T = TypeVar("T", Reader, Writer)
@@ -276,17 +283,17 @@ _lock = threading.Lock()
 def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
     """Return what was made for this folder and purpose in this process, anew if the metadata have changed since."""
     place = (os.getpid(), folder, purpose)
-    state = _state(folder)
+    now = state(folder)
     known = _opened.get(place)
-    if known is None or known[0] != state:
+    if known is None or known[0] != now:
         with _lock:
             known = _opened.get(place)
-            if known is None or known[0] != state:
-                known = _opened[place] = (state, make())
+            if known is None or known[0] != now:
+                known = _opened[place] = (now, make())
     return known[1]  # type: ignore[return-value]  # the purpose decides which
 
 
-def _state(folder: Location) -> tuple[object, ...]:
+def state(folder: Location) -> tuple[object, ...]:
     """Return what changes when an array's metadata do; a folder of slices has none but its names."""
     within = single.split(folder)
     if within is not None:
