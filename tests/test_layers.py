@@ -34,6 +34,7 @@ LAYERS = (
     "wanted              sums checksums",
     "plan",
     "nets measure        region findings",
+    "descriptions",
     "programs",
     "recipe journal sites sample convert survey checkup",
     "growth",

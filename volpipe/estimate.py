@@ -308,7 +308,7 @@ class _Sums:
         if not capacity:
             return 1.0
         chunk = _spatial(self.volume, self.volume.chunks)
-        along = [[(a // c, b // c) for a, b in _ends(self.plan, axis)] for axis, c in enumerate(chunk)]
+        along = tuple(tuple((a // c, b // c) for a, b in _ends(self.plan, axis)) for axis, c in enumerate(chunk))
         stored = self.plan.mode == "stored"
         seconds = self.product("windows") * (self.rates.factor_seconds if stored else self.rates.infer_seconds)
         bundle = units_per_task(self.product("blocks"), seconds)
@@ -343,9 +343,10 @@ class _Sums:
 
     @property
     def output_files(self) -> int:
-        """Files of chunks or shards and of metadata: two per array and group in Zarr v2, one elsewhere."""
+        """Files of chunks or shards and of metadata, two per array and group in Zarr v2, one elsewhere: its group, the
+        one of its runs, and its levels."""
         levels = len(self.plan.factors)
-        metadata = (1 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
+        metadata = (2 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:
