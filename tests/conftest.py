@@ -47,3 +47,12 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         yield served
+
+
+@pytest.fixture
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    from command import processes_in  # which imports this module
+
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()

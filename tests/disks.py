@@ -1,23 +1,36 @@
-"""Small disks for tests, mounted in memory: only root can make them, so that others skip."""
+"""Small disks in memory, for tests and for scripts/chaos: only root can mount them, so that others skip."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 
+@lru_cache
+def may_mount() -> bool:
+    """Return whether this process has the rights to mount, which root in a container need not have."""
+    return os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="only root may mount a small disk")
+
+
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[None]:
-    """Mount a disk in memory at the folder `place`, with `options` such as size=1m or nr_inodes=50."""
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("only root may mount a small disk")
+def small_disk(place: Path, options: str = "size=50m") -> Iterator[Callable[[str], None]]:
+    """Mount a disk at the new folder `place`, with `options` such as nr_inodes=50; gives what mounts it with others."""
+    place.mkdir()
+
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True, capture_output=True)
+
+    mount(options)
     try:
-        yield
+        yield lambda options: mount(f"remount,{options}")
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from command import Ended, begin, finish, processes_in, set_each, wait_until
-from volumes import noise, windowed, write_volume
+import pytest
+from command import Ended, begin, finish, giver, processes_in, set_each, wait_until
+from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.journal import read_records
 
@@ -157,6 +158,15 @@ class Slow:
 
     def _calls(self, session: int) -> Path:
         return self.folder / f"calls.{session}"
+
+
+def made_in_one_go(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the fingerprint of what nothing disturbs, in threads of this process and without the net's delay."""
+    slow = Slow(folder, seconds=0, mode=mode)
+    command = [part if part != "local" else "threads" for part in slow.command]
+    ended = giver(slow.folder, monkeypatch, capsys)(*command)
+    assert ended.code == 0, ended.err
+    return fingerprint(slow.out)
 
 
 def has_torch(process: psutil.Process) -> bool:

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chaos import Round, small_disk
-from command import giver, processes_in
-from disturbance import Slow
-from volumes import fingerprint
+from chaos import Round
+from disks import needs_mounts, small_disk
+from disturbance import Slow, made_in_one_go
+
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """The fingerprint of what one go makes, in threads of this process."""
-    slow = Slow(tmp_path / "undisturbed", seconds=0, mode="streamed")
-    command = [part if part != "local" else "threads" for part in slow.command]
-    ended = giver(slow.folder, monkeypatch, capsys)(*command)
-    assert ended.code == 0, ended.err
-    return fingerprint(slow.out)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
+    return made_in_one_go(tmp_path / "undisturbed", "streamed", monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -56,11 +43,10 @@ def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturb
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@needs_mounts
 def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    (tmp_path / "disk").mkdir()
     with small_disk(tmp_path / "disk") as remount:
         slow = Slow(tmp_path / "starved", seconds=0, mode="streamed", place=tmp_path / "disk")
         round = Round(slow, random.Random(3))

@@ -47,8 +47,7 @@ def divisions(draw: st.DrawFn) -> tuple[tuple[int, ...], list[str]]:
     return shape, windowed(window, overlap, block, draw(st.sampled_from(FAMILIES)))
 
 
-TIMED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # of a machine that does other work
-SLOW = settings(deadline=None, max_examples=25, suppress_health_check=TIMED)
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SLOW

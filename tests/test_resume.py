@@ -6,13 +6,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from command import begin, finish, giver, processes_in, wait_until
-from disturbance import NUM_BLOCKS, Slow, blocks_by_window
+from disturbance import NUM_BLOCKS, Slow, blocks_by_window, made_in_one_go
 from volumes import fingerprint
 
 from volpipe import tensors, worker
@@ -23,22 +22,12 @@ from volpipe.worker import Job
 
 ALL_BLOCKS = set(blocks_by_window().values())  # others have no window
 
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: str) -> str:
-    """The fingerprint of what one go makes, in threads of this process and without the net's delay."""
-    slow = Slow(tmp_path / "undisturbed", seconds=0, mode=mode)
-    command = [part if part != "local" else "threads" for part in slow.command]
-    ended = giver(slow.folder, monkeypatch, capsys)(*command)
-    assert ended.code == 0, ended.err
-    return fingerprint(slow.out)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
+    return made_in_one_go(tmp_path / "undisturbed", mode, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import parsl
 import pytest
 from command import Ended, begin, finish, giver, processes_in, sentences, wait_until
+from disks import may_mount, needs_mounts, small_disk
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
@@ -100,23 +99,6 @@ def rows(ended: Ended) -> dict[str, list[str]]:
     return {
         cells[0]: cells[1:] for cells in ([part.strip() for part in line.split("  ") if part.strip()] for line in lines)
     }
-
-
-def needs_root() -> None:
-    if os.getuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
-        pytest.skip("mounts need root, and its rights")
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """Give a disk in memory at `folder`."""
-    needs_root()
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def put_package(trial: Trial, name: str, code: str) -> None:
@@ -226,7 +208,8 @@ def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: l
 
 
 def in_own_mounts(trial: Trial, mount: str) -> None:
-    needs_root()
+    if not may_mount():
+        pytest.skip("only root may mount")
     trial.init = OWN_MOUNTS.format(copy=trial.folder / "copy.sh", mount=mount)
 
 
@@ -281,8 +264,10 @@ def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@needs_mounts
 def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
-    with mounted(trial.folder / "small", "size=4m,nr_inodes=500") as trial.out:
+    trial.out = trial.folder / "small"
+    with small_disk(trial.out, "size=4m,nr_inodes=500"):
         ended = trial.check()
     here, files_here, there, files_there = sentences(ended)
     assert ended.code == 1
@@ -293,8 +278,10 @@ def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
+@needs_mounts
 def test_a_full_disk_is_named_and_nothing_is_started(trial: Trial) -> None:
-    with mounted(trial.folder / "full", "size=1m") as trial.out:
+    trial.out = trial.folder / "full"
+    with small_disk(trial.out, "size=1m"):
         (trial.out / "data").write_bytes(bytes(1 << 20))
         ended = trial.check(blocks=0)
     (sentence,) = sentences(ended)

@@ -165,12 +165,7 @@ def execute(
         with _logging_to(folder.log), Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
-                _clean(plan, folder, keep_tensors)
-                if not is_sealed(folder):  # a driver was killed between its last mark and the end
-                    seal(
-                        folder, plan, _findings(Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted)))
-                    )
-                return Report(plan, folder.path, was_complete=True)
+                return _close(wanted, folder, journal, keep_tensors)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
@@ -191,6 +186,16 @@ def execute(
                 report.seams = _seams(wanted)
             seal(folder, plan, _findings(report))
             return report
+
+
+def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
+    """Return the report of a run that was complete, closed now if its driver was killed before it could."""
+    plan = wanted.plan
+    _clean(plan, folder, keep_tensors)
+    if not is_sealed(folder):
+        report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
+        seal(folder, plan, _findings(report))
+    return Report(plan, folder.path, was_complete=True)
 
 
 def preview(plan: Plan, start: Start | None) -> Appraisal:
