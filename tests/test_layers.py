@@ -51,7 +51,7 @@ LAYERS = (
     "formats.metadata formats.inflation formats.pictures",
     "formats.files",
     "formats.remote",
-    "errors grid interrupts",
+    "errors grid interrupts quota",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")}
