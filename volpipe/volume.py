@@ -132,6 +132,8 @@ def _only_key(container: Location, key: str) -> str:
         raise VolumeError(f"{folder} is a plate of images; choose one by its key: {_listed(images) or 'it names none'}")
     _check_exists(container, key)
     names = list(walk(folder, enter_groups=False))
+    if not names and isinstance(container, Path) and container.is_file():
+        raise VolumeError(f"no volume in {folder}: it holds no array of numbers with voxels")
     if not names:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
