@@ -200,3 +200,24 @@ def test_a_copy_that_met_damage_goes_on_when_that_is_mended(tmp_path: Path) -> N
     made = convert(source, tmp_path / "b.out", CHOICES["n5"], on_progress=lambda *n: told.append(n))
     assert told == [(told[0][1], told[0][1])]
     assert np.array_equal(made.open()[...], source.open()[...])
+
+
+def test_the_command_copies_into_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    command = [
+        sys.executable,
+        "-m",
+        "volpipe",
+        "convert",
+        "--workers",
+        "2",
+        str(tmp_path / "a.n5"),
+        "s3://cells/b.zarr",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "wrote s3://cells/b.zarr in" in ended.stdout
+    assert np.array_equal(open_volume("s3://cells/b.zarr").open()[...], source.open()[...])
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "exists already" in ended.stderr) == (2, True)
