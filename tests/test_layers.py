@@ -29,7 +29,7 @@ LAYERS = (
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",
-    "factor infer reassemble pyramid scan",
+    "factor infer reassemble pyramid scan memory",
     "tensors windows output schedule shortage",
     "wanted              sums checksums",
     "plan",
