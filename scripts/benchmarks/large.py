@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from volpipe.appraisal import appraise
 from volpipe.folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 MIB = 2**20
 
 
@@ -30,13 +31,23 @@ class Peaks:
     worker: int = 0
     together: int = 0
 
-    def look(self, driver: psutil.Process) -> None:
+    def look(self, driver: psutil.Process, folder: Path) -> None:
         """Take into account what is there now."""
         own = resident(driver)
-        others = [resident(process) for process in driver.children(recursive=True)]
+        others = [resident(process) for process in others_of(driver, folder)]
         self.driver = max(self.driver, own)
         self.worker = max(self.worker, *others, 0)
         self.together = max(self.together, own + sum(others))
+
+
+def others_of(driver: psutil.Process, folder: Path) -> set[psutil.Process]:
+    """Return the processes of the run in `folder` beside its driver; worker pools are no children of it."""
+    pools = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
+    found = set(pools) - {driver}
+    for process in (driver, *pools):
+        with suppress(psutil.NoSuchProcess):
+            found.update(process.children(recursive=True))
+    return found - {driver}
 
 
 def resident(process: psutil.Process) -> int:
@@ -48,7 +59,7 @@ def resident(process: psutil.Process) -> int:
 
 
 def watched(location: str, out: Path) -> Peaks:
-    """Return the peaks of `volpipe run` over `location`, looked at five times a second."""
+    """Return the peaks of `volpipe run` over `location`, looked at twice a second."""
     options = [part for setting in SETTINGS for part in ("--set", setting)]
     command = [sys.executable, "-m", "volpipe", "run", "--out", str(out), *options, location]
     peaks = Peaks()
@@ -56,7 +67,7 @@ def watched(location: str, out: Path) -> Peaks:
         driver = psutil.Process(process.pid)
         while process.poll() is None:
             try:
-                peaks.look(driver)
+                peaks.look(driver, run_folder(out))
             except psutil.NoSuchProcess:
                 break
             time.sleep(LOOK_SECONDS)
