@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bucket import ACCESS_KEY, SECRET_KEY, Bucket, serving
 from hypothesis import settings
+
+from volpipe.formats import remote
 
 # How long an example takes says what else the machine does.
 settings.register_profile("untimed", deadline=None)
@@ -35,6 +38,20 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared data folder is not beside the project")
     return SHARED
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """A bucket that this process is told of, and may use."""
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", *remote.ROLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no such file"))
+    with serving() as served:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        yield served
 
 
 @pytest.fixture

@@ -228,13 +228,16 @@ def test_nothing_is_overwritten_and_what_does_not_fit_is_refused(tmp_path: Path)
     (tmp_path / "b.tif").write_bytes(b"precious")
     (tmp_path / "c.zarr").mkdir()
     (tmp_path / "d.npy.partial").touch()
+    (tmp_path / "f.npy.partial").mkdir()
+    (tmp_path / "f.npy.partial/mine").touch()
     expected = {
         ("b.tif", Choice()): "exists already",
         ("c.zarr", Choice()): "exists already",
         ("a.n5", Choice()): "exists already",
         ("a.n5/raw", Choice()): "exists already",
         ("a.n5/raw/inside", Choice()): "inside the volume",
-        ("d.npy", Choice()): r"d\.npy\.partial exists: another copy is being made",
+        ("f.npy", Choice()): r"f\.npy\.partial exists, and is no copy that was stopped",
+        ("d.npy", Choice()): r"d\.npy\.partial cannot be made: File exists",
         ("e.xyz", Choice()): "no format is known by that name",
         ("e.xyz", Choice("jpeg")): "format 'jpeg' is not known; use n5",
         ("e.tif/raw", Choice()): "would be a file of one array",
@@ -316,7 +319,7 @@ def test_a_killed_copy_leaves_no_process_and_no_copy_under_its_name(tmp_path: Pa
     with copying(tmp_path) as (process, _):
         process.send_signal(signal.SIGKILL)
         assert process.wait(20) == -signal.SIGKILL
-    assert (tmp_path / "b.n5.partial").exists()  # for its user to remove
+    assert (tmp_path / "b.n5.partial").exists()  # for the same command to go on with
 
 
 def test_a_terminated_copy_leaves_nothing(tmp_path: Path) -> None:

@@ -79,11 +79,13 @@ def test_a_chunk_that_stays_in_memory_is_fetched_once_by_each_worker_that_needs_
 
 
 def test_what_does_not_stay_in_memory_is_fetched_again() -> None:
-    row, wide = [(0, 1), (1, 2), (2, 3)], [(0, 2), (1, 3)]
-    assert fetched_share([[(0, 0)], [(0, 0)], wide], 3, 1, 1) == 4 / 6  # the second block shares two with the first
-    assert fetched_share([[(0, 0)], [(0, 0)], wide], 1, 1, 1) == 1
-    assert fetched_share([[(0, 0)], [(0, 0)], row], 2, 2, 1) == 1  # the two workers' blocks share none with their last
-    assert fetched_share([[(0, 0)], row, row], 10**6, 1, 1) == 16 / 36
+    row, wide = ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3))
+    assert fetched_share((((0, 0),), ((0, 0),), wide), 3, 1, 1) == 4 / 6  # the second block shares two with the first
+    assert fetched_share((((0, 0),), ((0, 0),), wide), 1, 1, 1) == 1
+    assert (
+        fetched_share((((0, 0),), ((0, 0),), row), 2, 2, 1) == 1
+    )  # the two workers' blocks share none with their last
+    assert fetched_share((((0, 0),), row, row), 10**6, 1, 1) == 16 / 36
 
 
 @FEW

@@ -228,6 +228,13 @@ def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path) -> None:
             open_volume(tmp_path / "a.h5", key)
 
 
+def test_a_file_without_volumes_says_so_and_speaks_of_no_folders(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group("empty")
+    with pytest.raises(VolumeError, match=r"no volume in .*a\.h5: it holds no array of numbers with voxels$"):
+        open_volume(tmp_path / "a.h5")
+
+
 def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import tempfile
 import tracemalloc
@@ -77,8 +78,8 @@ def test_every_type_in_both_byte_orders(tmp_path: Path, dtype: str, order: str) 
     check_reads(volume, data)
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_fortran_order_and_both_versions(tmp_path: Path, version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_fortran_order_and_all_versions(tmp_path: Path, version: tuple[int, int]) -> None:
     data = noise((2, 5, 7, 9), "int16")
     with (tmp_path / "a.npy").open("wb") as stream:
         np.lib.format.write_array(stream, np.asfortranarray(data), version=version)
@@ -187,3 +188,11 @@ def test_bytes_that_are_read_are_counted(tmp_path: Path) -> None:
     reader, before = open_volume(tmp_path / "a.npy").open(), transferred()
     reader.read(Box((1, 0, 0), (3, 10, 10)))
     assert transferred().read - before.read == 2 * 10 * 10 * 2
+
+
+@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
+def test_a_packed_file_is_to_be_unpacked_first(tmp_path: Path, module: str) -> None:
+    packed = importlib.import_module(module).compress(save(tmp_path / "a.npy", noise((4, 5, 6))).read_bytes())
+    (tmp_path / "a.npy.packed").write_bytes(packed)
+    with pytest.raises(VolumeError, match=r"a\.npy\.packed is packed by (gzip|bzip2|xz), .* unpack it first"):
+        open_volume(tmp_path / "a.npy.packed")

@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 import z5py
 import zarr
-from bucket import ACCESS_KEY, SECRET_KEY, Bucket, Server, serving
+from bucket import ACCESS_KEY, SECRET_KEY, Bucket, Server
 from command import Give, giver
 from inline import Inline, Stopped
 
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
-from volpipe.formats import remote
 from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
@@ -43,20 +42,6 @@ from volpipe.volume import (
 DATA = np.random.default_rng(3).integers(0, 60_000, (20, 24, 28)).astype(np.uint16)
 LAYOUTS = {"n5": ("n5", None), "zarr2": ("zarr2", None), "zarr3": ("zarr3", None), "shards": ("zarr3", (16, 16, 16))}
 GROUPS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
-    """A bucket that this process is told of, and may use."""
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", *remote.ROLES):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no such file"))
-    with serving() as served:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
-        monkeypatch.setenv("AWS_REGION", "eu-west-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
-        yield served
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate, Rates, Slots, array_bytes, estimate, upper_bounds
+from volpipe.estimate import Estimate, Rates, Slots, estimate, upper_bounds
 from volpipe.formats.files import locate
+from volpipe.memory import array_bytes
 from volpipe.plan import ENOUGH_BLOCKS, Plan, Triple, make_plan
 from volpipe.volume import Volume
 

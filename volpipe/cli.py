@@ -254,7 +254,7 @@ def sample(
 @app.command()
 def convert(
     volume: Annotated[str, typer.Argument(help="A volume of any format, or an array inside a container.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
     format: Annotated[
         str, typer.Option(help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy.")
     ] = "auto",

@@ -1,46 +1,40 @@
 """A volume copied from one format to another, box by box, in parallel, with its voxel size; whole, or not at all.
 
-Not here: how a format is read or written (formats), pyramids (a run makes them). What is written grows beside its
-place, under the name with `.partial` behind it, and is renamed when it is whole.
+Not here: how a format is read or written (formats), where a copy is until it is whole (growth), pyramids (a run makes
+them).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from volpipe.access import state
 from volpipe.errors import VolumeError
 from volpipe.formats import hdf5, mrc, npy, tiff
-from volpipe.formats.container import absolute, create_groups
+from volpipe.formats.container import absolute, inside
+from volpipe.formats.files import Location
 from volpipe.formats.flat import Part, num_bytes
 from volpipe.formats.metadata import Place
+from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import Box, Grid
-from volpipe.volume import (
-    ArraySpec,
-    Level,
-    Multiscale,
-    Volume,
-    create_array,
-    create_multiscale,
-    open_volume,
-    open_writer,
-)
+from volpipe.growth import FOLDERS, Target, growing
+from volpipe.volume import ArraySpec, Volume, open_volume
 
-FOLDERS = {"n5": "n5", "zarr2": "zarr2", "zarr3": "zarr3", "ome-zarr-0.4": "zarr2", "ome-zarr-0.5": "zarr3"}
 CODECS = {
     **dict.fromkeys(FOLDERS, ("zstd", "gzip", "raw")),
     "n5": ("gzip", "zstd", "raw"),
@@ -88,49 +82,6 @@ class Choice:
     codec: str = "auto"
 
 
-@dataclass(frozen=True)
-class Target:
-    """A copy that is to be made: where, and of what shape and type.
-
-    Attributes:
-        path: the container, a file or a folder.
-        key: the array, or the group of an OME-Zarr, in it.
-        format: one of FORMATS.
-        spec: the array, (z, y, x) or (c, z, y, x).
-        where: its voxel size and origin.
-    """
-
-    path: Path
-    key: str
-    format: str
-    spec: ArraySpec
-    where: Place
-
-    @property
-    def is_folder(self) -> bool:
-        return self.format in FOLDERS
-
-    @property
-    def is_group(self) -> bool:
-        return self.format.startswith("ome")
-
-    @property
-    def partial(self) -> Path:
-        """Where the copy grows."""
-        return self.path.with_name(f"{self.path.name}.partial")
-
-    @property
-    def array_key(self) -> str:
-        return f"{self.key}/s0".lstrip("/") if self.is_group else self.key
-
-    @property
-    def unit(self) -> tuple[int, ...]:
-        """Voxels (z, y, x) that are written at once: a shard, a chunk, or a plane."""
-        if self.is_folder or self.format == "hdf5":
-            return (self.spec.shards or self.spec.chunks)[-3:]
-        return (1, *self.spec.shape[-2:])
-
-
 def convert(
     volume: Volume,
     out: str | os.PathLike[str],
@@ -143,7 +94,8 @@ def convert(
 
     N5 and Zarr are written by processes, each whole chunks or shards; a single file is written in order by this
     process, while threads read ahead. Memory is a few boxes of MAX_BOX_BYTES for each worker, whatever the volume;
-    where a shard, or a plane of a single file, is larger, that is the box.
+    where a shard, or a plane of a single file, is larger, that is the box. Where a copy to N5 or Zarr was stopped, the
+    same call goes on with it; a single file is begun anew.
 
     Args:
         volume: what to copy; its channels are stored before z, in TIFF within z.
@@ -153,21 +105,22 @@ def convert(
         on_progress: called with the number of boxes copied and the number of boxes, after each.
 
     Raises:
-        VolumeError: `out` exists, the format cannot hold such a volume, or there is no room for it.
+        VolumeError: `out` exists, the format cannot hold such a volume, there is no room for it, or a part of another
+            copy is in the way.
     """
     target = plan_copy(volume, out, choice or Choice())
     boxes = Grid(volume.spatial_shape, _cell(target, volume))
     tell = on_progress or (lambda done, total: None)
-    with _growing(target):
+    with growing(target, _identity(target, volume, boxes)) as tally:
         if target.is_folder:
-            _create(target)
-            for done, _ in enumerate(_written(target, volume, boxes, workers), start=1):
-                tell(done, len(boxes))
+            for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
+                tally.add(number)
+                tell(len(tally), len(boxes))
         else:
             with contextlib.closing(_parts(target, volume, boxes, workers, tell)) as parts:
                 _write_file(target, parts)
                 next(parts, None)  # so that it tells of the last box
-    return open_volume(target.path, target.array_key)
+    return open_volume(str(target.path), target.array_key)
 
 
 def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Target:
@@ -176,14 +129,13 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     Raises:
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
     """
-    place = absolute(out)
-    if not isinstance(place, Path):
-        raise VolumeError(
-            f"copies are written to a disk, not to {out}; `volpipe run` writes there, also with net identity"
-        )
-    path, key, format = _place(place, choice.format)
+    path, key, format = _place(absolute(out), choice.format)
     if format not in FORMATS:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(FORMATS)}")
+    if isinstance(path, Remote):
+        check_writable(path)
+        if format not in FOLDERS:
+            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(FOLDERS)}")
     if key and not (format in FOLDERS or format == "hdf5"):
         raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
     if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
@@ -196,18 +148,19 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     return target
 
 
-def _place(out: Path, format: str) -> tuple[Path, str, str]:
+def _place(out: Location, format: str) -> tuple[Location, str, str]:
     """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
-    for path in (out, *out.parents):
+    places: tuple[Location, ...] = (out, *out.parents)
+    for path in places:
         suffix = path.suffix.lower()
         if suffix in SUFFIXES:
-            return path, "/".join(out.relative_to(path).parts), SUFFIXES[suffix] if format == "auto" else format
+            return path, "/".join(inside(out, path)), SUFFIXES[suffix] if format == "auto" else format
     if format == "auto":
         raise VolumeError(f"{out}: no format is known by that name; add one of {', '.join(SUFFIXES)}, or give --format")
     return out, "", format
 
 
-def _spec(volume: Volume, format: str, path: Path, choice: Choice) -> ArraySpec:
+def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
     """Return the array that `format` will hold; its voxel size is in its attributes, where those are its place."""
     codec = CODECS[format][0] if choice.codec == "auto" else choice.codec
     if codec not in CODECS[format]:
@@ -222,7 +175,7 @@ def _spec(volume: Volume, format: str, path: Path, choice: Choice) -> ArraySpec:
     shard = tuple(_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
     return ArraySpec(
         shape=(*channels, *shape),
-        dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), path) if format == "mrc" else volume.dtype,
+        dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
         chunks=(*(1 for _ in channels), *chunk),
         shards=(*channels, *(choice.shard or shard)) if FOLDERS.get(format) == "zarr3" else None,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
@@ -243,66 +196,35 @@ def _attributes(volume: Volume, format: str) -> dict[str, object]:
 
 def _check_free(target: Target, volume: Volume) -> None:
     """Raise where something is in the way, or the disk too small for what is not compressed."""
-    place = target.path / target.key if target.is_folder else target.path
-    source = Path(volume.path) / volume.key
-    if place.exists():
+    place, source = target.place, volume.folder
+    if isinstance(place, Path) and place.exists():  # in a bucket a copy that goes on has left chunks there
         raise VolumeError(f"{place} exists already; remove it, or write to another place")
     if source == place or source in place.parents:
         raise VolumeError(f"{place} would lie inside the volume {source}; choose another place")
     if target.is_folder or target.spec.codec != "raw":
         return
+    assert isinstance(target.path, Path)
     folder = next(parent for parent in target.path.parents if parent.is_dir())
     needed, free = num_bytes(target.spec.shape, target.spec.dtype), shutil.disk_usage(folder).free
     if needed > free:
         raise VolumeError(f"{target.path} needs {needed} bytes and {folder} has {free}; make room, or write elsewhere")
 
 
-@contextlib.contextmanager
-def _growing(target: Target) -> Iterator[None]:
-    """Make an empty place for the copy to grow at; then put it in its place, or remove it on any other way out."""
-    _claim(target)
-    try:
-        yield
-        _publish(target)
-    finally:
-        if target.is_folder:
-            shutil.rmtree(target.partial, ignore_errors=True)
-        else:
-            target.partial.unlink(missing_ok=True)
-
-
-def _claim(target: Target) -> None:
-    """Make the empty place, which nobody else may have made."""
-    partial = target.partial
-    if target.is_folder and target.path.exists():
-        create_groups(target.path, target.key, FOLDERS[target.format])
-    try:
-        if not partial.parent.is_dir():
-            partial.parent.mkdir(parents=True)
-        if target.is_folder:
-            partial.mkdir()
-        else:
-            partial.touch(exist_ok=False)
-    except OSError as error:
-        if isinstance(error, FileExistsError) and partial.parent.is_dir():
-            raise VolumeError(
-                f"{partial} exists: another copy is being made, or was killed; remove it if none is at work"
-            ) from error
-        raise VolumeError(f"{partial} cannot be made: {error.strerror}; choose another place") from error
-
-
-def _publish(target: Target) -> None:
-    if target.is_folder and target.key and target.path.exists():
-        create_groups(target.path, target.key, FOLDERS[target.format])
-        place = target.path / target.key
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
-            (target.partial / target.key).rename(place)
-            return
-    elif not target.path.exists():
-        target.partial.rename(target.path)
-        return
-    raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
+def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
+    """Return what must be the same where a copy goes on that was stopped, or its boxes would be others."""
+    spec = target.spec
+    return {
+        "volume": str(volume),
+        "shape": volume.shape,
+        "metadata": state(volume.folder) if isinstance(volume.folder, Path) else (),
+        "key": target.key,
+        "format": target.format,
+        "dtype": str(spec.dtype),
+        "chunk": spec.chunks,
+        "shard": spec.shards,
+        "codec": spec.codec,
+        "box": boxes.cell,
+    }
 
 
 def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
@@ -330,38 +252,39 @@ def _up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def _create(target: Target) -> None:
-    create_array(target.partial, target.array_key, target.spec, FOLDERS[target.format])
-    if target.is_group:
-        where, name = target.where, re.sub(r"\.zarr$", "", target.path.name)
-        levels = Multiscale((Level("s0"),), target.spec.axes, where.voxel_size_nm, where.origin_nm, name)
-        create_multiscale(target.partial, levels, format=target.format, key=target.key)
-
-
-def _written(target: Target, volume: Volume, boxes: Grid, workers: int) -> Iterator[None]:
-    """Write every box, yielding after each; at most two boxes a worker wait."""
+def _written(target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], workers: int) -> Iterator[int]:
+    """Write the boxes of these `numbers`, yielding each when it is whole; at most two boxes a worker wait."""
     if workers == 1:
-        for number in range(len(boxes)):
+        for number in numbers:
             _copy_box(target, volume, boxes.box(number))
-            yield
+            yield number
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         try:
-            waiting = set()
-            for number in range(len(boxes)):
-                waiting.add(pool.submit(_copy_box, target, volume, boxes.box(number)))
-                while len(waiting) >= 2 * workers or (waiting and number == len(boxes) - 1):
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                        yield
+            yield from _written_by(pool, target, volume, boxes, numbers, 2 * workers)
         except BrokenProcessPool as error:
             raise VolumeError(
                 f"a process that wrote {target.path} was killed, maybe for want of memory; try fewer workers"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _written_by(
+    pool: ProcessPoolExecutor, target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], most: int
+) -> Iterator[int]:
+    left, waiting = iter(numbers), dict[Future[None], int]()
+    while True:
+        for number in itertools.islice(left, most - len(waiting)):
+            waiting[pool.submit(_copy_box, target, volume, boxes.box(number))] = number
+        if not waiting:
+            return
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            number = waiting.pop(future)
+            future.result()
+            yield number
 
 
 def _end_with_parent() -> None:
@@ -379,7 +302,7 @@ def _end_with_parent() -> None:
 
 def _copy_box(target: Target, volume: Volume, box: Box) -> None:
     data = volume.open().read(box)
-    writer = open_writer(target.partial, target.array_key)
+    writer = target.open()
     if len(target.spec.shape) == 4:
         writer.write(Box((0, *box.start), (len(data), *box.stop)), data)
     else:
@@ -410,7 +333,7 @@ def _parts(target: Target, volume: Volume, boxes: Grid, workers: int, tell: OnPr
 
 
 def _write_file(target: Target, parts: Iterable[Part]) -> None:
-    path, spec = target.partial, target.spec
+    path, spec = Path(str(target.draft)), target.spec
     try:
         if target.format == "hdf5":
             hdf5.write(path, target.key, spec, parts)

@@ -17,14 +17,13 @@ from volpipe.blend import support
 from volpipe.fetches import fetched_share
 from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
+from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
 from volpipe.schedule import bundle_size
 from volpipe.sums import Sums
 from volpipe.volume import Volume
 from volpipe.windows import CACHE_BYTES
 
-WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
-SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
 BLOCKS_WAITING = 64  # whose windows lie in scratch at most, as the schedule has it
 
 
@@ -189,7 +188,7 @@ def estimate(
         output_files=math.ceil(share * sums.output_files),
         scratch_bytes=windows * sums.rates.window_bytes + voxels * sums.rates.sum_bytes,
         scratch_files=files + sum_files,
-        memory_bytes=rates.peak_bytes * SAFETY if rates else WORKER_BYTES + array_bytes(plan),
+        memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None),
         seconds=slots.seconds(stages) if rates else None,
     )
 
@@ -205,22 +204,6 @@ def upper_bounds(plan: Plan) -> Rates:
     voxel = float(channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
     return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0)
-
-
-def array_bytes(plan: Plan) -> int:
-    """Return what a worker that infers holds in arrays, without what the net itself takes.
-
-    Two blocks of voxels (one is read ahead), two sums (one is written meanwhile) with the part that is rounded, and
-    the windows that wait.
-    """
-    channels, out = plan.source.num_channels, plan.net.out_channels
-    itemsize = np.dtype(plan.source.dtype).itemsize
-    box = plan.lattice.input_box(0).num_voxels if plan.mode == "streamed" else 0
-    batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
-    window = math.prod(plan.window)
-    waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
-    finished = math.prod(plan.shard) * out * (4 + 2 * plan.dtype.itemsize)
-    return 2 * box * channels * itemsize + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + finished
 
 
 @dataclass(frozen=True)
@@ -308,7 +291,7 @@ class _Sums:
         if not capacity:
             return 1.0
         chunk = _spatial(self.volume, self.volume.chunks)
-        along = [[(a // c, b // c) for a, b in _ends(self.plan, axis)] for axis, c in enumerate(chunk)]
+        along = tuple(tuple((a // c, b // c) for a, b in _ends(self.plan, axis)) for axis, c in enumerate(chunk))
         stored = self.plan.mode == "stored"
         seconds = self.product("windows") * (self.rates.factor_seconds if stored else self.rates.infer_seconds)
         bundle = units_per_task(self.product("blocks"), seconds)

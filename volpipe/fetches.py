@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from functools import lru_cache
 
 Range = tuple[int, int]  # first and last chunk
 
 MOST_TOUCHES = 200_000  # that are followed; of a larger plan, those of blocks in its middle
 
 
-def fetched_share(along: Sequence[Sequence[Range]], capacity: int, num_workers: int, bundle: int) -> float:
+@lru_cache(maxsize=16)  # the ways to the net, in the table of alternatives, read the same chunks
+def fetched_share(along: tuple[tuple[Range, ...], ...], capacity: int, num_workers: int, bundle: int) -> float:
     """Return fetches per touch of a chunk, 0 to 1, when workers take bundles of blocks in turn, in ascending order.
 
     Args:

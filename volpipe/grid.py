@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class Grid:
             yield self.number(tuple(low + o for low, o in zip(lows, offset, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lattice:
     """Overlapping windows over a volume, gathered into blocks.
 
@@ -172,7 +173,7 @@ class Lattice:
                     f"axis {axis}: shape {n}, window {w}, overlap {o}, block {b}, shift {s} make no lattice"
                 )
 
-    @property
+    @cached_property
     def stride(self) -> Shape:
         return tuple(w - o for w, o in zip(self.window, self.overlap, strict=True))
 
@@ -181,7 +182,7 @@ class Lattice:
         """Voxels by which a window reaches before its core; it reaches `overlap - margin` behind it."""
         return tuple(o // 2 for o in self.overlap)
 
-    @property
+    @cached_property
     def counts(self) -> Shape:
         """Number of windows per axis."""
         return tuple(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))

@@ -17,6 +17,7 @@ from volpipe.estimate import Estimate
 from volpipe.formats.files import Location
 from volpipe.grid import align_up
 from volpipe.plan import AXES, Plan
+from volpipe.quota import find_quotas
 
 GIB = 1 << 30
 LOOKS = 100  # files of a volume that are looked at before a run
@@ -29,21 +30,33 @@ class Limits:
     Attributes:
         free_bytes, free_files: of the disk that the output goes to; its quota, where that is less.
         worker_bytes: memory that each worker may take.
+        bytes_by, files_by: whose quota it is that is less, "" where it is the disk.
     """
 
     free_bytes: int | None = None
     free_files: int | None = None
     worker_bytes: int | None = None
+    bytes_by: str = ""
+    files_by: str = ""
 
 
 def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
-    """Return the limits of the disk that holds `out`, which need not exist yet; a bucket has none."""
+    """Return the limits of the disk that holds `out`, which need not exist yet, and of quotas; a bucket has none."""
     if not isinstance(out, Path):
         return Limits(worker_bytes=worker_bytes)
     folder = next(parent for parent in (out, *out.parents) if parent.exists())
     status = os.statvfs(folder)
+    quotas = find_quotas(folder)
+    free, bytes_by = _least((shutil.disk_usage(folder).free, ""), *((q.bytes_left, q.name) for q in quotas))
     # Some file systems make inodes as they go and count none.
-    return Limits(shutil.disk_usage(folder).free, status.f_favail or None, worker_bytes)
+    files, files_by = _least((status.f_favail or None, ""), *((q.files_left, q.name) for q in quotas))
+    return Limits(free, files, worker_bytes, bytes_by, files_by)
+
+
+def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
+    """Return the lowest of the limits that there are, and whose it is."""
+    known = [(number, name) for number, name in limits if number is not None]
+    return min(known, key=lambda limit: limit[0]) if known else (None, "")
 
 
 def check_access(source: Location, out: Location) -> None:
@@ -118,15 +131,19 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     num_files = share_left * (estimate.output_files + estimate.scratch_files)
     if limits.free_files is not None and num_files > limits.free_files:
         raise PlanError(
-            f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}; "
-            "use larger output.shard or output.chunk, or another --out"
+            f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}"
+            f"{_of(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
     if limits.free_bytes is not None and estimate.rates is not None and num_bytes > limits.free_bytes:
         raise PlanError(
-            f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free; "
-            "free some, choose another --out, or store less (output.dtype, output.codec_level)"
+            f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free"
+            f"{_of(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, output.codec_level)"
         )
+
+
+def _of(name: str) -> str:
+    return f" (quota of {name})" if name else ""
 
 
 def _smaller(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from volpipe import programs
+from volpipe import descriptions, programs
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.reach import UnmeasurableError, measure_geometry
 from volpipe.recipe import NetChoice
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Triple = tuple[int, int, int]
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
-SHIPPED_WEIGHTS = "volpipe:"
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     is_program = programs.is_program(choice.name)
     net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
-        load_weights(net, _weights_path(choice.weights, search_path))
+        load_weights(net, descriptions.weights_path(choice.weights, search_path))
     with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
         net.eval()
     for parameter in net.parameters():
@@ -129,18 +128,22 @@ def load_weights(net: nn.Module, path: Path) -> None:
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`, built once for the purpose.
+    """Return the facts of the net of `choice`: those that it is shipped with, or of one that is built for the purpose.
 
-    Those of shipped nets are remembered in the user's cache, so that planning need not import torch.
+    What was found of other options and weights of shipped nets is remembered in the user's cache, so that planning need
+    not import torch.
 
     Raises:
         VolpipeError: as `build_net`, or where a fact cannot be one.
     """
+    known = descriptions.look_up(choice)
+    if known is not None:
+        return NetFacts.model_validate(known)
     memory = _memory(choice, search_path, "facts")
     if memory is not None and memory.is_file():
         with contextlib.suppress(OSError, ValidationError):  # one that was cut off is made again
             return NetFacts.model_validate_json(memory.read_bytes())
-    facts = _describe(choice, search_path)
+    facts = examine(choice, search_path)
     if memory is not None:
         _remember(memory, facts.model_dump_json())
     return facts
@@ -148,23 +151,14 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
 
 def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the file that remembers `what` is known of a shipped net; None for a net whose code may be anywhere."""
-    if ":" in choice.name or programs.is_program(choice.name):
+    if not descriptions.is_shipped(choice):
         return None
-    from importlib.metadata import version
-
-    import volpipe.models
-
-    digest = hashlib.sha256(f"{version('torch')} {what} {choice.model_dump_json()}".encode())
-    files = sorted(Path(volpipe.models.__path__[0]).glob("*.py"))
-    if choice.weights is not None:
-        files.append(_weights_path(choice.weights, search_path))
-    for file in (Path(__file__), *files):
-        if not file.is_file():
-            return None  # which building it will tell
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    files = [Path(__file__), *sorted(descriptions.models_folder().glob("*.py"))]
+    digest = descriptions.digest(choice, search_path, files, descriptions.release(), what)
+    if digest is None:
+        return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "volpipe" / f"{choice.name}-{digest.hexdigest()[:24]}.json"
+    return Path(home) / "volpipe" / f"{choice.name}-{digest[:24]}.json"
 
 
 def _remember(memory: Path, text: str) -> None:
@@ -177,7 +171,8 @@ def _remember(memory: Path, text: str) -> None:
         log.debug("%s cannot be written: %s", memory, error)
 
 
-def _describe(choice: NetChoice, search_path: str) -> NetFacts:
+def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
+    """Return the facts of the net of `choice`, which is built and asked."""
     net = build_net(choice, search_path)
     given = {
         key: value
@@ -259,9 +254,13 @@ def weights_hash(net: nn.Module) -> str:
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a net whose output for one window has not the shape it declares; tried without values where that works.
 
+    Shipped nets that are described keep to what they declare (tests/test_descriptions.py).
+
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
+    if descriptions.look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
+        return
     memory = _memory(choice, search_path, f"takes {window}")
     if memory is None or not memory.is_file():
         _check_shapes(choice, facts, window, search_path)
@@ -296,15 +295,6 @@ def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[
 
     with torch.device(device), torch.inference_mode():
         return tuple(net.to(device)(torch.zeros(shape)).shape)
-
-
-def _weights_path(weights: str, search_path: str) -> Path:
-    """Return the file of weights: "volpipe:NAME" is a shipped one, anything else a path of the user's."""
-    if weights.startswith(SHIPPED_WEIGHTS):
-        import volpipe.models
-
-        return Path(volpipe.models.__path__[0]) / weights.removeprefix(SHIPPED_WEIGHTS)
-    return Path(search_path) / weights
 
 
 def _bytes_type() -> Any:  # Any: torch.dtype, named only where torch is imported

@@ -14,6 +14,7 @@ other voxels may be partial, and they are written as 0::
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ class Wanted:
     def num_windows(self) -> int:
         """Number of windows that the net is given."""
         z, *others = ([*self._cells_under(axis, range(n))] for axis, n in enumerate(self.plan.lattice.counts))
+        if self.cells is None:
+            return math.prod(sum(a < b for a, b in along) for along in (z, *others))
         return sum(int(np.count_nonzero(self._flags([[slab], *others]))) for slab in z)
 
     def shards(self, level: int) -> np.ndarray | None:

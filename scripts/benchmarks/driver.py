@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +66,21 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     return {"seconds": seconds, "cpu": cpu, "peak": peak_bytes(), "tasks": tasks, "windows": side**3}
 
 
-def driven(setting: Setting, side: int) -> dict[str, float]:
-    """Return `drive` of a process of its own."""
-    with tempfile.TemporaryDirectory(dir=setting.scratch) as folder:
+@cache
+def driven(folder: Path, turn: int, short: bool) -> tuple[dict[str, float], ...]:
+    """Return `drive` over 10³, 10⁴ and 10⁶ windows, each in a process of its own; both rows are made from one `turn`.
+
+    The order changes from turn to turn; `short` leaves 10⁶ at 125,000.
+    """
+    sides = (10, 22, 50 if short else 100)
+    found = {side: _driven(folder, side) for side in sides[:: -1 if turn % 2 else 1]}
+    return tuple(found[side] for side in sides)
+
+
+def _driven(folder: Path, side: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.driver", folder, str(side)],
+            [sys.executable, "-m", "benchmarks.driver", scratch, str(side)],
             capture_output=True,
             text=True,
             env=environment(),
@@ -83,14 +94,14 @@ def driven(setting: Setting, side: int) -> dict[str, float]:
 
 def measure_memory(setting: Setting, repeats: int) -> Iterator[Outcome]:
     for i in range(repeats):
-        many, few = _pair(setting, i, 100, 10)
+        few, _, many = driven(setting.cache, i, setting.short)
         value = (many["peak"] - few["peak"]) / MIB
         yield Outcome(value, {"10⁶ windows": many["peak"] / MIB, "10³ windows": few["peak"] / MIB})
 
 
 def measure_time(setting: Setting, repeats: int) -> Iterator[Outcome]:
     for i in range(repeats):
-        many, few = _pair(setting, i, 100, 22)
+        _, few, many = driven(setting.cache, i, setting.short)
         sides = {
             f"{name}: {what} µs per window": found[what] / found["windows"] * 1e6
             for name, found in (("10⁶", many), ("10⁴", few))
@@ -98,15 +109,6 @@ def measure_time(setting: Setting, repeats: int) -> Iterator[Outcome]:
         }
         cpu = [found["cpu"] / found["windows"] for found in (many, few)]
         yield Outcome(cpu[0] / cpu[1], sides)
-
-
-def _pair(setting: Setting, turn: int, many: int, few: int) -> tuple[dict[str, float], dict[str, float]]:
-    many = many // 2 if setting.short else many
-    if turn % 2:
-        small, large = driven(setting, few), driven(setting, many)
-    else:
-        large, small = driven(setting, many), driven(setting, few)
-    return large, small
 
 
 WHY = (

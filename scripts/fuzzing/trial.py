@@ -62,7 +62,7 @@ def lay(original: Original, changed: Mapping[str, bytes | None], pristine: Path,
 
 def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> Outcome:
     """Return what comes of input `number` of the original `name`, which lies whole at `pristine`; made at `place`."""
-    from volpipe import volume
+    from volpipe import access
     from volpipe.errors import VolpipeError
 
     original = make(name)
@@ -78,7 +78,7 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
         return Outcome("error", traceback.format_exc())
     finally:
         logging.disable(before)
-        volume._opened.clear()
+        access._opened.clear()
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -192,7 +192,9 @@ def _holds_levels(folder: Location) -> bool:
         return True
 
 
-def create_array(path: str | os.PathLike[str], key: str, spec: ArraySpec, format: str = "zarr3") -> None:
+def create_array(
+    path: str | os.PathLike[str] | remote.Remote, key: str, spec: ArraySpec, format: str = "zarr3"
+) -> None:
     """Make the array `key` in the container at `path`: its metadata and those of the groups around it, no voxels.
 
     Each file is written whole or not at all. An array that is there already, made alike, stays as it is.
@@ -259,7 +261,7 @@ def create_groups(container: Location, key: str, format: str) -> None:
 
 
 def create_multiscale(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | remote.Remote,
     multiscale: Multiscale,
     *,
     format: str = "ome-zarr-0.5",

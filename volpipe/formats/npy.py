@@ -26,8 +26,9 @@ def read_header(file: Path) -> Header:
     try:
         with file.open("rb") as stream:
             version = np.lib.format.read_magic(stream)
-            if version not in ((1, 0), (2, 0)):
-                raise VolumeError(f"{file} is .npy version {version}, of named fields; save one array of numbers")
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise VolumeError(f"{file} is .npy version {version}, which is not known; save it with numpy.save")
+            # Version 3 differs from 2 in the names of fields, which an array of numbers has not.
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, turned, stored = read(stream)
             offset = stream.tell()

@@ -18,6 +18,7 @@ from volpipe.formats.store import StoredArray
 
 FORMATS = ("hdf5", "tiff", "mrc", "npy")
 MRC_MAP = 208  # where "MAP " stands
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def split(folder: Location) -> tuple[Path, str] | None:
@@ -51,6 +52,9 @@ def find_format(file: Path) -> str:
         return "mrc"
     if _is_hdf5(file):
         return "hdf5"
+    packer = next((name for mark, name in PACKED.items() if start.startswith(mark)), "")
+    if packer:
+        raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")
     raise VolumeError(
         f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows, by its first bytes "
         f"{start[:8]!r}: it reads HDF5, TIFF, MRC and .npy files, and N5 and Zarr folders"

@@ -1,0 +1,223 @@
+"""Copies that were killed go on: what is whole is not copied again, and the end is that of one that was not killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bucket import Bucket
+from conftest import ROOT
+from volumes import fingerprint, noise
+
+from volpipe import convert as module
+from volpipe.convert import Choice, convert
+from volpipe.errors import VolumeError
+from volpipe.grid import Box
+from volpipe.growth import Tally
+from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+
+SHAPE = (48, 40, 56)
+CHOICES = {
+    "n5": Choice("n5", (8, 8, 8)),
+    "zarr2": Choice("zarr2", (8, 8, 8)),
+    "ome-zarr-0.4": Choice("ome-zarr-0.4", (8, 8, 8)),
+    "ome-zarr-0.5": Choice("ome-zarr-0.5", (8, 8, 8), (16, 16, 16)),
+    "hdf5": Choice("hdf5", (8, 8, 8)),
+}
+KILLED = """
+import os, signal, sys
+from volpipe import convert as module
+from volpipe.volume import open_volume
+
+def die(done, total):
+    if done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    module.MIN_BOX_BYTES = 1
+    source, out, format, shard, workers = sys.argv[1:]
+    choice = module.Choice(format, (8, 8, 8), (16, 16, 16) if shard else None)
+    module.convert(open_volume(source), out, choice, workers=int(workers), on_progress=die)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_BOX_BYTES", 1)
+
+
+def make(path: Path) -> Volume:
+    """Write a volume with a few empty chunks, of which copies store no chunk."""
+    data = noise(SHAPE, "uint16")
+    data[:8, :8, 8:24] = 0
+    create_array(path, "raw", ArraySpec(SHAPE, data.dtype, (8, 8, 8)), "n5")
+    open_writer(path, "raw").write(Box.of(SHAPE), data)
+    return open_volume(path)
+
+
+def kill(folder: Path, source: Volume, out: str, format: str, workers: int) -> None:
+    """Copy in a process that is killed after five boxes."""
+    script = folder / "killed.py"
+    script.write_text(KILLED)
+    arguments = [source.path, out, format, "16" if CHOICES[format].shard else "", str(workers)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(script), *arguments], env=environment) as process:
+        assert process.wait(120) == -signal.SIGKILL
+    script.unlink()
+
+
+def chunks(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return inode and time of each chunk's file."""
+    found = (path for path in folder.rglob("*") if path.name.isdecimal() and path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+@pytest.mark.parametrize(("format", "workers"), [("n5", 1), ("n5", 2), ("ome-zarr-0.4", 1), ("ome-zarr-0.5", 2)])
+def test_a_killed_copy_goes_on_to_the_same_bytes(tmp_path: Path, format: str, workers: int) -> None:
+    source = make(tmp_path / "a.n5")
+    (tmp_path / "whole").mkdir()
+    convert(source, tmp_path / "whole/b.out", CHOICES[format])
+    out, work = tmp_path / "b.out", tmp_path / "b.out.partial"
+    kill(tmp_path, source, str(out), format, workers)
+    assert not out.exists()
+    before = chunks(work / "b.out")
+    tally = Tally(work / "copied.json", {})
+    assert tally.load()
+    assert len(tally) == 5
+    told: list[tuple[int, int]] = []
+    convert(source, out, CHOICES[format], workers=workers, on_progress=lambda *n: told.append(n))
+    assert [done for done, _ in told] == list(range(6, told[-1][1] + 1))
+    after = chunks(out)
+    again = [name for name, state in before.items() if after[name] != state]
+    assert len(again) <= (0 if workers == 1 else 4)  # each of two workers had two boxes that nobody was told of
+    assert fingerprint(out) == fingerprint(tmp_path / "whole/b.out")
+    assert not work.exists()
+
+
+@pytest.mark.parametrize("format", ["n5", "zarr2", "ome-zarr-0.5"])
+def test_a_killed_copy_into_a_bucket_goes_on_to_the_same_bytes(bucket: Bucket, tmp_path: Path, format: str) -> None:
+    source = make(tmp_path / "a.n5")
+    convert(source, "s3://cells/whole/b.out", CHOICES[format], workers=2)
+    bucket.requests.clear()
+    kill(tmp_path, source, "s3://cells/b.out", format, 2)
+    marks = [path for verb, path in bucket.requests if verb == "PUT" and path.endswith("copied.json")]
+    assert len(marks) == 6  # one at the start, five boxes
+    with pytest.raises(VolumeError, match=r"no volume|holds no arrays"):  # to readers it is not there yet
+        open_volume("s3://cells/b.out")
+    put = {path for verb, path in bucket.requests if verb == "PUT"}
+    bucket.requests.clear()
+    told: list[int] = []
+    convert(source, "s3://cells/b.out", CHOICES[format], workers=2, on_progress=lambda done, total: told.append(done))
+    assert told[0] == 6
+    again = {path for verb, path in bucket.requests if verb == "PUT"} & put
+    chunks_again = {path for path in again if path.rpartition("/")[2].isdecimal()}
+    assert len(chunks_again) <= 4  # two workers had at most two boxes each under way, or written and not yet told of
+    assert not [key for key in bucket.files if "partial" in key]
+    whole = {key.removeprefix("whole/"): data for key, data in bucket.files.items() if key.startswith("whole/")}
+    assert {key: data for key, data in bucket.files.items() if not key.startswith("whole/")} == whole
+    read = open_volume("s3://cells/b.out").open()[...]
+    assert np.array_equal(read, source.open()[...])
+
+
+def test_metadata_come_after_all_chunks_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    convert(make(tmp_path / "a.n5"), "s3://cells/b.zarr", CHOICES["ome-zarr-0.5"])
+    put = [path for verb, path in bucket.requests if verb == "PUT" and ".partial" not in path]
+    is_chunk = [path.rpartition("/")[2].isdecimal() for path in put]
+    assert is_chunk == sorted(is_chunk, reverse=True)
+    assert any(is_chunk)
+
+
+def test_an_array_joins_a_container_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    convert(source, "s3://cells/b.n5/one")
+    made = convert(source, "s3://cells/b.n5/in/two", Choice(chunk=(16, 16, 16)))
+    assert (str(made), made.chunks) == (str(open_volume("s3://cells/b.n5/in/two")), (16, 16, 16))
+    with pytest.raises(VolumeError, match="exists already"):
+        convert(source, "s3://cells/b.n5/one")
+    with pytest.raises(VolumeError, match="is n5; zarr3 cannot be written into it"):
+        convert(source, "s3://cells/b.n5/three", Choice("zarr3"))
+    with pytest.raises(VolumeError, match="hdf5 is written to a disk; what goes to S3 is n5, zarr2"):
+        convert(source, "s3://cells/b.h5")
+    with pytest.raises(VolumeError, match="which is read only"):
+        convert(source, f"{bucket.url}/cells/c.n5")
+    assert not [key for key in bucket.files if "partial" in key]
+
+
+def test_a_killed_single_file_begins_anew(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    kill(tmp_path, source, str(tmp_path / "b.h5"), "hdf5", 1)
+    assert not (tmp_path / "b.h5").exists()
+    told: list[int] = []
+    made = convert(source, tmp_path / "b.h5", CHOICES["hdf5"], on_progress=lambda done, total: told.append(done))
+    assert told[0] == 1
+    assert np.array_equal(made.open()[...], source.open()[...])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.n5", "b.h5"]
+
+
+def test_another_copy_does_not_go_on_with_this_one(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    kill(tmp_path, source, str(tmp_path / "b.out"), "n5", 1)
+    before = fingerprint(tmp_path / "b.out.partial/b.out")
+    with pytest.raises(VolumeError, match=r"holds a part of another copy \(chunk .*\[8, 8, 8\] -> \[16, 16, 16\]"):
+        convert(source, tmp_path / "b.out", Choice("n5", (16, 16, 16)))
+    other = make(tmp_path / "c.n5")
+    with pytest.raises(VolumeError, match=r"part of another copy \(volume .*a\.n5:raw -> .*c\.n5:raw; metadata"):
+        convert(other, tmp_path / "b.out", CHOICES["n5"])
+    assert fingerprint(tmp_path / "b.out.partial/b.out") == before
+    (tmp_path / "b.out.partial/copied.json").write_text("{}")
+    with pytest.raises(VolumeError, match=r"copied\.json is damaged; remove .*b\.out\.partial to start over"):
+        convert(source, tmp_path / "b.out", CHOICES["n5"])
+
+
+def test_two_do_not_make_the_same_copy(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    work = tmp_path / "b.out.partial"
+    work.mkdir()
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("process 7 on elsewhere\n")
+        lock.flush()
+        with pytest.raises(VolumeError, match=r"b\.out\.partial is in use by process 7 on elsewhere; wait for it"):
+            convert(source, tmp_path / "b.out", CHOICES["n5"])
+    convert(source, tmp_path / "b.out", CHOICES["n5"])
+
+
+def test_a_copy_that_met_damage_goes_on_when_that_is_mended(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    chunk = tmp_path / "a.n5/raw/6/4/5"
+    good = chunk.read_bytes()
+    chunk.write_bytes(b"damage")
+    with pytest.raises(VolumeError, match=r"a\.n5:raw.*b\.out\.partial keeps what is whole; the same command goes on"):
+        convert(source, tmp_path / "b.out", CHOICES["n5"])
+    chunk.write_bytes(good)
+    told: list[tuple[int, int]] = []
+    made = convert(source, tmp_path / "b.out", CHOICES["n5"], on_progress=lambda *n: told.append(n))
+    assert told == [(told[0][1], told[0][1])]
+    assert np.array_equal(made.open()[...], source.open()[...])
+
+
+def test_the_command_copies_into_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5")
+    command = [
+        sys.executable,
+        "-m",
+        "volpipe",
+        "convert",
+        "--workers",
+        "2",
+        str(tmp_path / "a.n5"),
+        "s3://cells/b.zarr",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "wrote s3://cells/b.zarr in" in ended.stdout
+    assert np.array_equal(open_volume("s3://cells/b.zarr").open()[...], source.open()[...])
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "exists already" in ended.stderr) == (2, True)

@@ -1,0 +1,107 @@
+"""What shipped nets are described as is what they are, and is not believed of anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from volpipe import descriptions
+from volpipe.descriptions import FILE, key_of, look_up, models_folder
+from volpipe.nets import NetFacts, _output_shape, build_net, describe, examine
+from volpipe.recipe import NetChoice, load_recipe
+from volpipe.resolve import shipped
+from volpipe.volume import ArraySpec, create_array
+
+CHOICES = [NetChoice(name=name) for name in shipped("volpipe.models")]
+CHOICES.append(load_recipe(ROOT / "configs" / "default.toml", []).net)
+LIMIT_BYTES, LIMIT_SECONDS = 300e6, 2.0  # of the plan of a volume of 100,000³ voxels
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folder of nets, which stands for the package's own."""
+    folder = tmp_path / "models"
+    shutil.copytree(models_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(descriptions, "models_folder", lambda: folder)
+    return folder
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: f"{choice.name}-{choice.weights}")
+def test_descriptions_are_what_the_nets_say_of_themselves(choice: NetChoice) -> None:
+    known = look_up(choice)
+    assert known is not None, "scripts/describe was not run after a change"
+    assert NetFacts.model_validate(known) == examine(choice)
+
+
+def test_every_description_is_of_a_net_that_is_shipped_now() -> None:
+    found = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
+    assert set(found) == {key_of(choice) for choice in CHOICES}
+
+
+@given(index=st.integers(0, len(CHOICES) - 1), strides=st.tuples(*[st.integers(1, 3)] * 3))
+@settings(max_examples=30, deadline=None)
+def test_described_nets_take_any_window_of_whole_strides(index: int, strides: tuple[int, int, int]) -> None:
+    choice = CHOICES[index]
+    facts = describe(choice)
+    window = tuple(
+        2 * h // s * s + 2 * s * n for h, s, n in zip(facts.halo, facts.stride, strides, strict=True)
+    )  # beyond its halo, as plans have it
+    out = _output_shape(build_net(choice.model_copy(update={"weights": None})), (1, facts.in_channels, *window), "meta")
+    assert out == (1, facts.out_channels, *(w * f for w, f in zip(window, facts.scale, strict=True)))
+
+
+@pytest.mark.parametrize("change", ["code", "weights", "options", "halo", "own weights", "torch", "no file", "damage"])
+def test_what_differs_is_built_and_asked(models: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = CHOICES[-1] if change != "torch" else NetChoice(name="srgan3d")
+    assert look_up(choice) is not None
+    if change == "code":
+        (models / "unet3d.py").write_text((models / "unet3d.py").read_text() + "\n# other\n")
+    elif change == "weights":
+        (models / "unet3d_denoise.safetensors").write_bytes(b"other")
+    elif change == "torch":
+        monkeypatch.setattr(descriptions, "release", lambda: "0.1")
+    elif change == "no file":
+        (models / FILE).unlink()
+    elif change == "damage":
+        (models / FILE).write_text("{")
+    else:
+        changes = {"options": {"options": {"features": [2, 4]}}, "halo": {"halo": (64, 64, 64)}}
+        choice = choice.model_copy(update=changes.get(change, {"weights": str(models / "unet3d_denoise.safetensors")}))
+    assert look_up(choice) is None
+
+
+def test_what_a_run_is_allowed_to_do_changes_no_net() -> None:
+    allowed = CHOICES[0].model_copy(update={"accept_tile_variance": True, "trust_model": True})
+    assert look_up(allowed) == look_up(CHOICES[0]) is not None
+
+
+def test_the_first_plan_of_a_huge_volume_takes_little(tmp_path: Path) -> None:
+    create_array(tmp_path / "a.zarr", "raw", ArraySpec((100_000,) * 3, np.dtype("uint8"), (128,) * 3, (1024,) * 3))
+    code = (
+        "import resource, sys\nfrom volpipe.cli import main\n"
+        "sys.argv = ['volpipe', 'plan', '--quick', '--set', 'output.shard=[256,256,256]',"
+        " '--set', 'windows.block=[4,4,4]', 'a.zarr']\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    code = ended.code\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "peak = next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(peak * 1024, used.ru_utime + used.ru_stime, 'torch' in sys.modules, file=sys.stderr)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "empty")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    peak, seconds, has_torch = done.stderr.splitlines()[-1].split()
+    assert "1.0 PiB" in done.stdout
+    assert has_torch == "False"
+    assert int(peak) < LIMIT_BYTES
+    assert float(seconds) < LIMIT_SECONDS  # of the processor's time, which the machine's load changes less

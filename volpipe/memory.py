@@ -1,0 +1,57 @@
+"""The memory of a worker, from a plan and from what a few blocks took.
+
+Not here: what there is (limits), or what malloc does with it (heap).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from volpipe.plan import Plan
+from volpipe.windows import CACHE_BYTES
+
+WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
+SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
+
+
+def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
+    """Return the highest resident memory of a worker; of all but the net's own where no block was tried.
+
+    Blocks of a rehearsal have no neighbours whose sums they could add, so that what that takes is added here: over
+    1,500³, hann, a worker had 748 MiB in the rehearsal and 949 MiB in the run (measured 2026-11-21).
+
+    Args:
+        plan: the plan.
+        peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
+    """
+    if peak_bytes is None:
+        return WORKER_BYTES + SAFETY * array_bytes(plan)
+    return SAFETY * peak_bytes + (_finishing_bytes(plan) if plan.num_sums else 0)
+
+
+def array_bytes(plan: Plan) -> int:
+    """Return what a worker that infers holds in arrays, without what the net itself takes.
+
+    Two blocks of voxels (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile)
+    with the part that is rounded and the one that goes to scratch, and the windows that wait.
+    """
+    channels, out = plan.source.num_channels, plan.net.out_channels
+    itemsize = np.dtype(plan.source.dtype).itemsize
+    box, cache = (plan.lattice.input_box(0).num_voxels, CACHE_BYTES) if plan.mode == "streamed" else (0, 0)
+    batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
+    window = math.prod(plan.window)
+    waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
+    stored = 2 * box * channels * itemsize + (min(cache, _source_bytes(plan)) if any(plan.overlap) else 0)
+    part = max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
+    return stored + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + part + _finishing_bytes(plan)
+
+
+def _finishing_bytes(plan: Plan) -> int:
+    """Return what a shard takes while it is added up, rounded and encoded."""
+    return math.prod(plan.shard) * plan.net.out_channels * (4 + 2 * plan.dtype.itemsize)
+
+
+def _source_bytes(plan: Plan) -> int:
+    return math.prod(plan.source.shape) * plan.source.num_channels * np.dtype(plan.source.dtype).itemsize
