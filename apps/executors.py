@@ -14,13 +14,13 @@ from typing import Any
 import zmq
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.high_throughput import errors as lost
-from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
+from volpipe.apps.launch import grouped, slurm_launch_command
 from volpipe.errors import ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
@@ -30,24 +30,15 @@ FAILED_BLOCKS = 5
 START_SECONDS = 60
 SEND_MILLISECONDS = 5000
 ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
-
-# Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
-# for each of the two times that Parsl formats the command.
-GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
-
-
-# What a killed pool leaves, its queues' process above all, ends with it; where the launcher changes no command.
-IN_A_GROUP = (
-    "set -m; trap 'kill -TERM -- -$pool' TERM; POOL & pool=$!; wait $pool; code=$?; "
-    "kill -KILL -- -$pool 2>/dev/null; exit $code"
-)
+SIMPLE = SimpleLauncher()
 
 
 class HoldingExecutor(HighThroughputExecutor):
     """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
 
-    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver. Traffic is
-    encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the GPUs that Slurm gave.
+    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver, and blocks
+    with the interchange. Traffic is encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the
+    GPUs that Slurm gave.
 
     Args:
         label: names the executor; "cpu", "gpu" or "gpu_..." get the stages of that kind.
@@ -85,8 +76,9 @@ class HoldingExecutor(HighThroughputExecutor):
         if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
             chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
         chosen |= arguments
-        if isinstance(getattr(provider, "launcher", None), SimpleLauncher):
-            chosen["launch_cmd"] = IN_A_GROUP.replace("POOL", chosen.get("launch_cmd") or DEFAULT_LAUNCH_CMD)
+        # Other launchers change the command; those for pods have none.
+        if isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher):
+            chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"))
         super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
@@ -176,12 +168,6 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
             f"{longest_task:g} s; ask for a walltime above {start_seconds + longest_task:g} s, or make tasks shorter"
         )
     return left
-
-
-def slurm_launch_command(accelerators: int | list[str]) -> str:
-    """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
-    names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
-    return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
 
 
 def in_our_words(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from typing import TypeVar
 
 from parsl.addresses import address_by_hostname
 from parsl.config import Config
@@ -13,13 +14,14 @@ from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.settings import read_settings
 from volpipe.apps.slurm import SlurmJobs
 
+Chosen = TypeVar("Chosen")
+
 
 @dataclass(frozen=True)
-class Settings:
+class Jobs:
     """Each is a line of the TOML file, or VOLPIPE_SLURM_PARTITION and so on in the environment."""
 
     partition: str  # `sinfo` lists them
-    gpu_partition: str | None = None  # where GPUs are, if elsewhere
     account: str | None = None  # `sacctmgr show associations user=$USER` lists them
     qos: str | None = None
     constraint: str | None = None  # a feature of nodes, such as "h200"
@@ -36,7 +38,12 @@ class Settings:
     poll_seconds: int = 30  # how often Slurm is asked for the state of jobs
 
 
-def executor(label: str, chosen: Settings, partition: str, gpus: int) -> HoldingExecutor:
+@dataclass(frozen=True)
+class Settings(Jobs):
+    gpu_partition: str | None = None  # where GPUs are, if elsewhere
+
+
+def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExecutor:
     workers = gpus or chosen.cores
     threads = max(1, chosen.cores // workers)
     return HoldingExecutor(
@@ -70,19 +77,27 @@ def executor(label: str, chosen: Settings, partition: str, gpus: int) -> Holding
     )
 
 
-def config(run_dir: str) -> Config:
+def settings(kind: type[Chosen], site: str) -> Chosen:
     if shutil.which("sbatch") is None:
         raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    chosen = read_settings(Settings, __file__, "VOLPIPE_SLURM")
+    return read_settings(kind, site, "VOLPIPE_SLURM")
+
+
+def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
     return Config(
-        executors=[
-            executor("cpu", chosen, chosen.partition, 0),
-            executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus),
-        ],
+        executors=executors,
         run_dir=run_dir,  # Parsl's files, beside the output
         strategy="htex_auto_scale",  # jobs that are idle for max_idletime are given back, also while others work
         max_idletime=120,  # seconds
         strategy_period=2,  # seconds between two looks at whether there are jobs enough
         initialize_logging=False,
         usage_tracking=0,
+    )
+
+
+def config(run_dir: str) -> Config:
+    chosen = settings(Settings, __file__)
+    cpu = executor("cpu", chosen, chosen.partition, 0)
+    return with_executors(
+        run_dir, [cpu, executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus)]
     )

@@ -37,7 +37,7 @@ LAYERS = (
     "programs",
     "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
-    "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
+    "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus apps.launch",
     "formats.container   cells",
     "formats.single",
     "formats.slices      formats.probe",
@@ -51,7 +51,10 @@ LAYERS = (
     "errors grid interrupts",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
-FOR_SITES = {f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")}
+FOR_SITES = {
+    *(f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")),
+    *("volpipe.configs.local", "volpipe.configs.slurm_htex"),  # of which other sites are variations
+}
 PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "volpipe.configs")
 
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.

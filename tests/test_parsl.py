@@ -29,7 +29,8 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words, slurm_launch_command
+from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
+from volpipe.apps.launch import slurm_launch_command
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -280,3 +281,48 @@ def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> N
     driver.stdout.close()
     wait_until(lambda: not interchange.is_running(), 10)
     wait_until(lambda: not processes_in(tmp_path), 30)
+
+
+# A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.
+DELAYED_POOL = """#!{python}
+import pathlib, time
+from parsl.executors.high_throughput import probe
+find = probe.probe_addresses
+def find_and_wait(*arguments, **options):
+    found = find(*arguments, **options)
+    pathlib.Path("reached").touch()
+    while not pathlib.Path("go on").exists():
+        time.sleep(0.05)
+    return found
+probe.probe_addresses = find_and_wait
+exec(pathlib.Path(probe.__file__).with_name("process_worker_pool.py").read_text())
+"""
+
+
+@pytest.mark.slow
+def test_a_pool_that_was_registering_when_its_interchange_died_ends(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsl's pool alone waits until its walltime: nothing bounds the wait for the answer to its second probe."""
+    monkeypatch.chdir(tmp_path)
+    pool = tmp_path / "process_worker_pool.py"
+    pool.write_text(DELAYED_POOL.format(python=sys.executable))
+    pool.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.provider.script_dir = str(tmp_path)
+    executor.start()
+    try:
+        executor.scale_out_facade(1)
+        wait_until((tmp_path / "reached").exists, 60)
+        time.sleep(2 * executor.heartbeat_period)  # the guard has seen the port as well
+        psutil.Process(executor.interchange_proc.pid).kill()
+        executor.interchange_proc.wait(5)
+        (tmp_path / "go on").touch()
+        wait_until(lambda: not processes_in(tmp_path), 60)
+        (said,) = tmp_path.glob("*.err")
+        assert f"no driver listens at 127.0.0.1 port {executor.worker_port} any more" in said.read_text()
+    finally:
+        executor.provider.cancel(list(executor.blocks_to_job_id.values()))
+        executor.shutdown()
+        executor.incoming_q.close()
