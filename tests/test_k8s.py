@@ -153,32 +153,31 @@ def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
     assert slow.computed(2).total() > 0
 
 
-def test_an_image_that_is_not_there_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "image", cluster=cluster, settings={"VOLPIPE_K8S_IMAGE": "lab/nowhere:1"})
+# Settings with which no pod can start, and what the run's last sentence then says.
+HOPELESS = {
+    "image": (
+        {"IMAGE": "lab/nowhere:1"},
+        "executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: .*ImagePull",
+    ),
+    "unschedulable": (
+        {"GPUS": "32", "MEMORY": "64Gi"},
+        "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
+    ),
+    "nowhere": ({"NAMESPACE": "nowhere"}, ".*Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", ["image", pytest.param("unschedulable", marks=pytest.mark.long), "nowhere"])
+def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
+    base: Path, cluster: AnyCluster, what: str
+) -> None:
+    settings, words = HOPELESS[what]
+    told = {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
+    slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
     slow.begin()
     ended, sentence = finish_badly(slow)
     assert ended.code == 2
-    assert re.match("volpipe: executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: ", sentence)
-    assert "ImagePull" in sentence
-
-
-@pytest.mark.long
-def test_pods_that_fit_nowhere_end_the_run_in_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
-    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
-    slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings=too_large)
-    slow.begin()
-    ended, sentence = finish_badly(slow)
-    assert ended.code == 2
-    assert re.match("volpipe: executor gpu cannot start workers: ", sentence)
-    assert re.search("Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient", sentence)
-
-
-def test_a_refused_pod_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "nowhere", cluster=cluster, settings={"VOLPIPE_K8S_NAMESPACE": "nowhere"})
-    slow.begin()
-    ended, sentence = finish_badly(slow)
-    assert ended.code == 2
-    assert re.search("Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere", sentence)
+    assert re.match(f"volpipe: {words}", sentence)
 
 
 def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) -> None:

@@ -109,6 +109,18 @@ def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
     kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
 
 
+def kill_an_interchange(slow: Slow, slurm: Slurm) -> None:
+    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
+
+
+def kill_the_driver(slow: Slow, slurm: Slurm) -> None:
+    slow.interrupt(signal.SIGKILL)
+
+
+def press_ctrl_c(slow: Slow, slurm: Slurm) -> None:
+    slow.interrupt(signal.SIGINT, group=True)
+
+
 def busy_job(slurm: Slurm) -> str:
     """Return a job that runs the net."""
     listed = slurm.do("squeue", "--noheader", "--states=RUNNING", "--format=%A %j").splitlines()
@@ -130,26 +142,29 @@ def lose_a_node(slow: Slow, slurm: Slurm) -> None:
     kill([daemon, *step.children(recursive=True), step])
 
 
+def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]) -> Slow:
+    """Return a run that was disturbed once its net had seen some windows."""
+    slow = on_slurm(folder, slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    disturb(slow, slurm)
+    return slow
+
+
 @pytest.mark.parametrize(
     "disturb", [cancel_a_job, *(pytest.param(kill, marks=pytest.mark.long) for kill in (kill_a_pool, kill_a_worker))]
 )
 def test_a_run_survives_the_loss_of_workers(
     place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
 ) -> None:
-    slow = on_slurm(place / disturb.__name__, slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    disturb(slow, slurm)
+    slow = disturbed(place / disturb.__name__, slurm, disturb)
     check_complete(slow, slurm, undisturbed)
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
 @pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    slow = on_slurm(place / "node", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    lose_a_node(slow, slurm)
+    slow = disturbed(place / "node", slurm, lose_a_node)
     try:
         ended = slow.finish(240)
     finally:
@@ -165,10 +180,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
     """There Parsl's own executor gives up at the first failed job."""
-    slow = on_slurm(place / "accounted", accounting_slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    kill_a_pool(slow, accounting_slurm)
+    slow = disturbed(place / "accounted", accounting_slurm, kill_a_pool)
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
     assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
@@ -178,10 +190,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
-    slow = on_slurm(place / "cut", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
+    slow = disturbed(place / "cut", slurm, kill_an_interchange)
     began = time.monotonic()
     ended = slow.finish()
     assert time.monotonic() - began < 60
@@ -192,12 +201,8 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     check_complete(slow, slurm, undisturbed)
 
 
-@pytest.mark.long
 def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    slow = on_slurm(place / "killed", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    slow.interrupt(signal.SIGKILL)
+    slow = disturbed(place / "killed", slurm, kill_the_driver)
     assert slow.finish().code == -signal.SIGKILL
     check_gone(slow, slurm)
     marked = slow.marked()
@@ -208,10 +213,7 @@ def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm:
 
 @pytest.mark.long
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
-    slow = on_slurm(place / "stopped", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    slow.interrupt(signal.SIGINT, group=True)
+    slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
     assert ended.code == 1
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
