@@ -46,6 +46,8 @@ class HoldingExecutor(HighThroughputExecutor):
         failed_blocks: after as many blocks in a row that failed, the executor is given up.
         longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
         start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
+        node_directory: on each node's own disk, where workers keep chunks of the input; it may hold variables that the
+            shell of a block knows.
         arguments: of HighThroughputExecutor.
 
     Raises:
@@ -60,9 +62,11 @@ class HoldingExecutor(HighThroughputExecutor):
         failed_blocks: int = FAILED_BLOCKS,
         longest_task: float | None = None,
         start_seconds: float = START_SECONDS,
+        node_directory: str | None = None,
         **arguments: Any,  # Any: those of Parsl's executor
     ) -> None:
         self.failed_blocks, self.longest_task, self.start_seconds = failed_blocks, longest_task, start_seconds
+        self.node_directory = node_directory
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -78,7 +82,7 @@ class HoldingExecutor(HighThroughputExecutor):
         chosen |= arguments
         # Other launchers change the command; those for pods have none.
         if isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher):
-            chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"))
+            chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"), node_directory)
         super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:

@@ -33,20 +33,39 @@ while kill -0 $pool 2>/dev/null; do
 done
 """
 
+# What workers kept on their node's disk (volpipe.shelf) is deleted when nobody holds it any more. Where there is no
+# flock, the next worker there does that.
+SWEEP = """
+if [ "$VOLPIPE_NODE_DIRECTORY" ]; then
+  for lock in "$VOLPIPE_NODE_DIRECTORY"/volpipe-$(id -u)-*/lock; do
+    [ -e "$lock" ] && flock --wait 3 "$lock" rm -rf "$(dirname "$lock")"
+  done
+fi
+"""
+
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it.
 IN_A_GROUP = f"""set -m
 trap 'kill -TERM -- -$pool' TERM
 POOL & pool=$!
 ({GUARD}) & guard=$!
-wait $pool; code=$?
+wait $pool 2>/dev/null; code=$?
+exec 2>/dev/null  # the last words are the pool's, not this shell's on what it kills
 kill -KILL -- -$pool -$guard 2>/dev/null
+{SWEEP}
 exit $code
 """
 
 
-def grouped(command: str | None = None) -> str:
-    """Return what starts a pool by `command`, or Parsl's own, in a group that ends with it or with its driver."""
-    return IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
+def grouped(command: str | None = None, node_directory: str | None = None) -> str:
+    """Return what starts a pool by `command`, or Parsl's own, in a group that ends with it or with its driver.
+
+    Args:
+        command: as Parsl formats it.
+        node_directory: where its workers may keep files; a shell's variables in it are those of the block's node.
+    """
+    kept = (node_directory or "").replace("{", "{{{{").replace("}", "}}}}")
+    told = f'export VOLPIPE_NODE_DIRECTORY="{kept}"\n' if kept else ""
+    return told + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
 
 
 def slurm_launch_command(accelerators: int | list[str]) -> str:

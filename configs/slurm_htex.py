@@ -34,6 +34,7 @@ class Jobs:
     gpus: int = 1  # of a GPU job, one worker each; 0 where the net runs on CPUs
     init: str = "true"  # shell line before workers start: "module load cuda; source ~/venv/bin/activate"
     address: str | None = None  # of the machine of this command, as compute nodes reach it
+    node_directory: str | None = None  # on a node's own disk, such as "$TMPDIR"; keeps chunks of a slow input
     heartbeat: int = 15  # seconds; what does not answer four times is lost
     poll_seconds: int = 30  # how often Slurm is asked for the state of jobs
 
@@ -55,6 +56,7 @@ def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExec
         start_seconds=chosen.start_seconds,
         heartbeat_period=chosen.heartbeat,
         heartbeat_threshold=4 * chosen.heartbeat,
+        node_directory=chosen.node_directory,
         provider=SlurmJobs(
             partition=partition,
             account=chosen.account,
