@@ -7,6 +7,7 @@ rests on parts of Parsl that it does not promise is here and in watch, and tests
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ FAILED_BLOCKS = 5
 START_SECONDS = 60
 SEND_MILLISECONDS = 5000
 ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
+LISTEN_SECONDS = 120  # that an interchange may take to start
 SIMPLE = SimpleLauncher()
 
 
@@ -67,6 +69,7 @@ class HoldingExecutor(HighThroughputExecutor):
     ) -> None:
         self.failed_blocks, self.longest_task, self.start_seconds = failed_blocks, longest_task, start_seconds
         self.node_directory = node_directory
+        self._listening, self._listens = threading.Lock(), False
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -99,6 +102,25 @@ class HoldingExecutor(HighThroughputExecutor):
             return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
 
         self.command_client.run = ask_in_time  # type: ignore[method-assign]
+
+    def _start_local_interchange_process(self) -> None:
+        """Start the interchange without waiting until it listens: those of other executors start meanwhile."""
+        ask, self.command_client.run = self.command_client.run, lambda *question, **limits: 0  # type: ignore[method-assign]
+        try:
+            super()._start_local_interchange_process()
+        finally:
+            self.command_client.run = ask  # type: ignore[method-assign]
+
+    def initialize_scaling(self) -> None:
+        """Nothing yet: what starts a block names the interchange's port."""
+
+    def _get_launch_command(self, block_id: str) -> str:
+        with self._listening:
+            if not self._listens:
+                self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
+                super().initialize_scaling()  # type: ignore[no-untyped-call]
+                self._listens = True
+        return str(super()._get_launch_command(block_id))
 
     def shutdown(self, timeout: float = 10.0) -> None:
         """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor."""

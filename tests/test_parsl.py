@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
+from volpipe.apps import start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
 from volpipe.apps.launch import slurm_launch_command
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
@@ -62,7 +64,7 @@ def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.Monkey
         executors=[executor], run_dir=str(tmp_path), strategy_period=1, initialize_logging=False, usage_tracking=0
     )
     kernel = parsl.load(config)
-    kernel.job_status_poller.poll()
+    start._poll_alone(kernel)()  # and not beside Parsl's own poll, which would start a second block
     try:
         wait_until(lambda: executor.connected_managers(), 60)
         yield kernel
@@ -91,6 +93,29 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     assert isinstance(error, lost.ManagerLost)
     assert isinstance(in_our_words(error), ManagerLost)
     assert str(in_our_words(error)).endswith("no longer answers, or its job has ended")
+
+
+def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that those of several executors start side by side."""
+    slow = tmp_path / "interchange.py"
+    slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    began = time.monotonic()
+    executor.start()
+    try:
+        assert time.monotonic() - began < 2
+        port = re.search(r"--port=(\d+)", executor._get_launch_command("0"))
+        assert time.monotonic() - began > 3
+        assert port is not None
+        assert int(port[1]) == executor.worker_port > 0
+        assert executor.connected_managers() == []
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
 
 
 @pytest.mark.slow
