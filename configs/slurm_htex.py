@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from typing import TypeVar
 
 from parsl.addresses import address_by_hostname
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 
 from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.settings import read_settings
-from volpipe.apps.slurm import SlurmJobs
-
-Chosen = TypeVar("Chosen")
+from volpipe.apps.slurm import SlurmJobs, read_slurm_settings
 
 
 @dataclass(frozen=True)
@@ -79,12 +74,6 @@ def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExec
     )
 
 
-def settings(kind: type[Chosen], site: str) -> Chosen:
-    if shutil.which("sbatch") is None:
-        raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    return read_settings(kind, site, "VOLPIPE_SLURM")
-
-
 def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
     return Config(
         executors=executors,
@@ -98,8 +87,7 @@ def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
 
 
 def config(run_dir: str) -> Config:
-    chosen = settings(Settings, __file__)
+    chosen = read_slurm_settings(Settings, __file__)
     cpu = executor("cpu", chosen, chosen.partition, 0)
-    return with_executors(
-        run_dir, [cpu, executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus)]
-    )
+    gpu = executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus)
+    return with_executors(run_dir, [cpu, gpu])

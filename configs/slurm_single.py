@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from parsl.config import Config
 
-from volpipe.configs.slurm_htex import Jobs, executor, settings, with_executors
+from volpipe.apps.slurm import read_slurm_settings
+from volpipe.configs.slurm_htex import Jobs, executor, with_executors
 
 
 @dataclass(frozen=True)
@@ -15,5 +16,5 @@ class Settings(Jobs):  # all of slurm_htex.py's but gpu_partition; what there is
 
 
 def config(run_dir: str) -> Config:
-    chosen = settings(Settings, __file__)
+    chosen = read_slurm_settings(Settings, __file__)
     return with_executors(run_dir, [executor("slurm", chosen, chosen.partition, chosen.gpus)])

@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+# A shell line that lets a block go on in mounts of its own, after others; `$0` is its script.
+OWN_MOUNTS = """
+if [ -z "$INSIDE" ]; then
+  cp "$0" {copy}; export INSIDE=1
+  exec unshare --mount --propagation private bash -c '{mount} && exec bash {copy}'
+fi
+"""
+
 
 @contextmanager
 def mounted(place: Path, options: str) -> Iterator[None]:
@@ -21,3 +29,9 @@ def mounted(place: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def needs_mounts() -> None:
+    """Skip where a process may have no mounts of its own."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("mounts need root, and its rights")

@@ -19,6 +19,7 @@ from pathlib import Path
 import parsl
 import pytest
 from command import Ended, begin, finish, giver, processes_in, sentences, wait_until
+from disks import OWN_MOUNTS, needs_mounts
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
@@ -43,14 +44,6 @@ def config(run_dir):
         provider=Prompt(init_blocks=2, max_blocks=4, launcher=SimpleLauncher(), worker_init={init!r}),
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
-"""
-
-# A shell line that lets a block go on in mounts of its own, after others; `$0` is its script.
-OWN_MOUNTS = """
-if [ -z "$INSIDE" ]; then
-  cp "$0" {copy}; export INSIDE=1
-  exec unshare --mount --propagation private bash -c '{mount} && exec bash {copy}'
-fi
 """
 
 pytestmark = pytest.mark.long  # tests/test_slurm.py and tests/test_k8s.py hold the short form
@@ -102,15 +95,10 @@ def rows(ended: Ended) -> dict[str, list[str]]:
     }
 
 
-def needs_root() -> None:
-    if os.getuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
-        pytest.skip("mounts need root, and its rights")
-
-
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     """Give a disk in memory at `folder`."""
-    needs_root()
+    needs_mounts()
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
     try:
@@ -226,7 +214,7 @@ def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: l
 
 
 def in_own_mounts(trial: Trial, mount: str) -> None:
-    needs_root()
+    needs_mounts()
     trial.init = OWN_MOUNTS.format(copy=trial.folder / "copy.sh", mount=mount)
 
 
