@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import begin, finish, processes_in, set_each, wait_until
+from command import IDENTITY, begin, finish, giver, processes_in, set_each, wait_until
 from disks import mounted
 from disturbance import Slow
 from hypothesis import HealthCheck, given, settings
@@ -124,6 +124,18 @@ def test_what_is_no_file_of_a_chunk_is_read_where_it_lies(node: Path, tmp_path: 
     large = open_volume(tmp_path / "big/raw")
     assert staging.staged(large, "a run") is large
     assert staging.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
+
+
+def test_the_plan_says_why_an_input_is_not_kept_on_nodes(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", noise((16, 16, 16)))
+    ended = giver(tmp_path, monkeypatch, capsys)(
+        "plan", "--config", "threads", *IDENTITY, "--set", "normalise.method=none", "in.npy"
+    )
+    assert ended.code == 0, ended.err
+    said = "input is read where it lies, not by way of $HERE/node of each node: npy is read in parts of files"
+    assert said in " ".join(ended.out.split())
 
 
 ZSCORE = set_each(
