@@ -45,12 +45,12 @@ fi
 
 # What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it.
 IN_A_GROUP = f"""set -m
+exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
 trap 'kill -TERM -- -$pool' TERM
-POOL & pool=$!
-({GUARD}) & guard=$!
-wait $pool 2>/dev/null; code=$?
-exec 2>/dev/null  # the last words are the pool's, not this shell's on what it kills
-kill -KILL -- -$pool -$guard 2>/dev/null
+POOL 2>&3 & pool=$!
+({GUARD}) 2>&3 & guard=$!
+wait $pool; code=$?
+kill -KILL -- -$pool -$guard
 {SWEEP}
 exit $code
 """

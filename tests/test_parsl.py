@@ -32,7 +32,7 @@ from parsl.providers import LocalProvider, SlurmProvider
 
 from volpipe.apps import start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
-from volpipe.apps.launch import slurm_launch_command
+from volpipe.apps.launch import grouped, slurm_launch_command
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -306,6 +306,23 @@ def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> N
     driver.stdout.close()
     wait_until(lambda: not interchange.is_running(), 10)
     wait_until(lambda: not processes_in(tmp_path), 30)
+
+
+@pytest.mark.parametrize(
+    ("pool", "code", "said"),
+    [
+        ("nothing_of_that_name", 127, "nothing_of_that_name: command not found"),
+        ("sh -c 'echo no driver >&2; kill -9 $$'", 128 + 9, "no driver"),
+        ("echo well", 0, ""),
+    ],
+)
+def test_the_last_words_of_a_block_are_those_of_its_pool(pool: str, code: int, said: str) -> None:
+    places = {"addresses": "127.0.0.1", "worker_port": 9, "heartbeat_period": 1, "heartbeat_threshold": 4}
+    command = grouped(pool).format(**places).format(block_id=0)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert ended.stderr.rstrip().endswith(said)
+    assert len(ended.stderr.splitlines()) == bool(said)
 
 
 # A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.

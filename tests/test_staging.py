@@ -240,4 +240,3 @@ def test_a_site_names_a_folder_in_the_words_of_its_node(tmp_path: Path) -> None:
         ["bash", "-c", once.format(block_id=0)], env=environment, capture_output=True, text=True, check=True
     )
     assert f"{staging.VARIABLE}={tmp_path}/me and more" in ended.stdout.splitlines()
-    assert ended.stderr == ""
