@@ -7,6 +7,7 @@ rests on parts of Parsl that it does not promise is here and in watch, and tests
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import zmq
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.high_throughput import errors as lost
-from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
+from volpipe.apps.launch import grouped, slurm_launch_command
 from volpipe.errors import ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
@@ -30,24 +31,16 @@ FAILED_BLOCKS = 5
 START_SECONDS = 60
 SEND_MILLISECONDS = 5000
 ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
-
-# Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
-# for each of the two times that Parsl formats the command.
-GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
-
-
-# What a killed pool leaves, its queues' process above all, ends with it; where the launcher changes no command.
-IN_A_GROUP = (
-    "set -m; trap 'kill -TERM -- -$pool' TERM; POOL & pool=$!; wait $pool; code=$?; "
-    "kill -KILL -- -$pool 2>/dev/null; exit $code"
-)
+LISTEN_SECONDS = 120  # that an interchange may take to start
+SIMPLE = SimpleLauncher()
 
 
 class HoldingExecutor(HighThroughputExecutor):
     """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
 
-    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver. Traffic is
-    encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the GPUs that Slurm gave.
+    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver, and blocks
+    with the interchange. Traffic is encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the
+    GPUs that Slurm gave.
 
     Args:
         label: names the executor; "cpu", "gpu" or "gpu_..." get the stages of that kind.
@@ -55,6 +48,8 @@ class HoldingExecutor(HighThroughputExecutor):
         failed_blocks: after as many blocks in a row that failed, the executor is given up.
         longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
         start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
+        node_directory: on each node's own disk, where workers keep chunks of the input; it may hold variables that the
+            shell of a block knows.
         arguments: of HighThroughputExecutor.
 
     Raises:
@@ -69,9 +64,12 @@ class HoldingExecutor(HighThroughputExecutor):
         failed_blocks: int = FAILED_BLOCKS,
         longest_task: float | None = None,
         start_seconds: float = START_SECONDS,
+        node_directory: str | None = None,
         **arguments: Any,  # Any: those of Parsl's executor
     ) -> None:
         self.failed_blocks, self.longest_task, self.start_seconds = failed_blocks, longest_task, start_seconds
+        self.node_directory = node_directory
+        self._listening, self._listens = threading.Lock(), False
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -85,8 +83,9 @@ class HoldingExecutor(HighThroughputExecutor):
         if isinstance(provider, SlurmProvider) and arguments.get("available_accelerators"):
             chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
         chosen |= arguments
-        if isinstance(getattr(provider, "launcher", None), SimpleLauncher):
-            chosen["launch_cmd"] = IN_A_GROUP.replace("POOL", chosen.get("launch_cmd") or DEFAULT_LAUNCH_CMD)
+        # Other launchers change the command; those for pods have none.
+        if isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher):
+            chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"), node_directory)
         super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
@@ -103,6 +102,25 @@ class HoldingExecutor(HighThroughputExecutor):
             return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
 
         self.command_client.run = ask_in_time  # type: ignore[method-assign]
+
+    def _start_local_interchange_process(self) -> None:
+        """Start the interchange without waiting until it listens: those of other executors start meanwhile."""
+        ask, self.command_client.run = self.command_client.run, lambda *question, **limits: 0  # type: ignore[method-assign]
+        try:
+            super()._start_local_interchange_process()
+        finally:
+            self.command_client.run = ask  # type: ignore[method-assign]
+
+    def initialize_scaling(self) -> None:
+        """Nothing yet: what starts a block names the interchange's port."""
+
+    def _get_launch_command(self, block_id: str) -> str:
+        with self._listening:
+            if not self._listens:
+                self.worker_port = self.command_client.run("WORKER_BINDS", timeout_s=LISTEN_SECONDS)
+                super().initialize_scaling()  # type: ignore[no-untyped-call]
+                self._listens = True
+        return str(super()._get_launch_command(block_id))
 
     def shutdown(self, timeout: float = 10.0) -> None:
         """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor."""
@@ -176,12 +194,6 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
             f"{longest_task:g} s; ask for a walltime above {start_seconds + longest_task:g} s, or make tasks shorter"
         )
     return left
-
-
-def slurm_launch_command(accelerators: int | list[str]) -> str:
-    """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
-    names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
-    return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
 
 
 def in_our_words(error: BaseException) -> BaseException:

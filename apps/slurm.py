@@ -6,12 +6,18 @@ Not here: what is asked of Slurm (configs), or the script that runs a driver as 
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import SlurmProvider
+
+from volpipe.apps.settings import read_settings
+from volpipe.errors import SiteError
+
+Chosen = TypeVar("Chosen")
 
 STATES = {
     JobState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD",
@@ -24,6 +30,17 @@ STATES = {
 }
 STATE_OF = {word: state for state, words in STATES.items() for word in words.split()}
 POLL_SECONDS = 30
+
+
+def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
+    """Return the dataclass `kind`, filled by the TOML file of the `site` and by VOLPIPE_SLURM_...
+
+    Raises:
+        SiteError: there is no Slurm here, or a setting is missing, unknown or of the wrong type.
+    """
+    if shutil.which("sbatch") is None:
+        raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
+    return read_settings(kind, site, "VOLPIPE_SLURM")
 
 
 class SlurmJobs(SlurmProvider):

@@ -24,12 +24,14 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 
 import volpipe
+from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.stages import Apps
 from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Executors, Submit
 from volpipe.sites import find_site
+from volpipe.staging import VARIABLE
 from volpipe.worker import Job
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Started:
     slots: Mapping[str, int]
     prioritised: set[str]
     worker_bytes: int | None
+    node_directory: str | None
     watch: Watch
 
     @property
@@ -94,7 +97,8 @@ def started(config: Config) -> Iterator[Started]:
         _poll_alone(kernel)()
         watch.start()
         try:
-            yield Started(labels, slots, prioritised, _least_bytes(config.executors), watch)
+            node_directory = _node_directory(config.executors)
+            yield Started(labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch)
         finally:
             with INTERRUPTS.closing():
                 watch.stop()
@@ -159,6 +163,12 @@ def _with_label(executors: Sequence[ParslExecutor], label: str) -> list[str]:
 def _least_bytes(executors: Sequence[ParslExecutor]) -> int | None:
     """Return the memory that a worker has where it has the least, None where no executor says."""
     return min(filter(None, map(_worker_bytes, executors)), default=None)
+
+
+def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
+    """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
+    named = [executor.node_directory for executor in executors if isinstance(executor, HoldingExecutor)]
+    return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
 
 
 def _worker_bytes(executor: ParslExecutor) -> int | None:

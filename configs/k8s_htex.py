@@ -30,6 +30,7 @@ class Settings:
     pending_minutes: float = 30.0  # that a pod may wait for a node
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     pull_secrets: list[str] = field(default_factory=list)  # for the image
+    node_directory: str | None = None  # in a pod, such as "/tmp"; keeps chunks of a slow input on the node's own disk
     encrypted: bool = True  # traffic between driver and workers
     kubeconfig: str | None = None  # without, KUBECONFIG, ~/.kube/config, or the service account of the driver's pod
     context: str | None = None
@@ -49,6 +50,7 @@ def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
         available_accelerators=gpus,
         encrypted=settings.encrypted,
         longest_task=settings.longest_task,
+        node_directory=settings.node_directory,
         worker_logdir_root="/tmp/volpipe",  # a pod's user may write there
         provider=PodProvider(
             image=settings.image,

@@ -23,6 +23,7 @@ class Settings:
         "opportunistic"  # first to be evicted, and counted against nobody; None for the default
     )
     max_pods: int = 8
+    node_directory: str | None = None  # in a pod, such as "/tmp"; keeps chunks of a slow input on the node's own disk
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     address: str | None = None  # where pods reach a driver that is not in the cluster
 
@@ -39,6 +40,7 @@ def config(run_dir: str) -> Config:
         available_accelerators=1,
         failed_blocks=20,  # evictions are no failures, but nodes of many owners break in many ways
         longest_task=600,  # seconds; a pod takes no more tasks when it has less time left
+        node_directory=settings.node_directory,
         worker_logdir_root="/tmp/volpipe",  # a pod's user may write there
         provider=PodProvider(
             image=settings.image,

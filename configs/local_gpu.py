@@ -7,10 +7,8 @@ import shutil
 import subprocess
 
 from parsl.config import Config
-from parsl.launchers import SimpleLauncher
-from parsl.providers import LocalProvider
 
-from volpipe.apps.executors import HoldingExecutor
+from volpipe.configs.local import executor, with_executors
 
 
 def gpus() -> list[str]:
@@ -29,38 +27,9 @@ def gpus() -> list[str]:
     return usable
 
 
-def executor(label: str, workers: int, threads: int, accelerators: list[str]) -> HoldingExecutor:
-    return HoldingExecutor(
-        label=label,  # "cpu" and "gpu" get the stages of that kind
-        address="127.0.0.1",  # without one, Parsl asks an outside service and listens on every interface
-        max_workers_per_node=workers,
-        available_accelerators=accelerators,  # each worker sees one
-        prefetch_capacity=workers,  # else a worker waits 16 ms for its next task
-        # A dead worker pool is replaced, not taken for a broken site.
-        block_error_handler=False,
-        heartbeat_period=2,
-        heartbeat_threshold=10,
-        provider=LocalProvider(
-            init_blocks=1,
-            min_blocks=1,
-            max_blocks=1,
-            launcher=SimpleLauncher(),
-            worker_init=f"export OMP_NUM_THREADS={threads} VOLPIPE_THREADS={threads}",
-        ),
-    )
-
-
 def config(run_dir: str) -> Config:
     devices, cores = gpus(), len(os.sched_getaffinity(0))
     # Workers of GPUs read, unpack and write, for which they get half of the cores.
     others = max(1, cores // 2)
-    return Config(
-        executors=[
-            executor("gpu", len(devices), max(1, (cores - others) // len(devices)), devices),
-            executor("cpu", others, 1, []),
-        ],
-        run_dir=run_dir,
-        strategy_period=1,
-        initialize_logging=False,
-        usage_tracking=0,
-    )
+    gpu = executor("gpu", len(devices), max(1, (cores - others) // len(devices)), devices)
+    return with_executors(run_dir, [gpu, executor("cpu", others, 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 
 from parsl.addresses import address_by_hostname
@@ -10,16 +9,14 @@ from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 
 from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.settings import read_settings
-from volpipe.apps.slurm import SlurmJobs
+from volpipe.apps.slurm import SlurmJobs, read_slurm_settings
 
 
 @dataclass(frozen=True)
-class Settings:
+class Jobs:
     """Each is a line of the TOML file, or VOLPIPE_SLURM_PARTITION and so on in the environment."""
 
     partition: str  # `sinfo` lists them
-    gpu_partition: str | None = None  # where GPUs are, if elsewhere
     account: str | None = None  # `sacctmgr show associations user=$USER` lists them
     qos: str | None = None
     constraint: str | None = None  # a feature of nodes, such as "h200"
@@ -32,11 +29,17 @@ class Settings:
     gpus: int = 1  # of a GPU job, one worker each; 0 where the net runs on CPUs
     init: str = "true"  # shell line before workers start: "module load cuda; source ~/venv/bin/activate"
     address: str | None = None  # of the machine of this command, as compute nodes reach it
+    node_directory: str | None = None  # on a node's own disk, such as "$TMPDIR"; keeps chunks of a slow input
     heartbeat: int = 15  # seconds; what does not answer four times is lost
     poll_seconds: int = 30  # how often Slurm is asked for the state of jobs
 
 
-def executor(label: str, chosen: Settings, partition: str, gpus: int) -> HoldingExecutor:
+@dataclass(frozen=True)
+class Settings(Jobs):
+    gpu_partition: str | None = None  # where GPUs are, if elsewhere
+
+
+def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExecutor:
     workers = gpus or chosen.cores
     threads = max(1, chosen.cores // workers)
     return HoldingExecutor(
@@ -48,6 +51,7 @@ def executor(label: str, chosen: Settings, partition: str, gpus: int) -> Holding
         start_seconds=chosen.start_seconds,
         heartbeat_period=chosen.heartbeat,
         heartbeat_threshold=4 * chosen.heartbeat,
+        node_directory=chosen.node_directory,
         provider=SlurmJobs(
             partition=partition,
             account=chosen.account,
@@ -70,15 +74,9 @@ def executor(label: str, chosen: Settings, partition: str, gpus: int) -> Holding
     )
 
 
-def config(run_dir: str) -> Config:
-    if shutil.which("sbatch") is None:
-        raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    chosen = read_settings(Settings, __file__, "VOLPIPE_SLURM")
+def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
     return Config(
-        executors=[
-            executor("cpu", chosen, chosen.partition, 0),
-            executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus),
-        ],
+        executors=executors,
         run_dir=run_dir,  # Parsl's files, beside the output
         strategy="htex_auto_scale",  # jobs that are idle for max_idletime are given back, also while others work
         max_idletime=120,  # seconds
@@ -86,3 +84,10 @@ def config(run_dir: str) -> Config:
         initialize_logging=False,
         usage_tracking=0,
     )
+
+
+def config(run_dir: str) -> Config:
+    chosen = read_slurm_settings(Settings, __file__)
+    cpu = executor("cpu", chosen, chosen.partition, 0)
+    gpu = executor("gpu", chosen, chosen.gpu_partition or chosen.partition, chosen.gpus)
+    return with_executors(run_dir, [cpu, gpu])

@@ -2,75 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 
-from parsl.addresses import address_by_hostname
 from parsl.config import Config
-from parsl.launchers import SimpleLauncher
 
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.settings import read_settings
-from volpipe.apps.slurm import SlurmJobs
+from volpipe.apps.slurm import read_slurm_settings
+from volpipe.configs.slurm_htex import Jobs, executor, with_executors
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Each is a line of the TOML file, or VOLPIPE_SLURM_PARTITION and so on in the environment."""
-
-    partition: str  # `sinfo` lists them
-    account: str | None = None  # `sacctmgr show associations user=$USER` lists them
-    max_jobs: int = 4  # at a time
-    walltime: str = "04:00:00"  # of a job, HH:MM:SS
-    longest_task: int = 600  # seconds; a job that has less left starts no task any more, and ends
-    start_seconds: int = 60  # from a job's start until its workers are there
-    cores: int = 8  # of a job
-    mem_gb: int = 32  # of a job
+class Settings(Jobs):  # all of slurm_htex.py's but gpu_partition; what there is asked of Slurm, line by line, is there
     gpus: int = 0  # of a job; each is a worker, and without one each core is
-    init: str = "true"  # shell line before workers start: "module load cuda; source ~/venv/bin/activate"
-    address: str | None = None  # of the machine of this command, as compute nodes reach it
-    heartbeat: int = 15  # seconds; what does not answer four times is lost
-    poll_seconds: int = 30  # how often Slurm is asked for the state of jobs
 
 
 def config(run_dir: str) -> Config:
-    if shutil.which("sbatch") is None:
-        raise FileNotFoundError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    chosen = read_settings(Settings, __file__, "VOLPIPE_SLURM")
-    workers = chosen.gpus or chosen.cores
-    threads = max(1, chosen.cores // workers)
-    executor = HoldingExecutor(
-        label="slurm",
-        address=chosen.address or address_by_hostname(),
-        max_workers_per_node=workers,
-        available_accelerators=chosen.gpus,  # each worker has one to itself, of those that Slurm gave to the job
-        longest_task=chosen.longest_task,
-        start_seconds=chosen.start_seconds,
-        heartbeat_period=chosen.heartbeat,
-        heartbeat_threshold=4 * chosen.heartbeat,
-        provider=SlurmJobs(
-            partition=chosen.partition,
-            account=chosen.account,
-            walltime=chosen.walltime,
-            init_blocks=1,  # jobs at the start; more come with the tasks
-            min_blocks=0,  # jobs that stay without tasks
-            max_blocks=chosen.max_jobs,
-            cores_per_node=chosen.cores,
-            mem_per_node=chosen.mem_gb,
-            gpus_per_node=chosen.gpus or None,
-            exclusive=False,  # a node may have other jobs beside ours
-            scheduler_options="#SBATCH --no-requeue",  # a lost job is replaced by a new one
-            worker_init=f"{chosen.init}\nexport OMP_NUM_THREADS={threads} VOLPIPE_THREADS={threads}",
-            launcher=SimpleLauncher(),
-            poll_seconds=chosen.poll_seconds,
-        ),
-    )
-    return Config(
-        executors=[executor],
-        run_dir=run_dir,  # Parsl's files, beside the output
-        strategy="htex_auto_scale",  # jobs that are idle for max_idletime are given back, also while others work
-        max_idletime=120,  # seconds
-        strategy_period=2,  # seconds between two looks at whether there are jobs enough
-        initialize_logging=False,
-        usage_tracking=0,
-    )
+    chosen = read_slurm_settings(Settings, __file__)
+    return with_executors(run_dir, [executor("slurm", chosen, chosen.partition, chosen.gpus)])

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -92,23 +92,23 @@ class Cluster:
 
     def evict(self, name: str) -> None:
         """Let the pod's node run out of memory."""
-        with self.lock:
-            self.node.evict(self.pod(name))
+        self._harm(self.node.evict, name)
 
     def exhaust(self, name: str) -> None:
         """Let the pod take more memory than it may."""
-        with self.lock:
-            self.node.exhaust(self.pod(name))
+        self._harm(self.node.exhaust, name)
 
     def expire(self, name: str) -> None:
         """Let the pod reach its deadline."""
-        with self.lock:
-            self.node.expire(self.pod(name))
+        self._harm(self.node.expire, name)
 
     def lose_node(self, name: str) -> None:
         """Let the node be gone that the pod runs on."""
+        self._harm(self.node.lose, name)
+
+    def _harm(self, do: Callable[[Pod], None], name: str) -> None:
         with self.lock:
-            self.node.lose(self.pod(name))
+            do(self.pod(name))
 
     def kill_manager(self, name: str) -> None:
         """Kill the process that looks after the pod's workers, which the container's shell waits for."""

@@ -11,6 +11,14 @@ from pathlib import Path
 
 import pytest
 
+# A shell line that lets a block go on in mounts of its own, after others; `$0` is its script.
+OWN_MOUNTS = """
+if [ -z "$INSIDE" ]; then
+  cp "$0" {copy}; export INSIDE=1
+  exec unshare --mount --propagation private bash -c '{mount} && exec bash {copy}'
+fi
+"""
+
 
 @lru_cache
 def may_mount() -> bool:
@@ -18,13 +26,17 @@ def may_mount() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
-needs_mounts = pytest.mark.skipif(not may_mount(), reason="only root may mount a small disk")
+def needs_mounts() -> None:
+    """Skip where a process may have no mounts of its own."""
+    if not may_mount():
+        pytest.skip("only root, with its rights, may mount")
 
 
 @contextmanager
 def small_disk(place: Path, options: str = "size=50m") -> Iterator[Callable[[str], None]]:
-    """Mount a disk at the new folder `place`, with `options` such as nr_inodes=50; gives what mounts it with others."""
-    place.mkdir()
+    """Mount a disk at the folder `place`, with `options` such as nr_inodes=50; gives what mounts it with others."""
+    needs_mounts()
+    place.mkdir(exist_ok=True)
 
     def mount(options: str) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True, capture_output=True)

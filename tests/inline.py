@@ -42,7 +42,7 @@ class Inline:
     """Executors whose threads take waiting tasks at random.
 
     Attributes:
-        shared, worker_bytes: as every site says them.
+        shared, worker_bytes, node_directory: as every site says them.
 
     Args:
         seed: of the order.
@@ -52,6 +52,7 @@ class Inline:
 
     shared = True
     worker_bytes: int | None = None
+    node_directory: str | None = None
 
     def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None) -> None:
         self.slots = {"cpu": slots, "gpu": slots}

@@ -96,6 +96,7 @@ class Node:
         env: of every container, as its image would have it.
         accounts: files with what pods of a service account are given, by its name: a kubeconfig, instead of a token.
         patience: seconds after which the pods of a lost node are deleted, instead of their toleration's.
+        unseen: a folder that is empty in every container, as what no claim holds.
     """
 
     folder: Path = Path()
@@ -107,6 +108,7 @@ class Node:
     accounts: dict[str, Path] = field(default_factory=dict)
     pull_seconds: float = 0.1
     patience: float = 3.0
+    unseen: Path | None = None
 
     def advance(self, pod: Pod, others: Sequence[Pod]) -> bool:
         """Do what is next for `pod`; return whether it is gone."""
@@ -166,7 +168,7 @@ class Node:
             return
         with pod.log.open("ab") as log:
             pod.process = subprocess.Popen(
-                [*(pod.container.get("command") or []), *(pod.container.get("args") or [])],
+                [*self._mounts(), *(pod.container.get("command") or []), *(pod.container.get("args") or [])],
                 env=self._environment(pod),
                 cwd=pod.container.get("workingDir") or self.folder,
                 stdin=subprocess.DEVNULL,
@@ -178,6 +180,13 @@ class Node:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         pod.status.update(phase="Running", startTime=now, podIP="127.0.0.1")
         pod.say("running", startedAt=now)
+
+    def _mounts(self) -> list[str]:
+        """Return what a command begins with to see other files than this machine has."""
+        if self.unseen is None:
+            return []
+        hide = f'mount -t tmpfs tmpfs "{self.unseen}" && exec "$@"'
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh"]
 
     def _environment(self, pod: Pod) -> dict[str, str]:
         """Return what a container sees: of this machine's environment only what an image would have."""

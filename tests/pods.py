@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from cluster import Cluster, running
@@ -87,7 +88,7 @@ HARMS = {
 
 
 @contextmanager
-def cluster_for(folder: Path) -> Iterator[Cluster]:
+def cluster_for(folder: Path, **choices: Any) -> Iterator[Cluster]:  # Any: fields of Node
     """Give a double with everything that `SlowPods` asks for in folders of `folder`."""
-    with running(folder / "cluster", images={IMAGE}, claims={"scratch"}) as cluster:
+    with running(folder / "cluster", images={IMAGE}, claims={"scratch"}, **choices) as cluster:
         yield cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chaos import Round
-from disks import needs_mounts, small_disk
+from disks import small_disk
 from disturbance import Slow, made_in_one_go
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -43,7 +43,6 @@ def test_faults_below_cost_time_or_blocks_and_no_bytes(tmp_path: Path, undisturb
 
 
 @pytest.mark.slow
-@needs_mounts
 def test_on_a_disk_with_too_little_a_run_ends_with_a_sentence_and_goes_on_later(
     tmp_path: Path, undisturbed: str
 ) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, wait_for_pods
 from command import Ended, begin, finish, processes_in, sentences, wait_until
+from conftest import ROOT
+from disks import needs_mounts, small_disk
 from disturbance import Slow
 from pods import HARMS, SlowPods, cluster_for
 from real_cluster import RealCluster, find_cluster, folder_on
@@ -108,10 +110,7 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
     "harm",
     [
         "deleted",
-        *(
-            pytest.param(harm, marks=pytest.mark.long)
-            for harm in ("out of memory", "node lost", "manager killed", "deadline")
-        ),
+        *(pytest.param(harm, marks=pytest.mark.long) for harm in HARMS if harm != "deleted"),
     ],
 )
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
@@ -153,32 +152,31 @@ def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
     assert slow.computed(2).total() > 0
 
 
-def test_an_image_that_is_not_there_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "image", cluster=cluster, settings={"VOLPIPE_K8S_IMAGE": "lab/nowhere:1"})
+# Settings with which no pod can start, and what the run's last sentence then says.
+HOPELESS = {
+    "image": (
+        {"IMAGE": "lab/nowhere:1"},
+        "executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: .*ImagePull",
+    ),
+    "unschedulable": (
+        {"GPUS": "32", "MEMORY": "64Gi"},
+        "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
+    ),
+    "nowhere": ({"NAMESPACE": "nowhere"}, ".*Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", ["image", pytest.param("unschedulable", marks=pytest.mark.long), "nowhere"])
+def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
+    base: Path, cluster: AnyCluster, what: str
+) -> None:
+    settings, words = HOPELESS[what]
+    told = {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
+    slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
     slow.begin()
     ended, sentence = finish_badly(slow)
     assert ended.code == 2
-    assert re.match("volpipe: executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: ", sentence)
-    assert "ImagePull" in sentence
-
-
-@pytest.mark.long
-def test_pods_that_fit_nowhere_end_the_run_in_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
-    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
-    slow = SlowPods(base / "unschedulable", cluster=cluster, pending=3, settings=too_large)
-    slow.begin()
-    ended, sentence = finish_badly(slow)
-    assert ended.code == 2
-    assert re.match("volpipe: executor gpu cannot start workers: ", sentence)
-    assert re.search("Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient", sentence)
-
-
-def test_a_refused_pod_ends_the_run_in_the_words_of_kubernetes(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "nowhere", cluster=cluster, settings={"VOLPIPE_K8S_NAMESPACE": "nowhere"})
-    slow.begin()
-    ended, sentence = finish_badly(slow)
-    assert ended.code == 2
-    assert re.search("Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere", sentence)
+    assert re.match(f"volpipe: {words}", sentence)
 
 
 def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) -> None:
@@ -190,9 +188,10 @@ def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) ->
     assert (ended.code, sentence) == (1, "volpipe: interrupted; the same command again goes on from here")
 
 
-def check_site(slow: SlowPods, wait: float = 120) -> tuple[int, list[str]]:
+def check_site(slow: SlowPods, wait: float = 120, out: Path | None = None) -> tuple[int, list[str]]:
     """Return the exit code of `volpipe sites check`, and what it named; see that no pod is left."""
     command = ["sites", "check", slow.site, str(slow.folder.parent / "in.n5"), "--wait", str(wait)]
+    command += ["--out", str(out)] if out else []
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), wait + SOON)
     assert "Traceback" not in ended.err
     wait_until(lambda: not slow.left(), SHORTLY)
@@ -210,6 +209,37 @@ def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyClu
     code, (sentence,) = check_site(SlowPods(base / "no-gpu", cluster=cluster, settings={"VOLPIPE_K8S_GPUS": "1"}))
     assert code == 1
     assert sentence.startswith("gpu: no GPU is seen on ")
+
+
+@pytest.mark.long
+def test_a_check_names_another_version_in_the_image(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "first/zarr/__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("__version__ = '2.18.0'")
+    with cluster_for(tmp_path, env={"PYTHONPATH": f"{tmp_path}/first:{ROOT}"}) as cluster:
+        code, (sentence,) = check_site(SlowPods(base / "version", cluster=cluster))
+    assert code == 1
+    assert sentence.startswith("cpu: zarr is 2.18.0 on ")
+
+
+@pytest.mark.long
+def test_a_check_names_a_volume_that_is_on_no_claim_of_the_pods(base: Path, tmp_path: Path) -> None:
+    needs_mounts()
+    with cluster_for(tmp_path, unseen=base / "in.n5") as cluster:
+        code, (sentence,) = check_site(SlowPods(base / "unseen", cluster=cluster))
+    assert code == 1
+    assert f"cpu: {base}/in.n5:raw cannot be read on " in sentence
+
+
+@pytest.mark.long
+def test_a_check_names_a_full_disk(base: Path, tmp_path: Path) -> None:
+    out = base / "disk"
+    out.mkdir()
+    with small_disk(out, "size=1m"), cluster_for(tmp_path) as cluster:
+        (out / "data").write_bytes(bytes(1 << 20))
+        code, (sentence,) = check_site(SlowPods(base / "full", cluster=cluster), out=out)
+    assert code == 1
+    assert sentence.startswith(f"here: {out} cannot be written here: the disk is full; ")
 
 
 def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluster) -> None:

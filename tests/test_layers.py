@@ -30,7 +30,7 @@ LAYERS = (
     "folder run",
     "worker              estimate",
     "factor infer reassemble pyramid scan memory",
-    "tensors windows output schedule shortage",
+    "tensors windows output schedule shortage staging",
     "wanted              sums checksums",
     "plan",
     "nets                region findings",
@@ -41,7 +41,7 @@ LAYERS = (
     "growth",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
-    "blend ops resolve augment  tissue fetches indexing heap apps.podspec apps.podstatus",
+    "blend ops resolve augment  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",
     "formats.container   cells",
     "formats.single",
     "formats.slices      formats.probe",
@@ -55,7 +55,10 @@ LAYERS = (
     "errors grid interrupts quota",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
-FOR_SITES = {f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")}
+FOR_SITES = {
+    *(f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")),
+    *("volpipe.configs.local", "volpipe.configs.slurm_htex"),  # of which other sites are variations
+}
 PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "volpipe.configs")
 
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.

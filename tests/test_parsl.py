@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -29,7 +30,9 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words, slurm_launch_command
+from volpipe.apps import start
+from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
+from volpipe.apps.launch import grouped, slurm_launch_command
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -61,7 +64,7 @@ def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.Monkey
         executors=[executor], run_dir=str(tmp_path), strategy_period=1, initialize_logging=False, usage_tracking=0
     )
     kernel = parsl.load(config)
-    kernel.job_status_poller.poll()
+    start._poll_alone(kernel)()  # and not beside Parsl's own poll, which would start a second block
     try:
         wait_until(lambda: executor.connected_managers(), 60)
         yield kernel
@@ -90,6 +93,29 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     assert isinstance(error, lost.ManagerLost)
     assert isinstance(in_our_words(error), ManagerLost)
     assert str(in_our_words(error)).endswith("no longer answers, or its job has ended")
+
+
+def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that those of several executors start side by side."""
+    slow = tmp_path / "interchange.py"
+    slow.write_text(f"#!/bin/sh\nsleep 3\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    began = time.monotonic()
+    executor.start()
+    try:
+        assert time.monotonic() - began < 2
+        port = re.search(r"--port=(\d+)", executor._get_launch_command("0"))
+        assert time.monotonic() - began > 3
+        assert port is not None
+        assert int(port[1]) == executor.worker_port > 0
+        assert executor.connected_managers() == []
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
 
 
 @pytest.mark.slow
@@ -280,3 +306,65 @@ def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> N
     driver.stdout.close()
     wait_until(lambda: not interchange.is_running(), 10)
     wait_until(lambda: not processes_in(tmp_path), 30)
+
+
+@pytest.mark.parametrize(
+    ("pool", "code", "said"),
+    [
+        ("nothing_of_that_name", 127, "nothing_of_that_name: command not found"),
+        ("sh -c 'echo no driver >&2; kill -9 $$'", 128 + 9, "no driver"),
+        ("echo well", 0, ""),
+    ],
+)
+def test_the_last_words_of_a_block_are_those_of_its_pool(pool: str, code: int, said: str) -> None:
+    places = {"addresses": "127.0.0.1", "worker_port": 9, "heartbeat_period": 1, "heartbeat_threshold": 4}
+    command = grouped(pool).format(**places).format(block_id=0)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert ended.stderr.rstrip().endswith(said)
+    assert len(ended.stderr.splitlines()) == bool(said)
+
+
+# A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.
+DELAYED_POOL = """#!{python}
+import pathlib, time
+from parsl.executors.high_throughput import probe
+find = probe.probe_addresses
+def find_and_wait(*arguments, **options):
+    found = find(*arguments, **options)
+    pathlib.Path("reached").touch()
+    while not pathlib.Path("go on").exists():
+        time.sleep(0.05)
+    return found
+probe.probe_addresses = find_and_wait
+exec(pathlib.Path(probe.__file__).with_name("process_worker_pool.py").read_text())
+"""
+
+
+@pytest.mark.slow
+def test_a_pool_that_was_registering_when_its_interchange_died_ends(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsl's pool alone waits until its walltime: nothing bounds the wait for the answer to its second probe."""
+    monkeypatch.chdir(tmp_path)
+    pool = tmp_path / "process_worker_pool.py"
+    pool.write_text(DELAYED_POOL.format(python=sys.executable))
+    pool.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.provider.script_dir = str(tmp_path)
+    executor.start()
+    try:
+        executor.scale_out_facade(1)
+        wait_until((tmp_path / "reached").exists, 60)
+        time.sleep(2 * executor.heartbeat_period)  # the guard has seen the port as well
+        psutil.Process(executor.interchange_proc.pid).kill()
+        executor.interchange_proc.wait(5)
+        (tmp_path / "go on").touch()
+        wait_until(lambda: not processes_in(tmp_path), 60)
+        (said,) = tmp_path.glob("*.err")
+        assert f"no driver listens at 127.0.0.1 port {executor.worker_port} any more" in said.read_text()
+    finally:
+        executor.provider.cancel(list(executor.blocks_to_job_id.values()))
+        executor.shutdown()
+        executor.incoming_q.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import IDENTITY, THREADS, Ended, Give, giver, set_each
-from disks import needs_mounts, small_disk
+from disks import small_disk
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.limits import Limits
@@ -56,7 +56,6 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, give: Give, monkeypatc
     assert not list((tmp_path / "kept").iterdir())
 
 
-@needs_mounts
 def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:
     with small_disk(tmp_path / "disk", "ro"):
         ended = run(give, *IDENTITY, out="disk/out.zarr")

@@ -17,7 +17,7 @@ from pathlib import Path
 import parsl
 import pytest
 from command import Ended, begin, finish, giver, processes_in, sentences, wait_until
-from disks import may_mount, needs_mounts, small_disk
+from disks import OWN_MOUNTS, needs_mounts, small_disk
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
@@ -42,14 +42,6 @@ def config(run_dir):
         provider=Prompt(init_blocks=2, max_blocks=4, launcher=SimpleLauncher(), worker_init={init!r}),
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
-"""
-
-# A shell line that lets a block go on in mounts of its own, after others; `$0` is its script.
-OWN_MOUNTS = """
-if [ -z "$INSIDE" ]; then
-  cp "$0" {copy}; export INSIDE=1
-  exec unshare --mount --propagation private bash -c '{mount} && exec bash {copy}'
-fi
 """
 
 pytestmark = pytest.mark.long  # tests/test_slurm.py and tests/test_k8s.py hold the short form
@@ -208,8 +200,7 @@ def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: l
 
 
 def in_own_mounts(trial: Trial, mount: str) -> None:
-    if not may_mount():
-        pytest.skip("only root may mount")
+    needs_mounts()
     trial.init = OWN_MOUNTS.format(copy=trial.folder / "copy.sh", mount=mount)
 
 
@@ -264,7 +255,6 @@ def test_an_output_that_the_worker_may_only_read_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
-@needs_mounts
 def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
     trial.out = trial.folder / "small"
     with small_disk(trial.out, "size=4m,nr_inodes=500"):
@@ -278,7 +268,6 @@ def test_a_disk_that_is_nearly_full_is_named(trial: Trial) -> None:
 
 
 @pytest.mark.slow
-@needs_mounts
 def test_a_full_disk_is_named_and_nothing_is_started(trial: Trial) -> None:
     trial.out = trial.folder / "full"
     with small_disk(trial.out, "size=1m"):

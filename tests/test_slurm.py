@@ -14,6 +14,7 @@ import psutil
 import pytest
 from command import begin, finish, processes_in, sentences, wait_until
 from conftest import ROOT
+from disks import OWN_MOUNTS, needs_mounts, small_disk
 from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
@@ -109,6 +110,18 @@ def kill_a_worker(slow: Slow, slurm: Slurm) -> None:
     kill([max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))])
 
 
+def kill_an_interchange(slow: Slow, slurm: Slurm) -> None:
+    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
+
+
+def kill_the_driver(slow: Slow, slurm: Slurm) -> None:
+    slow.interrupt(signal.SIGKILL)
+
+
+def press_ctrl_c(slow: Slow, slurm: Slurm) -> None:
+    slow.interrupt(signal.SIGINT, group=True)
+
+
 def busy_job(slurm: Slurm) -> str:
     """Return a job that runs the net."""
     listed = slurm.do("squeue", "--noheader", "--states=RUNNING", "--format=%A %j").splitlines()
@@ -130,26 +143,29 @@ def lose_a_node(slow: Slow, slurm: Slurm) -> None:
     kill([daemon, *step.children(recursive=True), step])
 
 
+def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]) -> Slow:
+    """Return a run that was disturbed once its net had seen some windows."""
+    slow = on_slurm(folder, slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    disturb(slow, slurm)
+    return slow
+
+
 @pytest.mark.parametrize(
     "disturb", [cancel_a_job, *(pytest.param(kill, marks=pytest.mark.long) for kill in (kill_a_pool, kill_a_worker))]
 )
 def test_a_run_survives_the_loss_of_workers(
     place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
 ) -> None:
-    slow = on_slurm(place / disturb.__name__, slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    disturb(slow, slurm)
+    slow = disturbed(place / disturb.__name__, slurm, disturb)
     check_complete(slow, slurm, undisturbed)
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
 @pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    slow = on_slurm(place / "node", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    lose_a_node(slow, slurm)
+    slow = disturbed(place / "node", slurm, lose_a_node)
     try:
         ended = slow.finish(240)
     finally:
@@ -165,10 +181,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
     """There Parsl's own executor gives up at the first failed job."""
-    slow = on_slurm(place / "accounted", accounting_slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    kill_a_pool(slow, accounting_slurm)
+    slow = disturbed(place / "accounted", accounting_slurm, kill_a_pool)
     check_complete(slow, accounting_slurm, undisturbed)
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
     assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
@@ -178,10 +191,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
-    slow = on_slurm(place / "cut", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    kill([next(p for p in processes_in(slow.folder) if "interchange" in p.name())])
+    slow = disturbed(place / "cut", slurm, kill_an_interchange)
     began = time.monotonic()
     ended = slow.finish()
     assert time.monotonic() - began < 60
@@ -192,12 +202,8 @@ def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     check_complete(slow, slurm, undisturbed)
 
 
-@pytest.mark.long
 def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    slow = on_slurm(place / "killed", slurm)
-    slow.begin()
-    slow.wait_for_calls(20)
-    slow.interrupt(signal.SIGKILL)
+    slow = disturbed(place / "killed", slurm, kill_the_driver)
     assert slow.finish().code == -signal.SIGKILL
     check_gone(slow, slurm)
     marked = slow.marked()
@@ -207,11 +213,35 @@ def test_the_jobs_of_a_killed_driver_end_and_another_goes_on(place: Path, slurm:
 
 
 @pytest.mark.long
-def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
-    slow = on_slurm(place / "stopped", slurm)
+@pytest.mark.timeout(600)
+def test_tasks_that_the_walltime_cut_off_are_done_by_the_next_job(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    """A drain that would begin after the walltime: Slurm ends the jobs, up to half a minute late."""
+    late = {"WALLTIME": "00:01:00", "LONGEST_TASK": "100", "START_SECONDS": "-100", "CORES": "2", "MEM_GB": "2"}
+    slow = on_slurm(place / "walltime", slurm, 1.0, "slurm_single", MAX_JOBS="1", **late)
     slow.begin()
-    slow.wait_for_calls(20)
-    slow.interrupt(signal.SIGINT, group=True)
+    ended = slow.finish(500)
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    check_gone(slow, slurm)
+    assert slurm.jobs("TIMEOUT")
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Slurm) -> None:
+    slow = on_slurm(place / "refused", slurm, PARTITION="nowhere")
+    slow.begin()
+    began = time.monotonic()
+    ended = slow.finish()
+    assert time.monotonic() - began < 60
+    assert ended.code in (1, 2)
+    assert "Traceback" not in ended.err
+    assert "invalid partition specified: nowhere" in ended.err.splitlines()[-1]
+    check_gone(slow, slurm)
+
+
+@pytest.mark.long
+def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
+    slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
     assert ended.code == 1
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
@@ -220,16 +250,34 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     assert len(slow.marked()) < NUM_BLOCKS
 
 
+# A block of the volume is a task, however short.
+UNBUNDLED = """
+from volpipe import schedule
+from volpipe.configs.slurm_single import Settings, config
+schedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0
+"""
+
+
 @pytest.mark.long
-def test_blocks_that_drain_before_their_walltime_lose_no_task(place: Path, slurm: Slurm, undisturbed: str) -> None:
-    """Of a minute, 20 s are left for tasks to begin, less than the run takes."""
-    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "20", "START_SECONDS": "20"}
-    slow = on_slurm(place / "drained", slurm, 0.15, MAX_JOBS="1", **times)
+@pytest.mark.timeout(1200)
+def test_a_hundred_tasks_over_six_jobs_that_drain_before_their_minute_lose_none(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    """Of a minute, 25 s are left for tasks to begin; those of this run take 137 s together."""
+    times = {"WALLTIME": "00:01:00", "LONGEST_TASK": "20", "START_SECONDS": "15"}
+    slow = on_slurm(place / "drained", slurm, 0.65, "site.py", MAX_JOBS="1", **times)
+    (slow.folder / "site.py").write_text(UNBUNDLED)
+    cut_off = set(slurm.jobs("TIMEOUT"))
     slow.begin()
-    check_complete(slow, slurm, undisturbed)
+    ended = slow.finish(900)
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    check_gone(slow, slurm)
     assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
-    pids = {record.pid for record in read_records(slow.run / "journal.jsonl") if record.stage == "infer"}
-    assert len(pids) > 1
+    tasks = [record for record in read_records(slow.run / "journal.jsonl") if record.stage == "infer"]
+    assert len(tasks) == sum(len(record.done) for record in tasks) == NUM_BLOCKS >= 100
+    assert len({record.pid for record in tasks}) >= 6
+    assert set(slurm.jobs("TIMEOUT")) == cut_off
 
 
 def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
@@ -247,10 +295,13 @@ def test_the_driver_runs_as_a_job_by_a_script_with_the_same_command_line(
     assert fingerprint(slow.out) == undisturbed
 
 
-def check_site(folder: Path, slurm: Slurm, wait: float = 120, **settings: str) -> tuple[int, list[str]]:
+def check_site(
+    folder: Path, slurm: Slurm, wait: float = 120, out: Path | None = None, **settings: str
+) -> tuple[int, list[str]]:
     """Return the exit code of `volpipe sites check` on Slurm, and what it named; see that no job is left."""
     slow = on_slurm(folder, slurm, 0, **settings)
     command = ["sites", "check", "slurm_htex", str(folder.parent / "in.n5"), "--wait", str(wait)]
+    command += ["--out", str(out)] if out else []
     ended = finish(slow.folder, begin(slow.folder, *command, **slow.environment), 240)
     assert "Traceback" not in ended.err
     check_gone(slow, slurm)
@@ -275,6 +326,46 @@ def test_a_check_of_a_site_on_slurm_gives_the_last_words_of_its_jobs(place: Path
     assert code == 1
     assert [sentence.partition(":")[0] for sentence in named] == ["cpu", "gpu"]
     assert all("last said: no module named cuda" in sentence for sentence in named)
+
+
+def of_both(named: list[str]) -> list[str]:
+    """Return what was named of both kinds of jobs alike."""
+    notes = [sentence for sentence in named if sentence.startswith("note: ")]
+    assert notes == ["note: gpu: its site asks for no GPU, so nets run on CPUs there"]
+    faults = [sentence.partition(": ") for sentence in named if not sentence.startswith("note: ")]
+    assert sorted(kind for kind, _, _ in faults) == ["cpu", "gpu"]
+    return [sentence for _, _, sentence in faults]
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Slurm) -> None:
+    other = place / "first/zarr/__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("__version__ = '2.18.0'")
+    code, named = check_site(place / "version", slurm, INIT=f"export PYTHONPATH={place}/first:$PYTHONPATH")
+    assert code == 1
+    assert all(sentence.startswith("zarr is 2.18.0 on ") for sentence in of_both(named))
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: Path, slurm: Slurm) -> None:
+    needs_mounts()
+    volume = place / "in.n5"
+    hidden = OWN_MOUNTS.format(copy=f"{place}/$SLURM_JOB_ID.sh", mount=f"mount -t tmpfs tmpfs {volume}")
+    code, named = check_site(place / "unseen", slurm, INIT=hidden)
+    assert code == 1
+    assert all(f"{volume}:raw cannot be read on " in sentence for sentence in of_both(named))
+
+
+@pytest.mark.long
+def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm) -> None:
+    (place / "disk").mkdir()
+    with small_disk(place / "disk", "size=1m"):
+        (place / "disk/data").write_bytes(bytes(1 << 20))
+        code, named = check_site(place / "full", slurm, out=place / "disk")
+    (sentence,) = named
+    assert code == 1
+    assert sentence.startswith(f"here: {place}/disk cannot be written here: the disk is full; ")
 
 
 @pytest.mark.long

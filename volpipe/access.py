@@ -128,6 +128,12 @@ class Reader:
         damage.check_chunk(header)
         self._header = header
         self._array = _open_for_reading(header, cache_bytes)
+        self._through: store.StoredArray | None = None
+
+    def read_through(self, wrap: Callable[[Header, store.StoredArray], store.StoredArray]) -> None:
+        """Let voxels come through what `wrap` makes of the array, the first time that this is asked."""
+        with _lock:
+            self._through = self._through or wrap(self._header, self._array)
 
     def __reduce__(self) -> tuple[Callable[[Volume, int], Reader], tuple[Volume, int]]:
         return _reopen, (self.volume, self._cache_bytes)
@@ -216,7 +222,7 @@ class Reader:
         return self.read_raw(index)
 
     def _read(self, index: store.Index) -> np.ndarray:
-        data = damage.read(self.volume, self._header, self._array, index)
+        data = damage.read(self.volume, self._header, self._through or self._array, index)
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 

@@ -30,7 +30,8 @@ UNKNOWN_SLOTS = Slots(1, 1, shared=True)
 class Appraisal:
     """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
 
-    `share` of the region's blocks is wanted, where a mask leaves some out.
+    `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
+    the input in the `node_directory` of their node, if it names any.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Appraisal:
     limits: Limits
     share: float
     estimate: Estimate
+    node_directory: str | None = None
 
     def check(self, share_left: float = 1.0) -> None:
         """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
@@ -66,7 +68,8 @@ def appraise(plan: Plan, folder: RunFolder, executors: Executors | None = None, 
         worker_bytes = executors.worker_bytes
     limits, seen = disk_limits(locate(plan.out), worker_bytes), sample(plan, volume)
     found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
-    return Appraisal(plan, volume, seen, slots, limits, share, found)
+    kept_in = None if executors is None else executors.node_directory
+    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)
 
 
 def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0) -> Appraisal:

@@ -32,9 +32,9 @@ from volpipe.show import (
     MOST_ROWS,
     Rate,
     alternatives_table,
+    appraisal_table,
     codec_table,
     duration,
-    estimate_table,
     footprint_lines,
     info_lines,
     intensity_line,
@@ -127,7 +127,7 @@ def run(
         with _shown(plan) as on_progress:
             listener = Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
-                lambda found: out.print(estimate_table(found.estimate, config)),
+                lambda found: out.print(appraisal_table(found, config)),
                 on_progress,
             )
             report = execute(
@@ -180,7 +180,7 @@ def plan(
         chosen = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
         out.print(plan_table(chosen, config))
         found = preview(chosen, start)
-    out.print(estimate_table(found.estimate, config))
+    out.print(appraisal_table(found, config))
     out.print(alternatives_table(found.alternatives()))
     found.check()
 

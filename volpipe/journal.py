@@ -36,6 +36,7 @@ class Record:
             were kept.
         sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
         hopeless: those of `failed` that another attempt would not help, as long as the input is what it is.
+        told: what its worker has to say, for the log.
     """
 
     stage: str
@@ -57,6 +58,7 @@ class Record:
     nonfinite: tuple[tuple[int, int, int], ...] = ()
     sums: tuple[tuple[int, int, str], ...] = ()
     hopeless: tuple[int, ...] = ()
+    told: tuple[str, ...] = ()
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:

@@ -47,6 +47,11 @@ class Executors(Protocol):
         """Memory that each worker may take, None where nobody can tell."""
         ...
 
+    @property
+    def node_directory(self) -> str | None:
+        """Where workers keep chunks of the input on their nodes' own disks, None where they do not."""
+        ...
+
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to a worker."""
         ...
@@ -139,7 +144,7 @@ class Loop:
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._told: set[str] = set()  # kinds of failures whose tracebacks the log has
+        self._told: set[str] = set()  # kinds of failures whose tracebacks the log has, and words of nodes
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
@@ -214,16 +219,24 @@ class Loop:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self._learn(record)
+        self._log_words(record)
         self.progress.first_task = self.progress.first_task or record.started
         self.progress.scratch_bytes += record.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
-            self.journal.append(dataclasses.replace(record, failed=(), hopeless=()))
+            self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
+
+    def _log_words(self, record: Record) -> None:
+        """Log what a worker has to say, once for all workers of its node."""
+        for word in (f"{record.host}: {word}" for word in record.told):
+            if word not in self._told:
+                log.warning("%s", word)
+            self._told.add(word)
 
     def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
         key, kind = (stage.name, unit), kind_of(reason)

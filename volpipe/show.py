@@ -18,10 +18,12 @@ from volpipe.findings import PACKAGES, Checked, differs
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
 from volpipe.seams import THRESHOLD, Score
+from volpipe.staging import obstacle
 from volpipe.wanted import Wanted
 
 if TYPE_CHECKING:
     from volpipe.alternatives import Alternative
+    from volpipe.appraisal import Appraisal
     from volpipe.checkup import Facts
     from volpipe.driver import Missing, Report, Standing
     from volpipe.survey import Footprint, Intensities, Trials
@@ -77,6 +79,25 @@ def plan_table(plan: Plan, site: str) -> Table:
     )
     table.add_row("site", site)
     return table
+
+
+def appraisal_table(appraisal: Appraisal, site: str) -> Table:
+    """Return what each stage will take, and whether chunks of the input are kept on nodes."""
+    table = estimate_table(appraisal.estimate, site)
+    if appraisal.node_directory:
+        table.caption = f"{table.caption}\n{placement(appraisal)}"
+    return table
+
+
+def placement(appraisal: Appraisal) -> str:
+    """Return which of the run's data are kept on nodes, and why."""
+    place, why_not = appraisal.node_directory, obstacle(appraisal.volume)
+    if why_not:
+        return f"input is read where it lies, not by way of {place} of each node: {why_not}"
+    return (
+        f"input by way of {place} of each node: a chunk is fetched once there, instead of "
+        f"{appraisal.estimate.amplification:.2f} times by all workers; sums stay with the run, for other nodes add them"
+    )
 
 
 def estimate_table(found: Estimate, site: str) -> Table:

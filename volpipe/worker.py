@@ -28,6 +28,7 @@ from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
 from volpipe.plan import Plan, load_plan
+from volpipe.staging import staged, take_notes
 from volpipe.tensors import PARTS, Tensors, grown
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
@@ -210,7 +211,7 @@ def open_source(job: Job) -> Volume:
 
 @lru_cache(maxsize=4)
 def _open_volume(identity: str, path: str, key: str) -> Volume:
-    return open_volume(path, key)
+    return staged(open_volume(path, key), identity)
 
 
 def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:
@@ -243,7 +244,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     except Exception as error:  # a net that does not load, say: every unit that is left fails alike
         failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
     record = before.record(stage, sorted(done), sorted(failed.items()))
-    return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)))
+    return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)), told=take_notes())
 
 
 def _reason(error: Exception) -> str:

@@ -10,11 +10,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import against_dask, against_monai, bare, driver, fetches, floor, large, memory, report, scratch, start
+from benchmarks import (
+    against_dask,
+    against_monai,
+    bare,
+    driver,
+    fetches,
+    floor,
+    large,
+    memory,
+    nodes,
+    report,
+    scratch,
+    start,
+)
 from benchmarks.row import Measured, Row, Setting, take
 from benchmarks.session import environment
 
-FAMILIES = (bare, floor, start, driver, fetches, scratch, memory, large, against_monai, against_dask)
+FAMILIES = (bare, floor, start, driver, fetches, nodes, scratch, memory, large, against_monai, against_dask)
 WIDTH = 220  # of what goes to a file or a pipe
 
 

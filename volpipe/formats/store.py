@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -96,13 +97,19 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
     Raises:
         ValueError: tensorstore does not know this metadata.
     """
+    return _open_array(header, _kvstore(header.folder), write=write, cache_bytes=cache_bytes)
+
+
+def _open_array(
+    header: Header,
+    kvstore: dict[str, Any],
+    *,
+    write: bool = False,
+    cache_bytes: int = 0,  # Any: JSON
+) -> TensorStoreArray:
     import tensorstore as ts
 
-    spec = {
-        "driver": DRIVERS[header.format],
-        "kvstore": _kvstore(header.folder),
-        "metadata": dict(header.known),
-    }
+    spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, "metadata": dict(header.known)}
     if cache_bytes:
         spec["recheck_cached_data"] = "open"  # no look at the file for a chunk that is in memory
     own = context(cache_bytes)
@@ -112,6 +119,28 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
         raise ValueError(f"a number is out of range: {error}") from error
     turned = array.T if header.format == "n5" else array  # N5's axes are x, y, z
     return TensorStoreArray(turned, sharded=header.shards is not None)
+
+
+class ArrayInMemory:
+    """An array of `header` to be read, of which only those chunk files are stored that are here in memory."""
+
+    def __init__(self, header: Header, cache_bytes: int = 0) -> None:
+        import tensorstore as ts
+
+        place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
+        self._files = ts.KvStore.open(place, context=context(cache_bytes)).result()
+        self._array = _open_array(header, place, cache_bytes=cache_bytes)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store the chunk file `name`."""
+        self._files.write(name, data).result()
+
+    def drop(self, name: str) -> None:
+        """Forget the chunk file `name`."""
+        self._files.write(name, None).result()
+
+    def read(self, index: Index) -> np.ndarray:
+        return self._array.read(index)
 
 
 def _kvstore(folder: Location) -> dict[str, Any]:  # Any: JSON

@@ -1,0 +1,74 @@
+"""The shell command of a block: it starts Parsl's pool of workers, sees that nothing of it stays, and ends it in time.
+
+Not here: who gives the command (executors). Parsl formats it twice, once for an executor and once for each block, so
+that it has no braces but those that Parsl fills; bash runs it, on Slurm, in pods and here.
+"""
+
+from __future__ import annotations
+
+from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+
+# Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
+# for each of the two times that Parsl formats the command.
+GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
+
+# A pool that is registering waits for its interchange without end (its `ix_sock.recv()`, Parsl 2026.10.26): when the
+# driver dies just then, the job would idle until its walltime. So its interchange's port is tried beside it, from when
+# it could be reached at all; a pool that never reached it ends by itself.
+GUARD = """
+reached= missed=0
+while kill -0 $pool 2>/dev/null; do
+  answered=
+  for address in $(echo {addresses} | tr , ' '); do
+    timeout 5 bash -c ": > /dev/tcp/$address/{worker_port}" 2>/dev/null && answered=1 && break
+  done
+  if [ $answered ]; then reached=1 missed=0
+  elif [ $reached ]; then missed=$((missed + {heartbeat_period})); fi
+  if [ $missed -ge {heartbeat_threshold} ]; then
+    echo "no driver listens at {addresses} port {worker_port} any more, for $missed s; these workers end" >&2
+    kill -TERM -- -$pool
+    break
+  fi
+  sleep {heartbeat_period}
+done
+"""
+
+# What workers kept on their node's disk (volpipe.shelf) is deleted when nobody holds it any more. Where there is no
+# flock, the next worker there does that.
+SWEEP = """
+if [ "$VOLPIPE_NODE_DIRECTORY" ]; then
+  for lock in "$VOLPIPE_NODE_DIRECTORY"/volpipe-$(id -u)-*/lock; do
+    [ -e "$lock" ] && flock --wait 3 "$lock" rm -rf "$(dirname "$lock")"
+  done
+fi
+"""
+
+# What a killed pool leaves, its queues' process above all, ends with it, and so does what was started beside it.
+IN_A_GROUP = f"""set -m
+exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what ended
+trap 'kill -TERM -- -$pool' TERM
+POOL 2>&3 & pool=$!
+({GUARD}) 2>&3 & guard=$!
+wait $pool; code=$?
+kill -KILL -- -$pool -$guard
+{SWEEP}
+exit $code
+"""
+
+
+def grouped(command: str | None = None, node_directory: str | None = None) -> str:
+    """Return what starts a pool by `command`, or Parsl's own, in a group that ends with it or with its driver.
+
+    Args:
+        command: as Parsl formats it.
+        node_directory: where its workers may keep files; a shell's variables in it are those of the block's node.
+    """
+    kept = (node_directory or "").replace("{", "{{{{").replace("}", "}}}}")
+    told = f'export VOLPIPE_NODE_DIRECTORY="{kept}"\n' if kept else ""
+    return told + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
+
+
+def slurm_launch_command(accelerators: int | list[str]) -> str:
+    """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
+    names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
+    return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))

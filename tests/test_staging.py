@@ -1,0 +1,242 @@
+"""The input by way of a node's own disk: the same voxels and the same output, fetched once, and nothing stays there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import IDENTITY, begin, finish, giver, processes_in, set_each, wait_until
+from disks import small_disk
+from disturbance import Slow
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from volumes import fingerprint, noise, write_volume
+
+from volpipe import staging
+from volpipe.apps.launch import grouped
+from volpipe.formats import store
+from volpipe.grid import Box
+from volpipe.journal import read_records
+from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+
+SHAPE = (20, 30, 26)
+LAYOUTS = {
+    "n5": ArraySpec(SHAPE, np.dtype(np.uint8), (8, 8, 8), codec="gzip"),
+    "zarr2": ArraySpec(SHAPE, np.dtype(np.uint8), (8, 8, 8), codec="gzip"),
+    "zarr3": ArraySpec(SHAPE, np.dtype(np.uint8), (4, 4, 4), shards=(16, 16, 16), codec="zstd"),
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that the site names on this node, for this process; emptied by all that it opened."""
+    staging.take_notes()
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv(staging.VARIABLE, "$HERE/node")
+    yield tmp_path / "node"
+    staging.close_shelves()
+    assert not (tmp_path / "node").exists() or shelves(tmp_path / "node") == []
+
+
+def written(folder: Path, layout: str, data: np.ndarray) -> Volume:
+    """Return a volume of which the corner beyond 16 is not stored."""
+    create_array(folder, "raw", LAYOUTS[layout], layout)
+    writer = open_writer(folder, "raw")
+    writer.write(Box((0, 0, 0), (16, *SHAPE[1:])), data[:16])
+    return open_volume(folder / "raw")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_box_is_what_it_is_without(node: Path, tmp_path: Path, layout: str) -> None:
+    data = noise(SHAPE)
+    data[16:] = 0  # not stored
+    volume = staging.staged(written(tmp_path / "in", layout, data), "a run")
+    assert isinstance(volume, staging.StagedVolume)
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.tuples(*(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True).map(sorted) for n in SHAPE)))
+    def check(ends: tuple[list[int], ...]) -> None:
+        box = Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+        for cache_bytes in (0, 1 << 20):
+            np.testing.assert_array_equal(volume.open(cache_bytes=cache_bytes).read(box)[0], data[box.slices])
+
+    check()
+    assert staging.take_notes() == ()
+    assert volume.open().is_stored(Box((0, 0, 0), (16, 16, 16)))
+    assert not volume.open().is_stored(Box((16, 0, 0), (20, 16, 16)))
+
+
+def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_path: Path) -> None:
+    data = noise((16, *SHAPE[1:]))
+    volume = staging.staged(written(tmp_path / "in", "n5", data), "a run")
+    stored = sum(
+        file.stat().st_size for file in (tmp_path / "in/raw").rglob("*") if file.is_file() and file.name.isdecimal()
+    )
+    before = store.transferred().read
+    for _ in range(3):
+        volume.open().read(Box.of((16, *SHAPE[1:])))
+    assert store.transferred().read - before == stored
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda file: file.write_bytes(b"no chunk"), lambda file: file.write_bytes(file.read_bytes()[:-9])]
+)
+def test_a_spoilt_copy_is_read_where_it_comes_from_and_said_to_be(node: Path, tmp_path: Path, spoil: object) -> None:
+    data = noise((16, *SHAPE[1:]))
+    volume = staging.staged(written(tmp_path / "in", "n5", data), "a run")
+    box = Box((0, 0, 0), (8, 8, 8))
+    volume.open().read(box)
+    (copy,) = [file for file in node.glob("*/*") if file.name == "0_0_0"]
+    spoil(copy)  # type: ignore[operator]  # as parametrised
+    np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
+    (word,) = staging.take_notes()
+    assert word.startswith(f"the input is read straight, not by way of {node}: ")
+    np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
+    assert copy.read_bytes() == (tmp_path / "in/raw/0/0/0").read_bytes()
+
+
+def test_a_folder_that_cannot_be_is_told_and_the_input_read_straight(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = noise((16, *SHAPE[1:]))
+    volume = written(tmp_path / "in", "n5", data)
+    (tmp_path / "file").touch()
+    for place, why in (("here", "is 'here'"), ("/$NOBODY/node", "NOBODY"), (f"{tmp_path}/file", "file")):
+        monkeypatch.setenv(staging.VARIABLE, place)
+        found = staging.staged(volume, "a run").open().read(Box((0, 0, 0), (8, 8, 8)))
+        np.testing.assert_array_equal(found[0], data[:8, :8, :8])
+        (word,) = staging.take_notes()
+        assert why in word
+
+
+def test_what_is_no_file_of_a_chunk_is_read_where_it_lies(node: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", noise((8, 8, 8)))
+    volume = open_volume(tmp_path / "in.npy")
+    assert staging.staged(volume, "a run") is volume
+    assert staging.obstacle(volume) == "npy is read in parts of files"
+    shards = ArraySpec((1024, 512, 512), np.dtype(np.uint8), (64, 64, 64), shards=(512, 512, 512), codec="zstd")
+    create_array(tmp_path / "big", "raw", shards, "zarr3")
+    large = open_volume(tmp_path / "big/raw")
+    assert staging.staged(large, "a run") is large
+    assert staging.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
+
+
+def test_the_plan_says_why_an_input_is_not_kept_on_nodes(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", noise((16, 16, 16)))
+    ended = giver(tmp_path, monkeypatch, capsys)(
+        "plan", "--config", "threads", *IDENTITY, "--set", "normalise.method=none", "in.npy"
+    )
+    assert ended.code == 0, ended.err
+    said = "input is read where it lies, not by way of $HERE/node of each node: npy is read in parts of files"
+    assert said in " ".join(ended.out.split())
+
+
+ZSCORE = set_each(
+    "net.name=identity", "normalise.method=zscore", "windows.shape=[16,16,16]", "windows.overlap=8",
+    "windows.blend=hann", "tensors.mode=streamed", "output.shard=[16,16,16]", "output.chunk=[8,8,8]",
+)  # fmt: skip
+
+
+def run(folder: Path, volume: Path, node: str | None, *options: str) -> tuple[str, Path]:
+    """Return the fingerprint of a run's output, and its folder; see that it left no process."""
+    folder.mkdir()
+    environment = {"VOLPIPE_WORKERS": "2", "HERE": str(folder.parent)}
+    if node is not None:
+        environment[staging.VARIABLE] = node
+    ended = finish(folder, begin(folder, "run", *ZSCORE, *options, "-o", "out.zarr", str(volume), **environment))
+    assert ended.code == 0, ended.err
+    (folder / "said.txt").write_text(" ".join(ended.out.split()))
+    assert processes_in(folder) == []
+    return fingerprint(folder / "out.zarr"), folder / "out.zarr.run"
+
+
+def fetched(folder: Path, *stages: str) -> int:
+    return sum(r.read_bytes for r in read_records(folder / "journal.jsonl") if r.stage in stages)
+
+
+@pytest.mark.slow
+def test_a_run_by_way_of_a_node_fetches_less_makes_the_same_bytes_and_leaves_nothing(tmp_path: Path) -> None:
+    volume = write_volume(tmp_path / "in.n5", noise((48, 48, 48)))
+    stored = sum(file.stat().st_size for file in volume.rglob("*") if file.is_file() and file.name.isdecimal())
+    straight, straight_run = run(tmp_path / "straight", volume, None)
+    assert fetched(straight_run, "measure", "infer") > 1.9 * stored
+    by_way, its_run = run(tmp_path / "by-way", volume, "$HERE/node disk")
+    assert by_way == straight
+    assert fetched(its_run, "measure") == stored
+    assert fetched(straight_run, "infer") - fetched(its_run, "infer") >= 0.9 * stored  # sums are read in both
+    assert list((tmp_path / "node disk").iterdir()) == []
+    said = "input by way of $HERE/node disk of each node: a chunk is fetched once there"
+    assert said in (tmp_path / "by-way/said.txt").read_text()
+    assert "each node" not in (tmp_path / "straight/said.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_whose_node_is_full_reads_straight_and_says_so(tmp_path: Path) -> None:
+    volume = write_volume(tmp_path / "in.n5", noise((48, 48, 48)))
+    straight, _ = run(tmp_path / "straight", volume, None)
+    (tmp_path / "node").mkdir()
+    with small_disk(tmp_path / "node", "size=200k"):
+        (tmp_path / "node/theirs").write_bytes(bytes(190_000))
+        by_way, its_run = run(tmp_path / "by-way", volume, "$HERE/node")
+        assert [file.name for file in (tmp_path / "node").iterdir()] == ["theirs"]
+    assert by_way == straight
+    words = [line for line in (its_run / "volpipe.log").read_text().splitlines() if "read straight" in line]
+    (word,) = words  # once for the node, not for each task
+    assert f"not by way of {tmp_path}/node: OSError" in word
+    assert "of the disk is free" in word
+
+
+def shelves(node: Path) -> list[Path]:
+    return list(node.glob("volpipe-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what", [*(pytest.param(w, marks=pytest.mark.long) for w in ("worker", "pool")), "driver", "all"]
+)
+def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -> None:
+    """Where the pool's shell is killed as well, nobody is left to clean up but the next run's workers."""
+    node = tmp_path / "node"
+    slow = Slow(tmp_path / "run", mode="streamed", environment={staging.VARIABLE: str(node)})
+    slow.begin()
+    slow.wait_for_calls(20)
+    assert len(shelves(node)) == 1
+    if what == "worker":
+        slow.workers()[0].kill()
+    elif what == "pool":
+        parent = slow.workers()[0].parent()
+        assert parent is not None
+        parent.kill()
+    elif what == "driver":
+        slow.interrupt(signal.SIGKILL)
+    else:
+        for process in processes_in(slow.folder):
+            process.kill()
+    code = slow.finish().code
+    assert code == (-signal.SIGKILL if what in ("driver", "all") else 0)
+    wait_until(lambda: not processes_in(slow.folder), 60)
+    if what == "all":
+        assert len(shelves(node)) == 1
+        slow.begin()
+        assert slow.finish().code == 0
+    wait_until(lambda: not shelves(node), 20)
+
+
+PLACES = ("worker_port", "heartbeat_period", "heartbeat_threshold")
+
+
+def test_a_site_names_a_folder_in_the_words_of_its_node(tmp_path: Path) -> None:
+    """Parsl formats the command twice, and a shell of the block reads it."""
+    once = grouped("env", "${TMPDIR}/$USER and more").format_map({**dict.fromkeys(PLACES, "1"), "addresses": "a"})
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "USER": "me"}
+    ended = subprocess.run(
+        ["bash", "-c", once.format(block_id=0)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert f"{staging.VARIABLE}={tmp_path}/me and more" in ended.stdout.splitlines()
