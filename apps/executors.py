@@ -70,6 +70,7 @@ class HoldingExecutor(HighThroughputExecutor):
         self.failed_blocks, self.longest_task, self.start_seconds = failed_blocks, longest_task, start_seconds
         self.node_directory = node_directory
         self._listening, self._listens = threading.Lock(), False
+        self._sending, self._asking, self._is_closed = threading.Lock(), threading.Lock(), False
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -95,13 +96,22 @@ class HoldingExecutor(HighThroughputExecutor):
         self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
         self.outgoing_q.zmq_socket.setsockopt(zmq.LINGER, 0)
         ask: Callable[..., object] = self.command_client.run
+        send: Callable[[object], None] = self.outgoing_q.put
 
         def ask_in_time(question: object, max_retries: int = 3, timeout_s: float | None = None) -> object:
             if self.interchange_proc is None or self.interchange_proc.poll() is not None:
                 raise lost.CommandClientBadError
-            return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
+            with self._asking:
+                return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
+
+        def send_while_open(task: object) -> None:
+            with self._sending:
+                if self._is_closed:
+                    raise ConnectionError(f"executor {self.label} is closed")
+                send(task)
 
         self.command_client.run = ask_in_time  # type: ignore[method-assign]
+        self.outgoing_q.put = send_while_open  # type: ignore[method-assign]
 
     def _start_local_interchange_process(self) -> None:
         """Start the interchange without waiting until it listens: those of other executors start meanwhile."""
@@ -123,9 +133,14 @@ class HoldingExecutor(HighThroughputExecutor):
         return str(super()._get_launch_command(block_id))
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor."""
+        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor.
+
+        Nothing is sent or asked meanwhile: a socket that one thread closes while another uses it aborts the process.
+        """
+        self._is_closed = True
         try:
-            super().shutdown(timeout)
+            with self._sending, self._asking:
+                super().shutdown(timeout)
         finally:
             close = getattr(self.provider, "close", None)
             if close is not None:

@@ -155,7 +155,7 @@ class Slow:
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that hold the net."""
-        return [p for p in processes_in(self.folder) if "spawn_main" in " ".join(p.cmdline()) and has_torch(p)]
+        return [process for process in processes_in(self.folder) if has_net(process)]
 
     def _calls(self, session: int) -> Path:
         return self.folder / f"calls.{session}"
@@ -170,8 +170,13 @@ def made_in_one_go(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, cap
     return fingerprint(slow.out)
 
 
-def has_torch(process: psutil.Process) -> bool:
-    return any("libtorch" in mapped.path for mapped in process.memory_maps())
+def has_net(process: psutil.Process) -> bool:
+    """Return whether this is a worker that has loaded torch; one that ends just now has not."""
+    try:
+        is_worker = "spawn_main" in " ".join(process.cmdline())
+        return is_worker and any("libtorch" in mapped.path for mapped in process.memory_maps())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @lru_cache

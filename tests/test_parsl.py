@@ -137,6 +137,32 @@ def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, 
 
 
 @pytest.mark.slow
+def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executor: HoldingExecutor) -> None:
+    """A task that no interchange takes is waited for; closing its socket meanwhile would abort this process."""
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    psutil.Process(executor.interchange_proc.pid).kill()
+    executor.interchange_proc.wait(5)
+    refused: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            executor.outgoing_q.put("a task")
+        except (zmq.Again, ConnectionError) as error:
+            refused.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    wait_until(executor._sending.locked, 5)
+    executor.shutdown()
+    assert [type(error) for error in refused] == [zmq.Again]
+    send()
+    assert str(refused[1]) == "executor mine is closed"
+    sender.join()
+    executor.incoming_q.close()
+
+
+@pytest.mark.slow
 def test_a_dead_thread_of_results_is_seen_and_ends_what_waits(
     kernel: DataFlowKernel, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,7 +240,8 @@ def _work(
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
     create_output(plan, origin(wanted, normalise))
     job.tensors.create()
-    loop = Loop(schedule, executors.submitter(job), executors.slots, journal, passes.show, tolerated=tolerated)
+    submit = executors.submitter(job)
+    loop = Loop(schedule, submit, executors.slots, journal, passes.show, tolerated=tolerated, told=passes.told)
     loop.run()
     return Report(
         plan,

@@ -39,12 +39,14 @@ class Passes:
 
     Attributes:
         totals: what the tasks of each took in this session.
+        told: what the log has already, see `run.Loop`.
     """
 
     executors: Executors
     job: Job
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
         """Do all of `stage`, less what the journal has.
@@ -54,7 +56,8 @@ class Passes:
         """
         schedule = SingleStage(stage)
         schedule.resume(done_in(journal))
-        loop = Loop(schedule, self.executors.submitter(job or self.job), self.executors.slots, journal, self.show)
+        submit = self.executors.submitter(job or self.job)
+        loop = Loop(schedule, submit, self.executors.slots, journal, self.show, told=self.told)
         loop.run()
         self.totals[stage.name] = loop.progress.totals[stage.name]
         if stage.failed:

@@ -120,6 +120,7 @@ class Loop:
         journal: where what was done is marked; None where nothing needs to be.
         show: told of progress at every change and every half second.
         tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
+        told: kinds of failures whose tracebacks the log has, and words of nodes, of all loops of a session.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Loop:
         show: Show = lambda progress: None,
         *,
         tolerated: float = TOLERATED_SHARE,
+        told: set[str] | None = None,
     ) -> None:
         self.schedule = schedule
         self.submit = submit
@@ -144,7 +146,7 @@ class Loop:
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._told: set[str] = set()  # kinds of failures whose tracebacks the log has, and words of nodes
+        self._told = set() if told is None else told
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
