@@ -33,6 +33,7 @@ from volpipe.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.grid import Box
+from volpipe.quota import Quota
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
@@ -289,6 +290,18 @@ def test_a_disk_too_small_for_a_raw_copy_is_refused_before_the_start(tmp_path: P
     for name in ("b.tif", "b.mrc", "b.npy"):
         with pytest.raises(VolumeError, match=r"needs \d+ bytes and .* has \d+; make room"):
             convert(open_volume(tmp_path / "a.npy"), tmp_path / name)
+
+
+def test_a_quota_too_small_for_a_raw_copy_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(tmp_path / "a.n5", noise((9, 12, 13)))
+    found = [Quota("user ada", None, 5), Quota("group lab", 9 * 12 * 13 - 1, None)]
+    monkeypatch.setattr(module, "find_quotas", lambda folder: found if folder == tmp_path else [])
+    with pytest.raises(VolumeError, match=r"needs 1404 bytes and the quota of group lab leaves 1403; make room"):
+        convert(source, tmp_path / "b.npy")
+    found[1] = Quota("group lab", 9 * 12 * 13, None)
+    convert(source, tmp_path / "b.npy")
 
 
 @contextmanager

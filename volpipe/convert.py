@@ -33,6 +33,7 @@ from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import Box, Grid
 from volpipe.growth import FOLDERS, Target, growing
+from volpipe.quota import find_quotas
 from volpipe.volume import ArraySpec, Volume, open_volume
 
 CODECS = {
@@ -208,6 +209,12 @@ def _check_free(target: Target, volume: Volume) -> None:
     needed, free = num_bytes(target.spec.shape, target.spec.dtype), shutil.disk_usage(folder).free
     if needed > free:
         raise VolumeError(f"{target.path} needs {needed} bytes and {folder} has {free}; make room, or write elsewhere")
+    for quota in find_quotas(folder):
+        if quota.bytes_left is not None and needed > quota.bytes_left:
+            raise VolumeError(
+                f"{target.path} needs {needed} bytes and the quota of {quota.name} leaves {quota.bytes_left}; "
+                "make room, or write elsewhere"
+            )
 
 
 def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
