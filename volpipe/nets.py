@@ -192,7 +192,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
     facts |= said
     missing = [key for key in GEOMETRY if key not in said]
-    facts |= _measured(choice, search_path, missing, facts["in_channels"]) if missing else {}
+    if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
+        facts |= _measured(choice, search_path, missing, facts["in_channels"])
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     label = label_of(choice.name)
     counts = sum(p.numel() for p in net.parameters())
