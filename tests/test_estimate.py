@@ -22,6 +22,7 @@ from volpipe.estimate import Estimate, Rates, Slots, StageEstimate, estimate, up
 from volpipe.fetches import fetched_share
 from volpipe.grid import Box, mirror
 from volpipe.limits import Limits, check_limits
+from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.run import Totals
@@ -321,3 +322,12 @@ def test_a_run_is_refused_before_it_writes_what_no_worker_can_hold(tmp_path: Pat
     with pytest.raises(PlanError, match="of memory"):
         execute(plan, small.start)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_planned_covers_what_a_large_blended_run_was_seen_to_take() -> None:
+    plan = planned("windows.blend=hann", of=volume((1500, 1500, 1500)))
+    for tried_mib, used_mib in ((616, 995), (748, 949)):  # measured 2026-11-21, identity, docs/performance.md
+        assert used_mib * 2**20 < memory_bytes(plan, tried_mib * 2**20) < 1.2 * used_mib * 2**20
+    assert memory_bytes(plan, None) > 995 * 2**20
+    crop = planned("windows.blend=crop", of=volume((1500, 1500, 1500)))
+    assert memory_bytes(crop, 400 * 2**20) == 500 * 2**20  # nothing is added up

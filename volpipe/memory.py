@@ -19,23 +19,24 @@ SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocator
 def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
     """Return the highest resident memory of a worker; of all but the net's own where no block was tried.
 
-    Blocks of a rehearsal have no neighbours whose sums they could add, so that what that takes is added here: over
-    1,500³, hann, a worker had 748 MiB in the rehearsal and 949 MiB in the run (measured 2026-11-21).
+    Blocks of a rehearsal have no neighbours whose sums they could add, and slow ones are tried one by one, so that
+    blended runs take more: over 1,500³, hann, 616 and 748 MiB became 995 and 949 MiB (measured 2026-11-21).
 
     Args:
         plan: the plan.
         peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
     """
+    least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
-        return WORKER_BYTES + SAFETY * array_bytes(plan)
-    return SAFETY * peak_bytes + (_finishing_bytes(plan) if plan.num_sums else 0)
+        return least
+    return max(least, SAFETY * peak_bytes + _finishing_bytes(plan)) if plan.num_sums else SAFETY * peak_bytes
 
 
 def array_bytes(plan: Plan) -> int:
     """Return what a worker that infers holds in arrays, without what the net itself takes.
 
     Two blocks of voxels (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile)
-    with the part that is rounded and the one that goes to scratch, and the windows that wait.
+    with the part that is rounded and those that go to scratch and come from it, and the windows that wait.
     """
     channels, out = plan.source.num_channels, plan.net.out_channels
     itemsize = np.dtype(plan.source.dtype).itemsize
@@ -44,8 +45,8 @@ def array_bytes(plan: Plan) -> int:
     window = math.prod(plan.window)
     waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
     stored = 2 * box * channels * itemsize + (min(cache, _source_bytes(plan)) if any(plan.overlap) else 0)
-    part = max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
-    return stored + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + part + _finishing_bytes(plan)
+    parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
+    return stored + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + parts + _finishing_bytes(plan)
 
 
 def _finishing_bytes(plan: Plan) -> int:
