@@ -51,7 +51,7 @@ LAYERS = (
     "formats.store formats.cosem formats.census",
     "formats.metadata formats.inflation formats.pictures",
     "formats.files",
-    "formats.remote",
+    "formats.remote      lock",
     "errors grid interrupts quota",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write

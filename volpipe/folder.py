@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import socket
@@ -22,11 +21,12 @@ from pydantic import ValidationError
 from volpipe.errors import RunError
 from volpipe.estimate import Rates
 from volpipe.formats.files import Location
+from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.recipe import differences
 from volpipe.tensors import delete
 from volpipe.wanted import Wanted, read_wanted
-from volpipe.worker import LOCK_FILE, PLAN_FILE, WANTED_FILE
+from volpipe.worker import PLAN_FILE, WANTED_FILE
 
 
 @dataclass(frozen=True)
@@ -165,18 +165,8 @@ class RunFolder:
 
     def _locked(self) -> Iterator[str]:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
-        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-                raise RunError(f"{self.path} is in use by {holder}; wait for it or stop it") from error
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{session}\n".encode(), 0)
+        with held(self.path, session, RunError):
             yield session
-        finally:
-            os.close(fd)
 
     def clear(self) -> None:
         """Delete what a run left here, but for the lock."""

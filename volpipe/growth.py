@@ -8,7 +8,6 @@ which they are no array, follow the last of them; `OUT.partial` holds what is kn
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -25,10 +24,11 @@ from volpipe.formats.container import create_groups
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote
+from volpipe.lock import LOCK_FILE, held
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
 FOLDERS = {"n5": "n5", "zarr2": "zarr2", "zarr3": "zarr3", "ome-zarr-0.4": "zarr2", "ome-zarr-0.5": "zarr3"}
-TALLY_FILE, LOCK_FILE = "copied.json", "lock"
+TALLY_FILE = "copied.json"
 MAX_TALLY_BYTES = 2**24
 
 
@@ -176,7 +176,7 @@ class _Growth:
         if isinstance(work, Remote) and files.exists(target.place):
             raise VolumeError(f"{target.place} exists already; remove it, or write to another place")
         if isinstance(work, Path) and any(entry.name != LOCK_FILE for entry in work.iterdir()):
-            raise VolumeError(f"{work} exists, and is no copy that was stopped; remove it, or write to another place")
+            raise _foreign(work)
 
     def publish(self) -> None:
         """Give the whole copy its name, and remove what was kept beside it.
@@ -269,6 +269,10 @@ def growing(target: Target, identity: Mapping[str, object]) -> Iterator[Tally]:
         growth.publish()
 
 
+def _foreign(work: Path) -> VolumeError:
+    return VolumeError(f"{work} exists, and is no copy that was stopped; remove it, or write to another place")
+
+
 @contextlib.contextmanager
 def _held(target: Target) -> Iterator[None]:
     """Hold the folder that the copy grows in; the system lets go when this process ends, however it ends.
@@ -281,26 +285,14 @@ def _held(target: Target) -> Iterator[None]:
         return
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise VolumeError(f"{work} cannot be made: {error.strerror}; choose another place") from error
-    try:
-        _lock(lock, work)
+    if any(work.iterdir()) and not (work / LOCK_FILE).exists():
+        raise _foreign(work)
+    with held(work, f"process {os.getpid()} on {socket.gethostname()}", VolumeError):
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # it is gone
                 if [entry.name for entry in work.iterdir()] == [LOCK_FILE]:  # nothing was begun
                     _delete(work)
-    finally:
-        os.close(lock)
-
-
-def _lock(lock: int, work: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(lock, 200, 0).decode(errors="replace").strip()
-        raise VolumeError(f"{work} is in use by {holder}; wait for it or stop it") from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

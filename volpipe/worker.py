@@ -24,6 +24,7 @@ from volpipe.errors import ChunkError, RunError
 from volpipe.formats.store import Transferred, transferred
 from volpipe.heap import share_heap
 from volpipe.journal import Record
+from volpipe.lock import LOCK_FILE
 from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
@@ -35,7 +36,6 @@ from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
-LOCK_FILE = "lock"
 WANTED_FILE = "wanted.npy"
 
 Outcomes = Iterator[tuple[int, Exception | None]]
