@@ -19,7 +19,11 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train",
+    "course",
+    "lesson",
+    "train",
+    "samples losses checkpoints",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
@@ -35,6 +39,7 @@ LAYERS = (
     "plan",
     "nets measure        region findings",
     "programs",
+    "training degrade",
     "recipe journal sites sample convert survey checkup",
     "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
     "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
@@ -57,8 +62,11 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 # Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (("models.", "dataset"), ("infer", "nets", "programs", "checkup", "shortage")),
-    "safetensors": ((), ("nets",)),
+    "torch": (
+        ("models.", "dataset", "train", "losses", "checkpoints"),
+        ("infer", "nets", "programs", "checkup", "shortage"),
+    ),
+    "safetensors": (("checkpoints",), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
     "google_crc32c": ((), ("checksums",)),
@@ -70,8 +78,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "show", "terminal"), ()),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_verify"), ()),
+    "rich": (("cli", "show", "terminal"), ("cli_train",)),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_train", "cli_verify"), ()),
 }
 
 

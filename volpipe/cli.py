@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s, cli_sites, cli_verify
+from volpipe import cli_k8s, cli_sites, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -69,6 +69,7 @@ app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_train.train)
 app.command()(cli_verify.verify)
 app.command()(cli_verify.reproduce)
 
@@ -383,23 +384,13 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
     from volpipe.driver import prepare
     from volpipe.limits import check_window
     from volpipe.recipe import load_recipe
+    from volpipe.resolve import shipped_recipe
 
-    chosen = load_recipe(_find_recipe(recipe), settings)
+    chosen = load_recipe(shipped_recipe(recipe or Path("default.toml")), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     return plan
-
-
-def _find_recipe(recipe: Path | None) -> Path:
-    """Return the file of a recipe given as a path or as a shipped name; without one, of the shipped default."""
-    if recipe is None:
-        return Path(volpipe.configs.__path__[0]) / "default.toml"
-    if recipe.is_file():
-        return recipe
-    folder = Path(volpipe.configs.__path__[0])
-    shipped = folder / recipe.with_suffix(".toml").name
-    return shipped if shipped.is_file() and recipe.parent == Path() else recipe
 
 
 def _default_output(volume: str, net: str, output_format: str) -> str:
