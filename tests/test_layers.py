@@ -19,9 +19,9 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_train",
-    "course",
-    "lesson",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate",
+    "course              scoreboard gallery",
+    "lesson              evaluate",
     "train",
     "samples losses checkpoints",
     "show terminal       apps.checkups",
@@ -39,9 +39,9 @@ LAYERS = (
     "plan",
     "nets measure        region findings",
     "programs",
-    "training degrade",
+    "training degrade    interpolate",
     "recipe journal sites sample convert survey checkup",
-    "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
+    "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
     "blend ops resolve   tissue fetches indexing heap apps.podspec apps.podstatus",
     "formats.container   cells",
     "formats.single",
@@ -78,8 +78,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "show", "terminal"), ("cli_train",)),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_train", "cli_verify"), ()),
+    "rich": (("cli", "scoreboard", "show", "terminal"), ("cli_train",)),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_train", "cli_verify"), ()),
 }
 
 
