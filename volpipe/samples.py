@@ -84,18 +84,35 @@ class Sampler:
         source, box = self._place(number, rng)
         return self.pair(source, box, rng)
 
-    def pair(self, source: Source, box: Box, rng: np.random.Generator) -> Sample:
-        """Return the truth in `box` of `source`, turned and stretched by `rng`, and what the net is to see of it."""
+    def pair(self, source: Source, box: Box, rng: np.random.Generator | None) -> Sample:
+        """Return the truth in `box` of `source`, and what the net is to see of it.
+
+        Both are turned and stretched by `rng`, and left as they are without one.
+        """
+        data = self._around(source, box)
+        if rng is None:
+            gain, offset = np.float32(1), np.float32(0)
+            given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
+        else:
+            data = self._turned(data, rng)
+            given = self._given(data, source, rng)
+            gain, offset = self._intensity(rng)
+        inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
+        given, truth = (source.normalise.apply(part) * gain + offset for part in (given, data[(slice(None), *inner)]))
+        return Sample(given, truth)
+
+    def seen(self, source: Source, box: Box, rng: np.random.Generator) -> np.ndarray:
+        """Return what the net sees of `box` of `source`, (z, y, x), in units of the volume."""
+        return np.asarray(self._given(self._around(source, box), source, rng)[0])
+
+    def _around(self, source: Source, box: Box) -> np.ndarray:
+        """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
         around = Box(
             tuple(a - c for a, c in zip(box.start, self.context, strict=True)),
             tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
         )
-        data = self._turned(source.reader.read_mirrored(around).astype(np.float32), rng)
-        inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
-        given, truth = self._given(data, source, rng), data[(slice(None), *inner)]
-        gain, offset = self._intensity(rng)
-        given, truth = (source.normalise.apply(part) * gain + offset for part in (given, truth))
-        return Sample(given, truth)
+        data: np.ndarray = source.reader.read_mirrored(around).astype(np.float32)
+        return data
 
     def _place(self, number: int, rng: np.random.Generator) -> tuple[Source, Box]:
         """Return where sample `number` lies: in a volume by its size, and near the samples that it stays with."""

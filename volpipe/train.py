@@ -13,7 +13,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from volpipe.adversary import Judge
 from volpipe.checkpoints import checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
+from volpipe.events import append_event, write_events
 from volpipe.losses import consistency, cropped, loss_terms
-from volpipe.nets import build_net, describe
+from volpipe.nets import NetFacts, build_net, describe
 from volpipe.samples import Sampler
-from volpipe.training import CHECKPOINTS, LOSSES, WEIGHTS, Steps, TrainRecipe
+from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, WEIGHTS, Steps, TrainRecipe
+from volpipe.validate import Held, hold, predict, validate
 from volpipe.windows import ahead
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class Trainee:
 
     Attributes:
         net: in training mode, on `device`.
+        judge: the discriminator that it learns to fool, if there is one.
         average: the net whose weights are the running mean of those of `net`; what is saved, and validated.
         step: how many steps were taken.
     """
@@ -53,8 +58,8 @@ class Trainee:
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: str
+    judge: Judge | None = None
     step: int = 0
-    names: list[str] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:  # Any: tensors and numbers
         return {
@@ -63,6 +68,7 @@ class Trainee:
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "scaler": self.scaler.state_dict(),
+            **({} if self.judge is None else {"judge": self.judge.state()}),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
@@ -70,6 +76,8 @@ class Trainee:
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.judge is not None:
+            self.judge.load(state["judge"])
         self.step = int(state["step"])
 
 
@@ -82,7 +90,8 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
         net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
     optimiser = torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas)
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
-    return Trainee(net, copy.deepcopy(net).requires_grad_(False).eval(), optimiser, scaler, device)
+    average = copy.deepcopy(net).requires_grad_(False).eval()
+    return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device))
 
 
 def train(recipe: TrainRecipe, folder: Path, search_path: str = "", check: Callable[[], None] = lambda: None) -> int:
@@ -99,17 +108,46 @@ def train(recipe: TrainRecipe, folder: Path, search_path: str = "", check: Calla
     trainee = make_trainee(recipe, search_path)
     _resume(trainee, folder)
     check()
-    scale = describe(recipe.net, search_path).scale
-    sampler = Sampler(recipe, scale, search_path)
+    facts = describe(recipe.net, search_path)
+    sampler = Sampler(recipe, facts.scale, search_path)
+    examiner = Examiner(recipe, facts, sampler, folder)
     batches = ahead(_batches(recipe, sampler, trainee.step), BATCHES_AHEAD)
-    with contextlib.closing(batches), open_log(folder / LOSSES, trainee.step) as write:  # type: ignore[type-var]
+    with contextlib.closing(batches), open_log(folder, trainee.step) as write:  # type: ignore[type-var]
         while trainee.step < recipe.train.steps:
-            write(take_step(trainee, recipe, scale, batches))
+            entry = take_step(trainee, recipe, facts.scale, batches)
+            write(entry | examiner.examine(trainee))
             if trainee.step % recipe.train.checkpoint_every == 0 or trainee.step == recipe.train.steps:
                 check()
                 save_checkpoint(folder / CHECKPOINTS, trainee.step, trainee.state(), recipe.train.keep)
     save_weights(folder / WEIGHTS, trainee.average.state_dict())
     return trainee.step
+
+
+@dataclass
+class Examiner:
+    """Looks at a net in training every so many steps, as its recipe says."""
+
+    recipe: TrainRecipe
+    facts: NetFacts
+    sampler: Sampler
+    folder: Path
+
+    @cached_property
+    def held(self) -> list[Held]:
+        return hold(self.sampler, self.folder)
+
+    def examine(self, trainee: Trainee) -> dict[str, float]:
+        """Return the PSNR over what is held out, where it is due at this step; write predictions where they are."""
+        choice, found = self.recipe.train, {}
+        if _is_due(trainee.step, choice.validate_every, choice.steps):
+            found["psnr"] = validate(trainee.average, self.facts, self.recipe, self.held, self.folder)
+        if _is_due(trainee.step, choice.predict_every, choice.steps):
+            predict(trainee.average, self.sampler, self.folder, self.facts.label, trainee.step)
+        return found
+
+
+def _is_due(step: int, every: int, last: int) -> bool:
+    return every > 0 and (step % every == 0 or step == last)
 
 
 def take_step(trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch]) -> dict[str, float]:
@@ -128,6 +166,8 @@ def take_step(trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Ite
         for name, value in _learn(trainee, recipe, given, truth, scale).items():
             sums[name] = sums.get(name, 0.0) + value / choice.accumulate
     norm = _update(trainee, choice)
+    if trainee.judge is not None:
+        trainee.judge.update()
     trainee.step += 1
     if not math.isfinite(sums["loss"]):
         raise RunError(
@@ -135,7 +175,8 @@ def take_step(trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Ite
             "precision float32"
         )
     took = time.perf_counter() - started
-    return {"step": trainee.step, **sums, "rate": rate, "norm": norm, "seconds": took, "waited": waited}
+    times = {"seconds": took, "waited": waited, "time": time.time()}
+    return {"step": trainee.step, **sums, "rate": rate, "norm": norm, **times}
 
 
 def _learn(trainee: Trainee, recipe: TrainRecipe, given: Tensor, truth: Tensor, scale: Triple) -> dict[str, float]:
@@ -151,8 +192,15 @@ def _learn(trainee: Trainee, recipe: TrainRecipe, given: Tensor, truth: Tensor, 
     if weights.consistency:
         terms["consistency"] = consistency(out, cropped(given, margin), scale)
     loss = sum((getattr(weights, name) * term for name, term in terms.items()), torch.zeros((), device=out.device))
+    judge = trainee.judge
+    if judge is not None and trainee.step >= judge.choice.start:
+        terms["fooled"] = judge.fooled(out, cropped(given, margin), scale)
+        loss = loss + judge.choice.weight * terms["fooled"]
     trainee.scaler.scale(loss / choice.accumulate).backward()
-    return {"loss": loss.item()} | ({name: term.item() for name, term in terms.items()} if len(terms) > 1 else {})
+    found = {"loss": loss.item()} | ({name: term.item() for name, term in terms.items()} if len(terms) > 1 else {})
+    if judge is not None:
+        found["judge"] = judge.learn(out, truth, cropped(given, margin), scale, 1 / choice.accumulate)
+    return found
 
 
 def _update(trainee: Trainee, choice: Steps) -> float:
@@ -193,14 +241,20 @@ def _resume(trainee: Trainee, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_log(path: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], object]]:
-    """Give what appends a line of JSON to `path`, after dropping the lines past `step`."""
+def open_log(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Give what adds an entry to the losses in `folder`, lines of JSON, and to its event file, both cut at `step`."""
+    path = folder / LOSSES
     kept = [line for line in read_log(path) if line["step"] <= step]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    write_events(folder / EVENTS, kept)
     with path.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(line) + "\n" for line in kept)
     with path.open("a", encoding="utf-8", buffering=1) as lines:
-        yield lambda entry: lines.write(json.dumps(entry) + "\n")
+
+        def write(entry: Mapping[str, float]) -> None:
+            lines.write(json.dumps(entry) + "\n")
+            append_event(folder / EVENTS, entry)
+
+        yield write
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

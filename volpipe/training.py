@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from volpipe.errors import RecipeError
 from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree, typed
 
-CHECKPOINTS, LOSSES, WEIGHTS = "checkpoints", "losses.jsonl", "weights.safetensors"  # in a training's folder
+CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
+WEIGHTS = "weights.safetensors"
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
@@ -109,6 +110,9 @@ class Steps(Section):
     falls in a line over the last `decay` steps, so that `steps` may be changed until then.
     clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
     precision: of convolutions; weights stay float32.
+    checkpoint_every, keep: steps between checkpoints, and how many of them stay.
+    validate_every: steps between runs over what is held out, whose PSNR is logged; 0 for none.
+    predict_every: steps between predictions of some held-out windows, kept as tensors; 0 for none.
     """
 
     steps: int = Field(10_000, ge=1)
@@ -142,6 +146,24 @@ class Steps(Section):
         return self.learning_rate * warm
 
 
+class Adversary(Section):
+    """A discriminator that the net learns to fool; none where `weight` is 0.
+
+    weight: of its part in the loss, from step `start` on; before, both nets learn, but the first not from the second.
+    features, strides: "patch" judges patches, "literal" the window as one; see models/srgan3d.py.
+    conditional: it sees what the net was given as well.
+    """
+
+    weight: float = Field(0.0, ge=0)
+    start: int = Field(0, ge=0)
+    features: int = Field(84, ge=1)
+    strides: Literal["patch", "literal"] = "patch"
+    conditional: bool = False
+    learning_rate: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] = (0.5, 0.99)
+    seed: int = Field(0, ge=0)
+
+
 class TrainRecipe(Section):
     """All that decides the weights, beside the volumes themselves."""
 
@@ -151,7 +173,16 @@ class TrainRecipe(Section):
     degrade: Degrade = Degrade()
     samples: Samples = Samples()
     loss: Loss = Loss()
+    adversary: Adversary = Adversary()
     train: Steps = Steps()
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainRecipe:
+        if (self.train.validate_every or self.train.predict_every) and not any(d.held_out for d in self.data):
+            raise ValueError("train.validate_every and predict_every need a volume with held_out; give data.held_out")
+        if self.adversary.weight and self.train.precision == "float16":
+            raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
+        return self
 
 
 def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecipe:
