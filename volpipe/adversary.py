@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from volpipe.resolve import load_function
 from volpipe.training import Adversary
 
 Triple = tuple[int, int, int]
@@ -38,9 +39,8 @@ class Judge:
         """Return the discriminator that `choice` describes, None where it wants none."""
         if not choice.weight:
             return None
-        from volpipe.models.srgan3d import discriminator
-
-        net = discriminator(
+        make = load_function("volpipe.models.srgan3d:discriminator")
+        net = make(
             features=choice.features, strides=choice.strides, conditional=choice.conditional, seed=choice.seed
         ).to(device)
         return cls(choice, net, torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas))
