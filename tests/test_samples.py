@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+from inline import Inline
 
 from volpipe.degrade import context, degrade
+from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError
 from volpipe.grid import Box
+from volpipe.recipe import load_recipe
 from volpipe.samples import Sampler
 from volpipe.training import TrainRecipe
 
@@ -167,3 +170,54 @@ def test_a_volume_that_is_all_held_out_is_refused(volume: np.ndarray, tmp_path: 
 def test_statistics_that_only_measuring_tells_are_refused(volume: np.ndarray, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"give normalise.low and high, or mean and std"):
         Sampler(recipe(normalise={"method": "zscore"}), (1, 1, 1), str(tmp_path))
+
+
+# ---- stored windows
+
+
+@pytest.fixture
+def windows(volume: np.ndarray, tmp_path: Path) -> Path:
+    """The folder with the window tensors of a run over the volume: windows of 8 voxels that overlap by 4."""
+    settings = [
+        "net.name=identity", "tensors.mode=stored", "windows.shape=[8,8,8]", "windows.overlap=4", "windows.blend=hann",
+    ]  # fmt: skip
+    plan = prepare(str(tmp_path / "v.tif"), load_recipe(None, settings), tmp_path / "out.zarr", tmp_path)
+    assert execute(plan, Inline().start, keep_tensors=True).missing == []
+    return tmp_path / "out.zarr.run" / "tensors.n5"
+
+
+def test_stored_windows_are_learnt_from_as_those_of_the_volume(volume: np.ndarray, windows: Path) -> None:
+    stored = recipe(
+        data=[{"path": str(windows), "stored": True, "held_out": "0:24,0:30,14:36"}],
+        samples={"shape": (4, 8, 8)},
+        degrade={"kind": "bin"},
+    )
+    sampler = Sampler(stored, (2, 1, 1))
+    around = np.pad(volume, 8, mode="reflect").astype(np.float32) / 127.5 - 1
+    places = np.lib.stride_tricks.sliding_window_view(around, (8, 8, 8))
+    seen = set()
+    for number in range(30):
+        sample = sampler.sample(number)
+        found = np.argwhere((np.abs(places - sample.truth[0]) < 1e-5).all(axis=(3, 4, 5)))
+        assert len(found) >= 1
+        assert min(x for *_, x in found) - 8 + 8 <= 14  # it ends before what is held out
+        seen.add(tuple(found[0]))
+        np.testing.assert_allclose(sample.given[0], sample.truth[0].reshape(4, 2, 8, 8).mean(1), atol=1e-6)
+        np.testing.assert_array_equal(sample.truth, Sampler(stored, (2, 1, 1)).sample(number).truth)
+    assert len(seen) > 10
+
+
+def test_stored_windows_of_another_shape_are_refused(windows: Path) -> None:
+    other = recipe(data=[{"path": str(windows), "stored": True}])
+    with pytest.raises(PlanError, match=r"have \(8, 8, 8\) voxels \(z, y, x\), samples.shape .* need \(2, 6, 6\)"):
+        Sampler(other, (1, 1, 1))
+
+
+def test_what_a_blur_sees_is_not_held_out_either(volume: np.ndarray, tmp_path: Path) -> None:
+    volume[:12] = 255
+    volume[12:] //= 2
+    tifffile.imwrite(tmp_path / "v.tif", volume)
+    held = recipe(data=[{"path": "v.tif", "held_out": "0:12,:,:"}], degrade={"kind": "gaussian"})
+    sampler = Sampler(held, (2, 1, 1), str(tmp_path))
+    assert sampler.context[0] > 0
+    assert max(sampler.sample(number).given.max() for number in range(100)) < 0.1

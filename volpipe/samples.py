@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.dataset import WindowDataset
 from volpipe.degrade import context, degrade
 from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.measure import affine, needs_measuring
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise
-from volpipe.region import find_roi
+from volpipe.region import find_part, find_roi
+from volpipe.tensors import SOURCE_KEY
 from volpipe.training import Data, TrainRecipe
 from volpipe.volume import Reader, Volume, open_volume
 
@@ -41,11 +43,24 @@ class Sample:
 
 @dataclass(frozen=True)
 class Source:
-    """A volume to learn from, open: where windows may lie, and how its values are normalised."""
+    """A volume to learn from, open.
+
+    Attributes:
+        volume: the volume, or the array of its stored windows.
+        held_out: where no window may lie.
+        normalise: of its values; nothing where windows were stored, which are normalised.
+        stored: the stored windows, None where they are cut from the volume.
+    """
 
     volume: Volume
     held_out: Box | None
     normalise: Affine
+    stored: WindowDataset | None = None
+
+    @property
+    def shape(self) -> Triple:
+        """Voxels (z, y, x) of the volume."""
+        return self.volume.spatial_shape if self.stored is None else _triple(self.stored.lattice.shape)
 
     @cached_property
     def reader(self) -> Reader:
@@ -74,22 +89,24 @@ class Sampler:
         self.context = context(recipe.degrade.kind, scale)
         self.sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
         for source in self.sources:
-            _check_holds(source, self.shape)
-        sizes = np.array([math.prod(source.volume.spatial_shape) for source in self.sources], float)
+            self._check_holds(source)
+        sizes = np.array([math.prod(source.shape) for source in self.sources], float)
         self.shares = sizes / sizes.sum()
 
     def sample(self, number: int) -> Sample:
         """Return sample `number`, the same each time."""
         rng = np.random.default_rng((self.recipe.train.seed, number))
-        source, box = self._place(number, rng)
-        return self.pair(source, box, rng)
+        home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
+        source = self.sources[home.choice(len(self.sources), p=self.shares)]
+        data = self._cut(source, home, rng) if source.stored is None else self._taken(source, source.stored, rng)
+        return self._pair(source, data, rng)
 
-    def pair(self, source: Source, box: Box, rng: np.random.Generator | None) -> Sample:
-        """Return the truth in `box` of `source`, and what the net is to see of it.
+    def pair(self, source: Source, box: Box) -> Sample:
+        """Return the truth in `box` of `source`, and what the net is to see of it, neither turned nor stretched."""
+        return self._pair(source, self._around(source, box), None)
 
-        Both are turned and stretched by `rng`, and left as they are without one.
-        """
-        data = self._around(source, box)
+    def _pair(self, source: Source, data: np.ndarray, rng: np.random.Generator | None) -> Sample:
+        """Return what is learnt from `data`, which has its `context`; turned and stretched by `rng`, if any."""
         if rng is None:
             gain, offset = np.float32(1), np.float32(0)
             given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
@@ -107,30 +124,59 @@ class Sampler:
 
     def _around(self, source: Source, box: Box) -> np.ndarray:
         """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
-        around = Box(
+        data: np.ndarray = source.reader.read_mirrored(self._widened(box)).astype(np.float32)
+        return data
+
+    def _widened(self, box: Box) -> Box:
+        return Box(
             tuple(a - c for a, c in zip(box.start, self.context, strict=True)),
             tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
         )
-        data: np.ndarray = source.reader.read_mirrored(around).astype(np.float32)
-        return data
 
-    def _place(self, number: int, rng: np.random.Generator) -> tuple[Source, Box]:
-        """Return where sample `number` lies: in a volume by its size, and near the samples that it stays with."""
-        home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
-        source = self.sources[home.choice(len(self.sources), p=self.shares)]
-        most = tuple(n - s for n, s in zip(source.volume.spatial_shape, self.shape, strict=True))
+    def _taken(self, source: Source, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
+        """Return a stored window that touches nothing held out, (c, z, y, x)."""
+        for _ in range(MOST_DRAWS):
+            number = int(rng.integers(len(stored)))
+            if source.is_free(stored.box(number)):
+                window: np.ndarray = stored[number].numpy()
+                return window
+        raise self._nothing_free(source)
+
+    def _cut(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> np.ndarray:
+        """Return a window from anywhere in a volume, by `home`, or from near there, by `rng`, where windows stay."""
+        most = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
         for _ in range(MOST_DRAWS):
             corner = tuple(int(home.integers(0, m + 1)) for m in most)
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
                 near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, most, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
             box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
-            if source.is_free(box):
-                return source, box
-        raise PlanError(
+            if source.is_free(self._widened(box)):
+                return self._around(source, box)
+        raise self._nothing_free(source)
+
+    def _nothing_free(self, source: Source) -> PlanError:
+        return PlanError(
             f"no window of {self.shape} voxels in {MOST_DRAWS} lay outside the held-out box {source.held_out} of "
             f"{source.volume}; make samples.shape or the box smaller"
         )
+
+    def _check_holds(self, source: Source) -> None:
+        """Refuse a volume that is smaller than a window, and stored windows of another shape."""
+        if source.stored is not None:
+            due = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
+            if source.stored.lattice.window != due:
+                raise PlanError(
+                    f"the windows in {source.volume} have {source.stored.lattice.window} voxels (z, y, x), "
+                    f"samples.shape and the net's scale need {due}; change samples.shape, or store others"
+                )
+            return
+        for axis, size, window in zip(AXES, source.shape, self.shape, strict=True):
+            if window > size:
+                raise PlanError(
+                    f"axis {axis}: a window of {window} voxels (samples.shape times the net's scale) is longer than "
+                    f"the volume {source.volume}, which has {size}; give a smaller samples.shape"
+                )
 
     def _turned(self, data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         choice = self.recipe.samples
@@ -164,6 +210,10 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
         VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
     """
     place = data.path if "://" in data.path else str(Path(search_path) / data.path)
+    if data.stored:
+        stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
+        kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
+        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored)
     volume = open_volume(place, data.key, level=data.level)
     if needs_measuring(normalise, volume.dtype):
         raise PlanError(
@@ -172,16 +222,6 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
     return Source(volume, held_out, affine(normalise, volume.dtype, None))
-
-
-def _check_holds(source: Source, shape: Triple) -> None:
-    """Refuse a volume that is smaller than a window."""
-    for axis, size, window in zip(AXES, source.volume.spatial_shape, shape, strict=True):
-        if window > size:
-            raise PlanError(
-                f"axis {axis}: a window of {window} voxels (samples.shape times the net's scale) is longer than the "
-                f"volume {source.volume}, which has {size}; give a smaller samples.shape"
-            )
 
 
 def _triple(values: Iterable[int]) -> Triple:

@@ -29,12 +29,17 @@ NEUTRAL = (
 
 
 class Data(Section):
-    """A volume to learn from; `held_out` is a box z0:z1,y0:y1,x0:x1 that no training window touches."""
+    """A volume to learn from; `held_out` is a box z0:z1,y0:y1,x0:x1 that no training window touches.
+
+    stored: `path` leads to the window tensors that a run left behind. They are normalised, so that noise is in those
+    units, and nothing is rounded; a box that is held out is in voxels.
+    """
 
     path: str
     key: str | None = None
     level: int = Field(0, ge=0)
     held_out: str | None = None
+    stored: bool = False
 
 
 class Degrade(Section):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.infer import Runner, block_sums
 from volpipe.nets import NetFacts
@@ -47,7 +48,7 @@ def hold(sampler: Sampler, folder: Path) -> list[Held]:
     """Return what is held out of each volume, degraded and stored in `folder`; the same whenever it is made."""
     held = []
     for i, source in enumerate(sampler.sources):
-        if source.held_out is None:
+        if source.held_out is None or source.stored is not None:
             continue
         box = middle(source.held_out, EDGE, sampler.scale)
         truth = source.reader.read(box)[0]
@@ -56,6 +57,8 @@ def hold(sampler: Sampler, folder: Path) -> list[Held]:
         create_array(folder / GIVEN, key, spec, "zarr3")
         open_writer(folder / GIVEN, key).write(Box.of(given.shape), given.astype(source.volume.dtype))
         held.append(Held(source, truth, key))
+    if not held:
+        raise PlanError("validation and predictions need a volume with data.held_out, not stored windows; give one")
     return held
 
 
@@ -98,7 +101,7 @@ def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: in
 
     What it is given, and the truth, lie beside it. Windows and tensors are float32, normalised.
     """
-    pairs = [sampler.pair(source, box, None) for source, box in _windows(sampler)]
+    pairs = [sampler.pair(source, box) for source, box in _windows(sampler)]
     given = np.stack([pair.given for pair in pairs])
     device = next(net.parameters()).device
     with torch.inference_mode():
@@ -124,7 +127,7 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
 
 def _windows(sampler: Sampler) -> Iterator[tuple[Source, Box]]:
     """Yield where the windows lie that are predicted: along the diagonals of what is held out, where they fit."""
-    held = [source for source in sampler.sources if source.held_out is not None]
+    held = [source for source in sampler.sources if source.held_out is not None and source.stored is None]
     for i in range(NUM_WINDOWS):
         source = held[i % len(held)]
         assert source.held_out is not None
