@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from skimage import metrics
 from volpipe import evaluate as evaluating
 from volpipe.errors import PlanError, RunStopped, WorkerLost
 from volpipe.evaluate import evaluate, gather, plan_evaluation, score
+from volpipe.formats.store import transferred
 from volpipe.grid import Box
 from volpipe.interpolate import interpolated
 from volpipe.journal import Record
@@ -344,3 +347,9 @@ def test_sums_travel_as_plain_values() -> None:
         sums.num, sums.squares, sums.num_windows, sums.similarity
     )  # fmt: skip
     assert isinstance(label_scores(Overlaps.total([])), LabelScores)
+
+
+def test_counters_are_nothing_while_tensorstore_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = transferred()
+    monkeypatch.setitem(sys.modules, "tensorstore", ModuleType("tensorstore"))  # as it is before its body has run
+    assert transferred().read <= before.read
