@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,7 +49,7 @@ class SuperRes(nn.Module):
     def __init__(self, factor: int, features: int, num_blocks: int, fold: int) -> None:
         super().__init__()
         self.factor, self.fold = factor, fold
-        self.shares = slice_shares(factor).tolist()
+        self.shares = slice_shares(factor)
         self.first = nn.Conv3d(fold * fold, features, 3, padding=1)
         self.blocks = nn.ModuleList(Block(features) for _ in range(num_blocks))
         self.last = nn.Conv3d(features, factor * fold * fold, 3, padding=1)
@@ -104,18 +103,21 @@ class Block(nn.Module):
         return x + y
 
 
-def slice_shares(factor: int) -> np.ndarray:
-    """Return the weights (factor, 2 * REACH + 1), float64, of a slice's neighbours in each of its finer slices.
+def slice_shares(factor: int) -> list[list[float]]:
+    """Return the weights of a slice and its neighbours, 2 * REACH + 1 of them, in each of its `factor` finer slices.
 
     The polynomial's integral goes through the sums of the means up to each face between slices; a finer slice is the
     difference of the integral at its two faces, times `factor`. Finite volumes are reconstructed so.
     """
     num_slices = 2 * REACH + 1
-    faces = np.arange(num_slices + 1) - num_slices / 2
-    sums = np.tri(num_slices + 1, num_slices, -1)  # up to each face, of each mean
-    coefficients = np.linalg.solve(np.vander(faces), sums)
-    inner = np.vander(np.linspace(-0.5, 0.5, factor + 1), num_slices + 1) @ coefficients
-    return np.diff(inner, axis=0) * factor
+    with torch.device("cpu"):  # a net may be built on another, which has no numbers to give
+        faces = torch.arange(num_slices + 1, dtype=torch.float64) - num_slices / 2
+        sums = torch.ones(num_slices + 1, num_slices, dtype=torch.float64).tril(-1)  # up to each face, of each mean
+        coefficients = torch.linalg.solve(torch.vander(faces), sums)
+        places = torch.linspace(-0.5, 0.5, factor + 1, dtype=torch.float64)
+        inner = torch.vander(places, num_slices + 1) @ coefficients
+    shares: list[list[float]] = (inner.diff(dim=0) * factor).tolist()
+    return shares
 
 
 def draw_weights(net: SuperRes) -> None:
