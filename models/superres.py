@@ -13,6 +13,7 @@ The trunk works on folds, `fold` x `fold` pixels of a slice as channels, so that
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class SuperRes(nn.Module):
         padded = torch.cat([*[x[:, :, :1]] * REACH, x, *[x[:, :, -1:]] * REACH], dim=2)
         taps = [padded.narrow(2, k, size) for k in range(2 * REACH + 1)]
         # Not a convolution: mixed precision would round it, and its last bits would depend on the window's shape.
-        finer = [sum(tap * share for tap, share in zip(taps, shares, strict=True)) for shares in self.shares]
+        finer = [reduce(torch.add, map(torch.mul, taps, shares)) for shares in self.shares]
         return torch.stack(finer, dim=3).flatten(2, 3)  # n,1,z*factor,y,x
 
     def correction(self, x: Tensor) -> Tensor:  # n,1,z,y,x; Y and X are y and x less the fold
