@@ -14,9 +14,11 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import parsl
 import psutil
+from parsl import python_app
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
@@ -25,11 +27,11 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.stages import Apps
+from volpipe.apps.stages import Apps, translated
 from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
-from volpipe.run import Executors, Submit
+from volpipe.run import Submit
 from volpipe.sites import find_site
 from volpipe.staging import VARIABLE
 from volpipe.worker import Job
@@ -72,8 +74,19 @@ class Started:
 
         return submit
 
+    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:  # Any: the function's own
+        """Return what `function` will give on a worker for `label` stages, "cpu" or "gpu"; it ships by its name.
 
-def on_site(name: str) -> Callable[[Path], AbstractContextManager[Executors]]:
+        It raises what the watch has found, as what `submitter` returns does.
+        """
+        self.watch.check()
+        labels = self.labels[label]
+        future = translated(python_app(function, executors=labels)(*arguments))
+        future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
+        return future
+
+
+def on_site(name: str) -> Callable[[Path], AbstractContextManager[Started]]:
     """Return what starts the site `name`, to be given to a run.
 
     Raises:

@@ -22,8 +22,9 @@ from volpipe.recipe import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volume import ArraySpec, create_array
 
+RECIPES = ("superres_z2", "superres_z4", "default")  # what `run` may be given by name
 CHOICES = [NetChoice(name=name) for name in shipped("volpipe.models")]
-CHOICES.append(load_recipe(ROOT / "configs" / "default.toml", []).net)
+CHOICES += [load_recipe(ROOT / "configs" / f"{name}.toml", []).net for name in RECIPES]
 LIMIT_BYTES, LIMIT_SECONDS = 300e6, 2.0  # of the plan of a volume of 100,000³ voxels
 
 
@@ -49,7 +50,7 @@ def test_every_description_is_of_a_net_that_is_shipped_now() -> None:
 
 
 @given(index=st.integers(0, len(CHOICES) - 1), strides=st.tuples(*[st.integers(1, 3)] * 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_described_nets_take_any_window_of_whole_strides(index: int, strides: tuple[int, int, int]) -> None:
     choice = CHOICES[index]
     facts = describe(choice)

@@ -15,6 +15,7 @@ from volpipe.grid import Shape
 from volpipe.models.identity import identity
 from volpipe.models.shift import shift
 from volpipe.models.srgan3d import srgan3d
+from volpipe.models.superres import superres
 from volpipe.models.unet3d import unet3d
 from volpipe.models.upsample import upsample
 
@@ -25,6 +26,9 @@ NETS: dict[str, Callable[[], Net]] = {
     "shift-y": lambda: shift(offset=(0, -3, 0)),
     "upsample-nearest": lambda: upsample(scale=(3, 1, 2)),
     "upsample-linear": lambda: upsample(scale=(3, 1, 2), mode="linear"),
+    "superres-4": lambda: superres(factor=4, features=2, num_blocks=2, fold=2),
+    "superres-2": lambda: superres(factor=2, features=2, num_blocks=1, fold=1),
+    "superres-fold-3": lambda: superres(factor=3, features=2, num_blocks=1, fold=3),
     "unet": lambda: unet3d(features=(2, 3, 4)),
     "unet-one-level": lambda: unet3d(features=(2,)),
     "unet-deep": lambda: unet3d(features=(1, 1, 2, 2)),
@@ -117,7 +121,12 @@ def acts(net: Net, axis: int, line: Tensor) -> Tensor:
 
 
 def positive(net: Net) -> Net:
-    """Return `net` in float64 with every weight one and every bias zero: nothing that acts can cancel."""
+    """Return `net` in float64 with every weight positive and every bias zero: nothing that acts can cancel.
+
+    Weights grow with the channel, so that nothing is lost where a net takes the mean of channels from each.
+    """
     for name, parameter in net.double().named_parameters():
         nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+        growth = torch.arange(1.0, len(parameter) + 1).square()
+        parameter.data *= growth.view(-1, *[1] * (parameter.ndim - 1))
     return net

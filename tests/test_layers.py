@@ -19,7 +19,12 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_net",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate cli_net",
+    "course              scoreboard gallery",
+    "lesson              evaluate",
+    "train",
+    "validate",
+    "samples losses checkpoints adversary events",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
@@ -37,9 +42,10 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
+    "training degrade    interpolate",
     "recipe journal sites sample convert survey checkup",
     "growth",
-    "volume              picture painting apps.settings apps.surroundings apps.manifest batch",
+    "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
     "blend ops resolve augment  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",
     "formats.container   cells",
@@ -65,13 +71,13 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
     "torch": (
-        ("models.", "dataset"),
+        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints"),
         ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net", "augment"),
     ),
-    "safetensors": ((), ("nets",)),
+    "safetensors": (("checkpoints",), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
     "numcodecs": ((), ("survey",)),
-    "google_crc32c": ((), ("checksums",)),
+    "google_crc32c": ((), ("checksums", "events")),
     "obstore": ((), ("formats.remote",)),
     "z5py": ((), ("formats.n5",)),
     "zarr": ((), ("formats.zarr",)),
@@ -80,8 +86,8 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "cli_net", "show", "terminal"), ()),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_verify", "cli_net"), ()),
+    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
+    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_verify"), ()),
 }
 
 

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_k8s, cli_net, cli_sites, cli_verify
+from volpipe import cli_evaluate, cli_k8s, cli_net, cli_sites, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -69,6 +69,8 @@ app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_train.train)
+app.command()(cli_evaluate.evaluate)
 app.command()(cli_net.net)
 app.command()(cli_verify.verify)
 app.command()(cli_verify.reproduce)
@@ -383,9 +385,10 @@ def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
     from volpipe.driver import prepare
     from volpipe.limits import check_window
-    from volpipe.recipe import find_recipe, load_recipe
+    from volpipe.recipe import load_recipe
+    from volpipe.resolve import shipped_recipe
 
-    chosen = load_recipe(find_recipe(recipe), settings)
+    chosen = load_recipe(shipped_recipe(recipe or Path("default.toml")), settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)

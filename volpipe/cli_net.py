@@ -42,10 +42,13 @@ def net(
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     from volpipe.nets import build_net, describe, normalising_layers
     from volpipe.reach import UnmeasurableError, measure_geometry
-    from volpipe.recipe import find_recipe, load_recipe
+    from volpipe.recipe import load_recipe
+    from volpipe.resolve import shipped_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
-    chosen = load_recipe(find_recipe(recipe), [f"net.name={name}", *(settings or []), *trust])
+    chosen = load_recipe(
+        shipped_recipe(recipe or Path("default.toml")), [f"net.name={name}", *(settings or []), *trust]
+    )
     folder = str(Path.cwd())
     facts = describe(chosen.net, folder)
     varying = normalising_layers(build_net(chosen.net, folder))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from volpipe.errors import VolpipeError
+from volpipe.errors import RunError, VolpipeError
 
 LOCK_FILE = "lock"
 
@@ -38,3 +38,14 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
         yield
     finally:
         os.close(lock)
+
+
+def check_holder(folder: Path, session: str) -> None:
+    """Refuse to write to `folder` for a driver whose place another has taken: workers outlive a killed driver a while.
+
+    Raises:
+        RunError: the folder's lock names another session than `session`.
+    """
+    holder = (folder / LOCK_FILE).read_text(encoding="utf-8").strip()
+    if holder != session:
+        raise RunError(f"{folder} is no longer held by {session}, but by {holder or 'another driver'}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
-import volpipe.configs
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
@@ -26,6 +26,9 @@ class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, values cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class Input(Section):
@@ -149,17 +152,6 @@ class Recipe(Section):
     output: Output = Output()
 
 
-def find_recipe(recipe: Path | None) -> Path:
-    """Return the file of a recipe given as a path or as a shipped name; without one, of the shipped default."""
-    if recipe is None:
-        return Path(volpipe.configs.__path__[0]) / "default.toml"
-    if recipe.is_file():
-        return recipe
-    folder = Path(volpipe.configs.__path__[0])
-    shipped = folder / recipe.with_suffix(".toml").name
-    return shipped if shipped.is_file() and recipe.parent == Path() else recipe
-
-
 def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
     """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, an empty one.
 
@@ -168,7 +160,16 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    tree: dict[str, Any] = {}  # Any: TOML values, checked below
+    return typed(Recipe, load_tree(path, settings), str(path or "the settings"))
+
+
+def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
+    """Return what the TOML file at `path` holds with ``key=value`` settings on top; `typed` checks it.
+
+    Raises:
+        RecipeError: no such file, or no TOML.
+    """
+    tree: dict[str, Any] = {}  # Any: TOML values
     if path is not None:
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -180,13 +181,22 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{path} is not valid TOML: {error}") from error
     for setting in settings:
         _set(tree, setting)
+    return tree
+
+
+def typed(model: type[S], tree: Mapping[str, Any], source: str) -> S:  # Any: TOML values
+    """Return `tree` as a recipe of the kind `model`; `source` is what messages call it.
+
+    Raises:
+        RecipeError: an unknown key or a value that does not fit; the message names it.
+    """
     try:
-        return Recipe.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(_sentence(error, str(path or "the settings"))) from error
+        raise RecipeError(_sentence(error, source, model)) from error
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
+def differences(old: Section, new: Section) -> list[str]:
     """Return one line for each key in which two recipes differ: ``key: old -> new``."""
     before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
     keys = sorted(before.keys() | after.keys())
@@ -211,23 +221,31 @@ def _set(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     tree[last] = value
 
 
-def _sentence(error: ValidationError, source: str) -> str:
+def _sentence(error: ValidationError, source: str, model: type[Section]) -> str:
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {'.'.join(location)}{_nearest_key(location)}")
+            lines.append(f"unknown key {'.'.join(location)}{_nearest_key(location, model)}")
         else:
             lines.append(f"{'.'.join(location[:2])}: {problem['msg']}, got {problem['input']!r}")
     return f"{source}: " + "; ".join(dict.fromkeys(lines))
 
 
-def _nearest_key(location: Sequence[str]) -> str:
-    fields = Recipe.model_fields
+def _nearest_key(location: Sequence[str], model: type[Section]) -> str:
+    fields = model.model_fields
     for name in location[:-1]:
-        section = fields[name].annotation
-        fields = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
+        if not name.isdigit():  # the place in a list, whose entries are all alike
+            fields = _fields_of(fields[name].annotation)
     return nearest(location[-1], fields)
+
+
+def _fields_of(annotation: Any) -> dict[str, FieldInfo]:  # Any: a type, or a form of typing
+    """Return the fields of the section that `annotation` is, or is a list of; {} where there is none."""
+    for section in (annotation, *get_args(annotation)):
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            return section.model_fields
+    return {}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values

@@ -80,6 +80,15 @@ def shipped(package: str) -> list[str]:
     return sorted(p.stem for folder in folders for p in Path(folder).glob("*.py") if not p.stem.startswith("_"))
 
 
+def shipped_recipe(recipe: Path) -> Path:
+    """Return the file of a recipe given as a path, or as the name of a shipped one: of a file in volpipe.configs."""
+    if recipe.is_file() or recipe.parent != Path():
+        return recipe
+    folder = Path(importlib.import_module("volpipe.configs").__path__[0])
+    found = folder / (recipe.name if recipe.suffix == ".toml" else f"{recipe.name}.toml")
+    return found if found.is_file() else recipe
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean X?)" for the known name closest to `name`, or "" where none is close."""
     import difflib

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from volpipe.errors import ChunkError, RunError
+from volpipe.errors import ChunkError
 from volpipe.formats.store import Transferred, transferred
 from volpipe.heap import share_heap
 from volpipe.journal import Record
-from volpipe.lock import LOCK_FILE
+from volpipe.lock import check_holder
 from volpipe.measure import Statistics, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
@@ -85,11 +85,8 @@ class Job:
         Raises:
             RunError: the folder's lock names another session.
         """
-        if not self.session:
-            return
-        holder = (Path(self.folder) / LOCK_FILE).read_text(encoding="utf-8").strip()
-        if holder != self.session:
-            raise RunError(f"{self.folder} is no longer held by {self.session}, but by {holder or 'another driver'}")
+        if self.session:
+            check_holder(Path(self.folder), self.session)
 
 
 def measure(job: Job, units: Sequence[int]) -> Record:

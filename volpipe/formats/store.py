@@ -201,9 +201,10 @@ _elsewhere = Transferred()
 
 def transferred() -> Transferred:
     """Return the stored bytes of chunks that this process has read and written so far, by all of its threads."""
-    ts = sys.modules.get("tensorstore")
+    # Another thread may be importing it at this moment, and nothing was read then.
+    collect = getattr(sys.modules.get("tensorstore"), "experimental_collect_matching_metrics", None)
     counts = dict.fromkeys(COUNTERS, 0)
-    for metric in ts.experimental_collect_matching_metrics("/tensorstore/kvstore/") if ts is not None else ():
+    for metric in collect("/tensorstore/kvstore/") if collect is not None else ():
         name = metric["name"].rpartition("/")[2]
         if name in counts:
             counts[name] += sum(value["value"] for value in metric["values"])

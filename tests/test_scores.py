@@ -1,0 +1,355 @@
+"""Scores equal scikit-image's on what it can hold, whatever the blocks; and known answers where it has none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from command import giver
+from skimage import metrics
+
+from volpipe import evaluate as evaluating
+from volpipe.errors import PlanError, RunStopped, WorkerLost
+from volpipe.evaluate import evaluate, gather, plan_evaluation, score
+from volpipe.formats.store import transferred
+from volpipe.grid import Box
+from volpipe.interpolate import interpolated
+from volpipe.journal import Record
+from volpipe.overlaps import LabelScores, Overlaps, label_scores
+from volpipe.scores import CUBE, ImageSums, crossing, image_sums, psnr, shell_correlation, shells, ssim
+from volpipe.volume import open_volume
+
+
+class Here:
+    """Workers for tests: what is sent is done at once; the first `lost` are lost on the way."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.slots = {"cpu": 1, "gpu": 1}
+        self.lost = lost
+
+    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.lost -= 1
+        if self.lost >= 0:
+            future.set_exception(WorkerLost("killed"))
+        else:
+            future.set_result(function(*arguments))
+        return future
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Here]:
+        yield self
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """A smooth volume and a noisy one, (z, y, x), uint8, at truth.tif and made.tif."""
+    rng = np.random.default_rng(1)
+    z, y, x = np.mgrid[:41, :150, :37]
+    truth = (127 + 80 * np.sin(z / 5 + y / 9) * np.cos(x / 4)).astype(np.uint8)
+    made = np.clip(truth + rng.normal(0, 12, truth.shape), 0, 255).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "truth.tif", truth)
+    tifffile.imwrite(tmp_path / "made.tif", made)
+    return made, truth
+
+
+@pytest.fixture
+def labelled() -> tuple[np.ndarray, np.ndarray]:
+    """Labels that split, merge and miss those of a reference, (z, y, x)."""
+    rng = np.random.default_rng(2)
+    truth = np.kron(rng.integers(0, 9, (5, 4, 6)), np.ones((6, 7, 5), int))
+    found = np.where(truth == 3, 4, truth) * 2
+    found[:9] += found[:9] > 0
+    found[rng.random(found.shape) < 0.1] = 0
+    return found, truth
+
+
+# ---- images
+
+
+def test_image_scores_are_those_of_scikit_image_whatever_the_blocks(
+    pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, truth = pair
+    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
+    for block in ((128, 128, 128), (16, 32, 9), (64, 64, 64)):
+        monkeypatch.setattr(evaluating, "BLOCK", block)
+        scored = evaluate(found, Here().start, tmp_path)
+        assert isinstance(scored, dict)
+        assert scored["output"].psnr == pytest.approx(
+            metrics.peak_signal_noise_ratio(truth, made, data_range=255), 1e-9
+        )
+        known = metrics.structural_similarity(truth, made, data_range=255)
+        assert scored["output"].ssim == pytest.approx(known, rel=1e-9)
+
+
+def test_a_box_is_scored_as_if_it_were_all_there_is(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    made, truth = (data[5:37, 20:141, 4:33] for data in pair)
+    found = plan_evaluation(
+        str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), roi="2:40,20:141,:", margin=(3, 0, 4)
+    )
+    assert found.box == Box((5, 20, 4), (37, 141, 33))
+    scored = evaluate(found, Here().start, tmp_path)
+    assert isinstance(scored, dict)
+    assert scored["output"].psnr == pytest.approx(metrics.peak_signal_noise_ratio(truth, made, data_range=255))
+    assert scored["output"].ssim == pytest.approx(metrics.structural_similarity(truth, made, data_range=255))
+
+
+def test_what_is_the_same_scores_full() -> None:
+    data = np.random.default_rng(3).integers(0, 256, (20, 20, 20))
+    sums = image_sums(data, data, (slice(0, 20),) * 3, 255.0)
+    assert psnr(sums, 255.0) == np.inf
+    assert ssim(sums) == pytest.approx(1.0)
+
+
+def test_noise_of_known_strength_has_the_psnr_of_its_variance() -> None:
+    truth = np.zeros((16, 16, 16))
+    sums = image_sums(truth + 10.0, truth, (slice(0, 16),) * 3, 255.0)
+    assert psnr(sums, 255.0) == pytest.approx(20 * np.log10(255 / 10))
+
+
+# ---- Fourier shell correlation
+
+
+def test_two_pictures_with_noise_of_their_own_correlate_by_their_signal() -> None:
+    """With white signal and noise of equal power in both, the correlation of every shell is 1/2."""
+    rng = np.random.default_rng(4)
+    spectra = np.zeros((2, 3, CUBE // 2 + 1))
+    for _ in range(6):
+        signal = rng.normal(size=(CUBE,) * 3)
+        spectra += shells(signal + rng.normal(size=signal.shape), signal + rng.normal(size=signal.shape))
+    for part in spectra:
+        curve = shell_correlation(part)
+        np.testing.assert_allclose(curve[8:], 0.5, atol=0.06)
+
+
+def test_a_picture_without_its_fine_detail_correlates_up_to_where_that_begins() -> None:
+    rng = np.random.default_rng(5)
+    truth = rng.normal(size=(CUBE,) * 3)
+    frequency = np.fft.fftfreq(CUBE)
+    length = np.sqrt(frequency[:, None, None] ** 2 + frequency[:, None] ** 2 + frequency**2)
+    blurred = np.fft.ifftn(np.fft.fftn(truth) * (length < 0.25)).real + 0.3 * rng.normal(size=truth.shape)
+    curve = shell_correlation(shells(blurred, truth)[0])
+    cut = crossing(curve, 0.5)
+    assert cut is not None
+    assert cut == pytest.approx(0.25, abs=0.02)
+    assert curve[4:14].min() > 0.9 and curve[19:].max() < 0.2
+
+
+def test_detail_lost_along_z_is_seen_along_z_alone() -> None:
+    rng = np.random.default_rng(6)
+    truth = rng.normal(size=(CUBE,) * 3)
+    along_z = np.abs(np.fft.fftfreq(CUBE))[:, None, None]
+    made = np.fft.ifftn(np.fft.fftn(truth) * (along_z < 0.2)).real + 0.1 * rng.normal(size=truth.shape)
+    everywhere, cone = (shell_correlation(part) for part in shells(made, truth))
+    assert cone[20:].max() < 0.35
+    assert everywhere[20:30].min() > cone[20:30].max()
+
+
+def test_a_curve_is_cut_between_the_shells() -> None:
+    assert crossing(np.array([1.0, 0.9, 0.3, 0.6]), 0.5) == pytest.approx((1 + 4 / 6) / CUBE)
+    assert crossing(np.array([1.0, 0.9]), 0.5) is None
+
+
+# ---- labels
+
+
+def test_label_scores_are_those_of_scikit_image_whatever_the_blocks(labelled: tuple[np.ndarray, np.ndarray]) -> None:
+    found, truth = labelled
+    tables = [Overlaps.of(f, t) for f, t in zip(np.array_split(found, 7, 1), np.array_split(truth, 7, 1), strict=True)]
+    travelled = [Overlaps.from_list(json.loads(json.dumps(table.to_list()))) for table in tables]
+    scored = label_scores(Overlaps.total(travelled))
+    split, merge = metrics.variation_of_information(truth, found, ignore_labels=[0])
+    assert (scored.split, scored.merge) == pytest.approx((split, merge))
+    assert scored.split > 0.1 and scored.merge > 0.1
+    assert scored.rand_error == pytest.approx(metrics.adapted_rand_error(truth, found)[0])
+
+
+def test_object_scores_are_those_of_every_pair_compared(labelled: tuple[np.ndarray, np.ndarray]) -> None:
+    found, truth = labelled
+    scored = label_scores(Overlaps.of(found, truth))
+    ious = np.array(
+        [
+            [
+                ((truth == t) & (found == f)).sum() / ((truth == t) | (found == f)).sum()
+                for f in np.unique(found[found > 0])
+            ]
+            for t in np.unique(truth[truth > 0])
+        ]
+    )
+    assert scored.mean_iou == pytest.approx(ious.max(axis=1).mean())
+    hits = [(ious >= threshold).sum() for threshold in np.arange(0.5, 1, 0.05) + 1e-9]
+    precisions = [hit / (sum(ious.shape) - hit) for hit in hits]
+    assert scored.precision_50 == pytest.approx(precisions[0])
+    assert scored.mean_precision == pytest.approx(np.mean(precisions))
+    assert 0 < scored.mean_precision < scored.precision_50 < 1
+    assert scored.foreground_iou == pytest.approx(((truth > 0) & (found > 0)).sum() / ((truth > 0) | (found > 0)).sum())
+    assert (scored.num_truth, scored.num_found) == ious.shape
+
+
+def test_one_segment_splits_nothing_and_merges_all() -> None:
+    truth = np.repeat([1, 2, 3, 4], 16).reshape(4, 4, 4)
+    scored = label_scores(Overlaps.of(np.ones_like(truth), truth))
+    assert (scored.split, scored.merge) == (0, pytest.approx(2.0))  # of four equal labels, two bits
+
+
+def test_labels_are_scored_across_blocks(labelled: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    found, truth = labelled
+    tifffile.imwrite(tmp_path / "f.tif", found.astype(np.uint16))
+    tifffile.imwrite(tmp_path / "t.tif", truth.astype(np.uint16))
+    plan = plan_evaluation(str(tmp_path / "f.tif"), str(tmp_path / "t.tif"), kind="labels")
+    assert evaluate(plan, Here().start, tmp_path) == label_scores(Overlaps.of(found, truth))
+
+
+# ---- interpolation
+
+
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("factors", [(4, 1, 1), (2, 3, 1)])
+def test_interpolation_is_that_of_scipy(method: str, factors: tuple[int, int, int], tmp_path: Path) -> None:
+    from scipy import ndimage
+
+    coarse = np.random.default_rng(7).integers(0, 256, (20, 14, 16)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "c.tif", coarse)
+    places = [(np.arange(n * f) + 0.5) / f - 0.5 for n, f in zip(coarse.shape, factors, strict=True)]
+    order = {"nearest": 0, "linear": 1, "cubic": 3}[method]
+    grid = np.meshgrid(*places, indexing="ij")
+    known = ndimage.map_coordinates(coarse.astype(float), grid, order=order, mode="mirror")
+    reader = open_volume(tmp_path / "c.tif").open()
+    whole = Box.of(known.shape)
+    np.testing.assert_allclose(interpolated(reader, whole, factors, method), known, atol=1e-4)
+    part = Box((11, 5, 3), (38, 13, 15))
+    np.testing.assert_allclose(interpolated(reader, part, factors, method), known[part.slices], atol=1e-4)
+
+
+def test_interpolations_stand_beside_an_output_with_more_voxels(tmp_path: Path) -> None:
+    z = np.arange(64)[:, None, None]
+    truth = np.broadcast_to(127 + 100 * np.sin(z / 3), (64, 20, 20))
+    tifffile.imwrite(tmp_path / "truth.tif", np.rint(truth).astype(np.uint8))
+    coarse = np.rint(truth.reshape(16, 4, 20, 20).mean(1)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "coarse.tif", coarse)
+    tifffile.imwrite(tmp_path / "made.tif", np.repeat(coarse, 4, axis=0))
+    found = plan_evaluation(
+        str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), given=str(tmp_path / "coarse.tif"), margin=(8, 0, 0)
+    )
+    scored = evaluate(found, Here().start, tmp_path)
+    assert isinstance(scored, dict)
+    assert scored["output"] == scored["nearest"]  # which is what the output is
+    assert scored["nearest"].psnr < scored["linear"].psnr < scored["cubic"].psnr
+
+
+# ---- what is refused, and what is lost
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "give --roi, a box that both have"),
+        ({"roi": "0:41,0:150,0:37", "margin": (21, 0, 0)}, "is empty or leaves the output"),
+        ({"roi": ":,:,:"}, "is empty or leaves the output"),
+    ],
+)
+def test_volumes_that_do_not_fit_are_refused(
+    pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    tifffile.imwrite(tmp_path / "small.tif", pair[0][:40])
+    with pytest.raises(PlanError, match=sentence):
+        plan_evaluation(str(tmp_path / "small.tif"), str(tmp_path / "truth.tif"), **options)
+
+
+def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "f.tif", pair[1].astype(np.float32))
+    with pytest.raises(PlanError, match=r"give --data-range"):
+        plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"))
+    plan = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"), data_range=100.0)
+    known = metrics.peak_signal_noise_ratio(pair[1], pair[0], data_range=100)
+    scored = evaluate(plan, Here().start, tmp_path)
+    assert isinstance(scored, dict)
+    assert scored["output"].psnr == pytest.approx(known)
+
+
+def test_a_lost_worker_costs_its_block_and_three_stop_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
+    whole = evaluate(found, Here().start, tmp_path)
+    assert evaluate(found, Here(lost=2).start, tmp_path) == whole
+    with pytest.raises(RunStopped, match="lost its worker 3 times"):
+        evaluate(found, Here(lost=100).start, tmp_path)
+
+
+def test_a_block_that_cannot_be_read_stops_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
+    (tmp_path / "made.tif").unlink()
+    with pytest.raises(RunStopped, match=r"block [01] cannot be scored: .*no array at"):
+        list(gather(Here(), score, found, range(2)))
+
+
+def test_results_come_in_order_with_a_bounded_number_under_way() -> None:
+    waiting: list[tuple[Future[Record], int]] = []
+    most = 0
+
+    class Late(Here):
+        def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            nonlocal most
+            future: Future[Any] = Future()
+            waiting.append((future, arguments[1]))
+            most = max(most, len(waiting))
+            if len(waiting) == 2:  # the later one first
+                for held, unit in reversed(waiting):
+                    held.set_result(Record("evaluate", (unit,), result=(unit,)))
+                waiting.clear()
+            return future
+
+    assert [result[0] for result in gather(Late(), score, None, range(10))] == list(range(10))
+    assert most <= 2
+
+
+# ---- the command
+
+
+def test_the_command_prints_and_writes_what_it_found(
+    pair: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made, truth = pair
+    give = giver(tmp_path, monkeypatch, capsys)
+    base = ("evaluate", "made.tif", "truth.tif", "--config", "threads")
+    ended = give(*base, "--json", "s.json", "--picture", "p.png")
+    assert ended.code == 0, ended.err
+    known = metrics.peak_signal_noise_ratio(truth, made, data_range=255)
+    assert ["output", f"{known:.2f}"] in [line.split()[:2] for line in ended.out.splitlines()]
+    told = json.loads((tmp_path / "s.json").read_text())
+    assert told["scores"]["output"]["psnr"] == pytest.approx(known)
+    assert told["scores"]["output"]["half"] is None  # no cube fits
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    labels = give(*base, "--labels")
+    assert "VOI split + merge" in labels.out
+    assert give(*base, "--margin", "4").err == "volpipe: --margin '4': write three numbers, z,y,x, such as 4,0,0\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.tif", "p.png", "s.json", "truth.tif"]
+
+
+def test_sums_travel_as_plain_values() -> None:
+    rng = np.random.default_rng(8)
+    sums = image_sums(rng.random((64,) * 3), rng.random((64,) * 3), (slice(0, 64),) * 3, 1.0)
+    again = ImageSums.from_list(json.loads(json.dumps(sums.to_list())))
+    np.testing.assert_array_equal(again.spectra, sums.spectra)
+    assert (again.num, again.squares, again.num_windows, again.similarity) == (
+        sums.num, sums.squares, sums.num_windows, sums.similarity
+    )  # fmt: skip
+    assert isinstance(label_scores(Overlaps.total([])), LabelScores)
+
+
+def test_counters_are_nothing_while_tensorstore_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = transferred()
+    monkeypatch.setitem(sys.modules, "tensorstore", ModuleType("tensorstore"))  # as it is before its body has run
+    assert transferred().read <= before.read

@@ -1,0 +1,97 @@
+"""The shipped weights that make slices finer: what their cards say, and that they beat cubic interpolation."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from command import giver
+from conftest import ROOT
+from inline import Inline
+from test_scores import Here
+
+from volpipe.driver import execute, prepare
+from volpipe.evaluate import evaluate, plan_evaluation
+from volpipe.grid import Box
+from volpipe.nets import describe
+from volpipe.recipe import load_recipe
+from volpipe.resolve import shipped_recipe
+from volpipe.training import load_training
+from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+
+FACTORS = {"superres_z4": 4, "superres_z2": 2}
+MOST_BYTES = 8_000_000
+
+
+@pytest.fixture(params=FACTORS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_card_has_the_sums_and_sizes_of_the_file(name: str) -> None:
+    weights = (ROOT / "models" / f"{name}.safetensors").read_bytes()
+    card = (ROOT / "models" / f"{name}.md").read_text(encoding="utf-8")
+    facts = describe(load_recipe(shipped_recipe(Path(name))).net)
+    assert len(weights) < MOST_BYTES
+    for fact in (
+        hashlib.sha256(weights).hexdigest(),
+        facts.weights_sha256,
+        f"{len(weights):,} bytes",
+        f"{facts.num_parameters:,} parameters",
+    ):
+        assert fact in card
+    assert facts.tile_invariant and facts.scale == (FACTORS[name], 1, 1)
+
+
+def test_the_card_has_the_steps_of_the_recipe_that_made_it(name: str) -> None:
+    training = load_training(shipped_recipe(Path(f"train_{name}")))
+    card = (ROOT / "models" / f"{name}.md").read_text(encoding="utf-8")
+    assert training.net.options == load_recipe(shipped_recipe(Path(name))).net.options
+    assert f"{training.train.steps:,} steps" in card
+    assert [data.path for data in training.data] == ["fibsem_medulla/ts1_raw.tif"]
+
+
+def test_the_command_makes_finer_slices_of_the_right_size_at_the_right_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factor = FACTORS[name]
+    data = np.random.default_rng(0).integers(90, 160, (10, 24, 26)).astype(np.uint8)
+    attributes = {"resolution": [8, 8, 40], "units": ["nm"] * 3}  # of N5: x, y, z
+    create_array(tmp_path / "v.n5", "raw", ArraySpec(data.shape, data.dtype, data.shape, attributes=attributes), "n5")
+    open_writer(tmp_path / "v.n5", "raw").write(Box.of(data.shape), data)
+    ended = giver(tmp_path, monkeypatch, capsys)("run", "--recipe", name, "--config", "threads", "v.n5/raw")
+    assert ended.code == 0, ended.err
+    made = open_volume(tmp_path / "v_raw_superres.zarr")
+    assert made.shape == (10 * factor, 24, 26) and made.dtype == np.uint8
+    assert made.voxel_size_nm == (40 / factor, 8.0, 8.0)
+    assert made.origin_nm == pytest.approx(((1 / factor - 1) / 2 * 40, 0.0, 0.0))
+    means = made.open()[...].reshape(10, factor, 24, 26).mean(1)
+    np.testing.assert_allclose(means, data, atol=0.51)  # but for the rounding of each slice
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("superres_z4", 1.0), ("superres_z2", 0.3)])
+def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
+    name: str, least: float, tmp_path: Path, shared: Path
+) -> None:
+    """A part of ts2, which took part in no choice; the cards have the scores of all of it."""
+    factor = FACTORS[name]
+    truth = tifffile.imread(shared / "fibsem_medulla" / "ts2_raw.tif")[:96, 60:188, 60:188]
+    given = np.rint(truth.reshape(96 // factor, factor, 128, 128).mean(1, dtype=np.float64)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "truth.tif", truth)
+    tifffile.imwrite(tmp_path / "given.tif", given)
+    plan = prepare(
+        str(tmp_path / "given.tif"), load_recipe(shipped_recipe(Path(name))), tmp_path / "out.zarr", tmp_path
+    )
+    assert execute(plan, Inline(slots=2).start).missing == []
+    found = plan_evaluation(
+        plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
+    )
+    scored = evaluate(found, Here().start, tmp_path)
+    assert isinstance(scored, dict)
+    assert scored["output"].psnr > scored["cubic"].psnr + least
+    assert scored["output"].ssim > scored["cubic"].ssim

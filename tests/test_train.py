@@ -1,0 +1,270 @@
+"""Trainings: they learn, and one that was killed and went on comes to the same losses, to the bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from command import begin, finish, giver, processes_in, wait_until
+from safetensors.torch import load_file
+
+from volpipe.checkpoints import checkpoints, load_checkpoint
+from volpipe.course import last_step
+from volpipe.errors import RecipeError, RunError
+from volpipe.lock import check_holder
+from volpipe.models.superres import superres
+from volpipe.train import train
+from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
+
+RECIPE = """
+[net]
+name = "superres"
+options = { factor = 2, features = 4, num_blocks = 1 }
+
+[[data]]
+path = "v.tif"
+held_out = "0:8,:,:"
+
+[degrade]
+kind = "bin"
+
+[samples]
+shape = [4, 16, 16]
+margin = [1, 2, 2]
+
+[train]
+steps = 12
+batch = 2
+accumulate = 2
+warm_up = 2
+learning_rate = 2e-3
+checkpoint_every = 4
+threads = 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a recipe and its volume, of planes that lean, so that there is something to learn."""
+    z, y, x = np.mgrid[:40, :32, :32]
+    tifffile.imwrite(tmp_path / "v.tif", (127 + 100 * np.sin((z + y / 2 + x / 3) * 0.9)).astype(np.uint8))
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+def losses_in(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / LOSSES).read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines]
+
+
+def recipe(folder: Path, *settings: str) -> TrainRecipe:
+    return load_training(folder / "recipe.toml", settings)
+
+
+# ---- steps
+
+
+def test_the_loss_falls_well_below_that_of_the_interpolation(folder: Path) -> None:
+    train(recipe(folder, "train.steps=120", "train.learning_rate=1e-2"), folder / "t", str(folder))
+    losses = [loss for _, loss in losses_in(folder / "t")]
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:5])
+
+
+def test_what_is_saved_loads_into_the_net(folder: Path) -> None:
+    train(recipe(folder), folder / "t", str(folder))
+    net = superres(factor=2, features=4, num_blocks=1)
+    start = net.last.weight.clone()
+    net.load_state_dict(load_file(folder / "t" / WEIGHTS))
+    assert (net.last.weight - start).abs().max() > 0
+
+
+def test_stopped_anywhere_and_gone_on_it_comes_to_the_same_losses_and_weights(folder: Path) -> None:
+    train(recipe(folder), folder / "whole", str(folder))
+    train(recipe(folder, "train.steps=4", "train.schedule=constant"), folder / "other", str(folder))
+    calls = iter(range(100))
+
+    def interrupt() -> None:  # at its start, and before it writes each checkpoint
+        if next(calls) == 2:
+            raise RunError("interrupted")
+
+    with pytest.raises(RunError, match="interrupted"):
+        train(recipe(folder), folder / "cut", str(folder), interrupt)
+    assert [path.stem for path in checkpoints(folder / "cut" / "checkpoints")] == ["000000004"]
+    assert losses_in(folder / "cut")[-1][0] == 8
+    train(recipe(folder), folder / "cut", str(folder))
+    assert losses_in(folder / "cut") == losses_in(folder / "whole")
+    assert (folder / "cut" / WEIGHTS).read_bytes() == (folder / "whole" / WEIGHTS).read_bytes()
+    assert losses_in(folder / "other")[:4] != losses_in(folder / "whole")[:4]  # equality was not for want of change
+
+
+def test_one_batch_of_four_learns_as_two_of_two(folder: Path) -> None:
+    """Gradients are averaged over the same windows; only the order of sums differs."""
+    train(recipe(folder), folder / "two", str(folder))
+    train(recipe(folder, "train.batch=4", "train.accumulate=1"), folder / "one", str(folder))
+    two, one = (np.array([loss for _, loss in losses_in(folder / name)]) for name in ("two", "one"))
+    np.testing.assert_allclose(two, one, rtol=1e-4)
+
+
+def test_bfloat16_learns_nearly_the_same(folder: Path) -> None:
+    train(recipe(folder), folder / "full", str(folder))
+    train(recipe(folder, "train.precision=bfloat16", "train.channels_last=true"), folder / "half", str(folder))
+    full, half = (np.array([loss for _, loss in losses_in(folder / name)]) for name in ("full", "half"))
+    np.testing.assert_allclose(full, half, rtol=0.05)
+    assert (full != half).any()
+
+
+def test_the_average_lags_behind_the_net(folder: Path) -> None:
+    train(recipe(folder), folder / "t", str(folder))
+    state = load_checkpoint(checkpoints(folder / "t" / "checkpoints")[-1])
+    now, mean = state["net"]["last.weight"], state["average"]["last.weight"]
+    assert 0 < mean.abs().sum() < now.abs().sum()
+    assert state["step"] == 12
+
+
+def test_a_loss_that_is_no_number_stops_the_training(folder: Path) -> None:
+    with pytest.raises(RunError, match=r"the loss is nan; give a smaller train.learning_rate"):
+        train(recipe(folder, "train.learning_rate=1e30", "train.clip=0"), folder / "t", str(folder))
+
+
+# ---- rates
+
+
+def test_schedules_rise_and_fall_as_they_say() -> None:
+    cosine = Steps(steps=100, warm_up=10, learning_rate=1.0)
+    assert cosine.rate(0) == pytest.approx(0.1, rel=0.01)
+    assert cosine.rate(50) == pytest.approx(0.5)
+    assert cosine.rate(99) < 0.001
+    trapezoid = Steps(steps=100, warm_up=10, learning_rate=1.0, schedule="trapezoid", decay=20)
+    assert [trapezoid.rate(step) for step in (4, 50, 80, 90, 99)] == pytest.approx([0.5, 1, 1, 0.5, 0.05])
+    longer = trapezoid.model_copy(update={"steps": 200})
+    assert all(trapezoid.rate(step) == longer.rate(step) for step in range(81))
+
+
+# ---- recipes
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("train.learning_rte=1", r"unknown key train.learning_rte \(did you mean 'learning_rate'\?\)"),
+        ("samples.margin=[2,0,0]", "margin 2 leaves nothing of shape 4 on axis z"),
+        ("samples.shape=[4,16,18]", "swap needs as many voxels on y as on x"),
+        ("train.schedule=linear", "train.schedule: Input should be 'constant', 'cosine' or 'trapezoid'"),
+        ("loss.l1=0", "every weight is 0"),
+    ],
+)
+def test_bad_recipes_are_refused_by_name(folder: Path, setting: str, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        recipe(folder, setting)
+
+
+def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:
+    (folder / "recipe.toml").write_text(RECIPE.replace("held_out", "held_ot"))
+    with pytest.raises(RecipeError, match=r"unknown key data.0.held_ot \(did you mean 'held_out'\?\)"):
+        recipe(folder)
+
+
+def test_steps_may_be_added_until_the_rate_falls() -> None:
+    net = {"net": {"name": "identity"}, "data": [{"path": "v"}]}
+    old = TrainRecipe.model_validate(net | {"train": {"steps": 100, "schedule": "trapezoid", "decay": 20}})
+    new = TrainRecipe.model_validate(net | {"train": {"steps": 200, "schedule": "trapezoid", "decay": 50}})
+    check_same(old, new, 80)
+    with pytest.raises(RecipeError, match="on which the rate depended already"):
+        check_same(old, new, 81)
+    other = TrainRecipe.model_validate(
+        net | {"train": {"steps": 100, "schedule": "trapezoid", "decay": 20, "batch": 2}}
+    )
+    with pytest.raises(RecipeError, match=r"train.batch: 1 -> 2"):
+        check_same(old, other, 1)
+
+
+# ---- checkpoints and the folder
+
+
+def test_a_damaged_checkpoint_is_named(folder: Path) -> None:
+    train(recipe(folder), folder / "t", str(folder))
+    newest = checkpoints(folder / "t" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"cannot be read .* delete it to go on from the one before"):
+        train(recipe(folder), folder / "t", str(folder))
+
+
+def test_a_checkpoint_that_is_code_is_not_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "sprung",)  # type: ignore[return-value]
+
+    torch.save({"net": Trap()}, tmp_path / "000000001.pt")
+    with pytest.raises(RunError, match="cannot be read"):
+        load_checkpoint(tmp_path / "000000001.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_only_as_many_checkpoints_are_kept_as_asked(folder: Path) -> None:
+    train(recipe(folder, "train.keep=1"), folder / "t", str(folder))
+    assert [path.stem for path in checkpoints(folder / "t" / "checkpoints")] == ["000000012"]
+    assert list((folder / "t" / "checkpoints").glob(".*")) == []
+
+
+def test_a_worker_of_a_driver_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("another\n")
+    with pytest.raises(RunError, match="no longer held by this, but by another"):
+        check_holder(tmp_path, "this")
+    check_holder(tmp_path, "another")
+
+
+# ---- the command
+
+
+def test_the_command_trains_goes_on_and_refuses_another_recipe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(folder, monkeypatch, capsys)
+    base = ("train", "recipe.toml", "--config", "threads", "--set", "train.schedule=constant")
+    ended = give(*base)
+    assert (ended.code, ended.out) == (0, f"took 12 steps; the weights are in {folder}/recipe.train/{WEIGHTS}\n")
+    assert "has its 12 steps already; nothing to do" in give(*base).out
+    assert give(*base, "--set", "train.steps=16").code == 0
+    assert [step for step, _ in losses_in(folder / "recipe.train")] == list(range(1, 17))
+    refused = give(*base, "--set", "train.steps=16", "--set", "samples.swap=false")
+    assert refused.code == 2
+    assert "samples.swap: True -> False" in refused.err
+    (folder / "full").mkdir()
+    (folder / "full" / "precious").touch()
+    assert "holds precious and no training" in give(*base, "--out", "full").err
+    failed = give(*base, "--out", "t", "--set", "samples.shape=[40,16,16]")
+    assert failed.code == 1
+    assert "the training stops after step 0" in failed.err and "longer than the volume" in failed.err
+
+
+@pytest.mark.slow
+def test_killed_with_its_workers_it_goes_on_to_the_same_losses(folder: Path) -> None:
+    """By SIGKILL of every process, where no code of ours can tidy up."""
+    settings = ["--set", "train.steps=200", "--set", "train.checkpoint_every=5"]
+    train(recipe(folder, *settings[1::2]), folder / "whole", str(folder))
+    command = ("train", "recipe.toml", "--out", "cut", *settings)
+    process = begin(folder, *command, VOLPIPE_WORKERS="1")
+    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 90)
+    for killed in [process, *processes_in(folder)]:
+        killed.send_signal(signal.SIGKILL)
+    assert finish(folder, process).code == -signal.SIGKILL
+    wait_until(lambda: not processes_in(folder), 30)
+    assert 5 <= last_step(folder / "cut" / LOSSES) < 200
+    again = begin(folder, *command, VOLPIPE_WORKERS="1")
+    ended = finish(folder, again, 200)
+    assert ended.code == 0, ended.err
+    assert losses_in(folder / "cut") == losses_in(folder / "whole")
+    assert (folder / "cut" / WEIGHTS).read_bytes() == (folder / "whole" / WEIGHTS).read_bytes()

@@ -1,0 +1,80 @@
+"""Checkpoints: all that a training needs to go on, in one file each, whole or absent.
+
+Not here: what is in them (train). They are tensors, numbers and text, and load with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from volpipe.errors import RunError
+
+SUFFIX = ".pt"
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:  # Any: tensors and numbers
+    """Write `state` after `step` steps into `folder`, delete all but the newest `keep`, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{step:09}{SUFFIX}"
+    with whole_file(path) as partial:
+        torch.save(dict(state), partial)
+    for old in checkpoints(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
+    """Return what the checkpoint at `path` holds.
+
+    Raises:
+        RunError: it is damaged, or holds more than tensors.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch makes of it
+        raise RunError(
+            f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); "
+            "delete it to go on from the one before"
+        ) from error
+    return state
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in `folder`, oldest first."""
+    return sorted(folder.glob(f"[0-9]*{SUFFIX}"))
+
+
+def step_of(path: Path) -> int:
+    """Return after how many steps the checkpoint at `path` was written."""
+    return int(path.stem)
+
+
+def save_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write `tensors` to `path` as safetensors, whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    fd = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,115 @@
+"""`volpipe evaluate`: an output against a reference, as a table, as JSON and as a picture.
+
+Not here: the comparing (evaluate). Exit codes as in cli.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from volpipe.errors import RunError, VolpipeError
+from volpipe.scoreboard import label_table, score_table
+from volpipe.terminal import out
+
+if TYPE_CHECKING:
+    from volpipe.evaluate import Evaluation, ImageScores
+    from volpipe.overlaps import LabelScores
+
+
+def evaluate(
+    output: Annotated[str, typer.Argument(help="The volume that is judged, such as an output of `volpipe run`.")],
+    reference: Annotated[str, typer.Argument(help="The volume that is true.")],
+    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
+    labels: Annotated[bool, typer.Option("--labels", help="Both hold labels; 0 is none.")] = False,
+    roi: Annotated[str | None, typer.Option(help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")] = None,
+    margin: Annotated[str, typer.Option(help="Voxels z,y,x at each face of the box that are left out.")] = "0,0,0",
+    given: Annotated[
+        str | None, typer.Option(help="What the output was made from, if it does not say: to interpolate it.")
+    ] = None,
+    data_range: Annotated[
+        float | None, typer.Option(help="Greatest less least value that there could be; by default of the type.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the scores to this file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write slices and errors to this PNG.")] = None,
+) -> None:
+    """Score OUTPUT against REFERENCE, block by block on the site's workers.
+
+    Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
+    """
+    from volpipe.apps.start import on_site
+    from volpipe.evaluate import evaluate as judge
+    from volpipe.evaluate import plan_evaluation
+
+    if picture is not None and labels:
+        raise VolpipeError("--picture shows images; leave it out with --labels")
+    found = plan_evaluation(
+        output,
+        reference,
+        given=given or _said_input(output),
+        roi=roi,
+        margin=_sizes(margin),
+        kind="labels" if labels else "image",
+        data_range=data_range,
+    )
+    with tempfile.TemporaryDirectory(prefix="volpipe-evaluate-", dir=Path.cwd()) as folder:
+        scored = judge(found, on_site(config), Path(folder))
+    if isinstance(scored, dict):
+        out.print(score_table(scored, found.output))
+    else:
+        out.print(label_table(scored))
+    if json_out is not None:
+        _write_json(json_out, found, scored)
+    if picture is not None:
+        from volpipe.gallery import draw
+
+        draw(picture, found)
+
+
+def _write_json(path: Path, found: Evaluation, scored: dict[str, ImageScores] | LabelScores) -> None:
+    """Write the scores and what they are of; what is infinite or no number is null."""
+    each = scored if isinstance(scored, dict) else {"output": scored}
+    told = {
+        "output": str(found.output),
+        "reference": str(found.reference),
+        "given": found.given and str(found.given),
+        "box": str(found.box),
+        "data_range": found.data_range,
+        "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()},
+    }
+    path.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
+def _said_input(output: str) -> str | None:
+    """Return what an output of a run was made from, None where that is not said, gone, or only a part was computed."""
+    from volpipe.provenance import read_origin
+    from volpipe.volume import open_volume
+
+    try:
+        origin = read_origin(output)
+        if origin.recipe.input.roi is not None:
+            return None
+        open_volume(origin.volume)
+    except (VolpipeError, RunError):
+        return None
+    return origin.volume
+
+
+def _sizes(text: str) -> tuple[int, int, int]:
+    try:
+        z, y, x = (int(part) for part in text.split(","))
+    except ValueError:
+        raise VolpipeError(f"--margin {text!r}: write three numbers, z,y,x, such as 4,0,0") from None
+    if min(z, y, x) < 0:
+        raise VolpipeError(f"--margin {text!r}: give numbers from 0 up")
+    return z, y, x

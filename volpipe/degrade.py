@@ -1,0 +1,68 @@
+"""Degradations: what a coarser or noisier microscope would have seen of a truth; for training, and for evaluation.
+
+Not here: which windows are degraded (samples). The grids share their corners: voxel k of the input covers voxels
+k * factor to (k + 1) * factor of the truth, as the nets and the planner have it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+Triple = tuple[int, int, int]
+FWHM = 2 * math.sqrt(2 * math.log(2))  # of a Gaussian, in standard deviations
+REACH = 3.0  # standard deviations of a Gaussian that are summed: 0.3 % lies beyond
+
+
+def context(kind: str, scale: Triple) -> Triple:
+    """Return how many voxels (z, y, x) past a window of the truth its degradation sees, in whole coarse voxels."""
+    if kind != "gaussian":
+        return (0, 0, 0)
+    z, y, x = (0 if s == 1 else math.ceil(_radius(s) / s) * s for s in scale)
+    return z, y, x
+
+
+def degrade(data: np.ndarray, kind: str, scale: Triple) -> np.ndarray:
+    """Return `data` (c, z, y, x), float32, made coarser by `scale`, without the `context` that it has around it.
+
+    Args:
+        data: whole coarse voxels, and on each side as many voxels as `context` says.
+        kind: "none", "bin", "subsample" or "gaussian".
+        scale: voxels (z, y, x) of the truth per voxel of the result.
+    """
+    for axis, factor in enumerate(scale, start=1):
+        if factor > 1 and kind != "none":
+            data = _coarser(data, axis, factor, kind)
+    return data
+
+
+def _coarser(data: np.ndarray, axis: int, factor: int, kind: str) -> np.ndarray:
+    if kind == "subsample":  # of an even factor no voxel lies in the middle: the one after it
+        return np.ascontiguousarray(np.take(data, range(factor // 2, data.shape[axis], factor), axis))
+    if kind == "gaussian":
+        radius = _radius(factor)
+        weights = gaussian(factor)
+        reach = context(kind, (factor, 1, 1))[0]
+        count = data.shape[axis] // factor - 2 * (reach // factor)
+        first = [reach + (factor - 1) // 2 - radius + tap for tap in range(len(weights))]
+        taps = [np.take(data, range(a, a + (count - 1) * factor + 1, factor), axis) for a in first]
+        return np.asarray(sum(t * w for t, w in zip(taps, weights, strict=True)), np.float32)
+    shape = (*data.shape[:axis], data.shape[axis] // factor, factor, *data.shape[axis + 1 :])
+    binned: np.ndarray = data.reshape(shape).mean(axis=axis + 1, dtype=np.float32)
+    return binned
+
+
+def gaussian(factor: int) -> np.ndarray:
+    """Return the weights, float32, of a blur of `factor` voxels' full width at half maximum, about a coarse centre."""
+    radius = _radius(factor)
+    # the centre of a coarse voxel lies between two voxels where the factor is even
+    half = 0.5 if factor % 2 == 0 else 0.0
+    places = np.arange(-radius, radius + 1 + int(2 * half)) - half
+    weights: np.ndarray = np.exp(-0.5 * (places / (factor / FWHM)) ** 2)
+    return np.asarray(weights / weights.sum(), np.float32)
+
+
+def _radius(factor: int) -> int:
+    """Return how many whole voxels the blur reaches to either side."""
+    return math.ceil(REACH * factor / FWHM)

@@ -1,0 +1,306 @@
+"""Evaluate: an output against a reference, block by block on workers, and interpolation of its input beside it.
+
+Not here: the scores (scores, overlaps), or printing (cli_evaluate). No process holds more than a block and what SSIM
+and interpolation need around it; what comes back from a block is a few numbers, or the table of its labels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from volpipe import scores
+from volpipe.errors import PlanError, RunStopped, TaskLost
+from volpipe.grid import Box, Grid
+from volpipe.interpolate import METHODS, interpolated
+from volpipe.journal import Record
+from volpipe.ops import to_dtype
+from volpipe.overlaps import LabelScores, Overlaps, label_scores
+from volpipe.region import find_roi
+from volpipe.run import last_line
+from volpipe.scores import ImageSums
+from volpipe.volume import Volume, open_volume
+from volpipe.worker import Outcomes, work
+
+AXES = "zyx"
+BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
+CACHE_BYTES = 1 << 27
+ATTEMPTS = 3
+OUTPUT = "output"
+
+
+class Workers(Protocol):
+    """Workers that take a function by its name."""
+
+    @property
+    def slots(self) -> Any: ...  # Any: a mapping, of a field or of a property
+
+    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]: ...  # Any: its own
+
+
+Start = Callable[[Path], AbstractContextManager[Workers]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is compared with what.
+
+    Attributes:
+        output, reference: the volumes, of one channel.
+        given: what the output was made from, a coarser volume, or None.
+        box: the part that is compared, in voxels (z, y, x) of both.
+        kind: "image" or "labels".
+        data_range: between the least and the greatest value that there could be.
+    """
+
+    output: Volume
+    reference: Volume
+    given: Volume | None
+    box: Box
+    kind: str
+    data_range: float
+
+    @property
+    def blocks(self) -> Grid:
+        return Grid(self.box.shape, BLOCK)
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Voxels of the output per voxel of what it was made from; ones where that is not known."""
+        if self.given is None:
+            return (1, 1, 1)
+        shapes = zip(self.output.spatial_shape, self.given.spatial_shape, strict=True)
+        return tuple(fine // coarse for fine, coarse in shapes)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """What is scored: the output, and interpolations where it has more voxels than its input."""
+        return (OUTPUT, *METHODS) if max(self.factors) > 1 and self.kind == "image" else (OUTPUT,)
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Of one candidate against the reference; frequencies in cycles per voxel, resolutions in nm.
+
+    Attributes:
+        psnr: dB.
+        ssim: mean structural similarity.
+        half, seventh: frequency at which the Fourier shell correlation falls below 0.5, and below 1/7; None if never.
+        half_z, seventh_z: the same of directions within 30 degrees of z.
+        curve: the correlation of each shell; shell i is i / 64 cycles per voxel.
+    """
+
+    psnr: float
+    ssim: float
+    half: float | None
+    seventh: float | None
+    half_z: float | None
+    seventh_z: float | None
+    curve: tuple[float, ...]
+
+    @classmethod
+    def of(cls, sums: ImageSums, data_range: float) -> ImageScores:
+        curves = [scores.shell_correlation(part) for part in sums.spectra]
+        cuts = [scores.crossing(c, t) for c in curves for t in scores.THRESHOLDS.values()]
+        has_cubes = sums.spectra.any()
+        half, seventh, half_z, seventh_z = cuts if has_cubes else [None] * 4
+        curve = tuple(float(c) for c in curves[0]) if has_cubes else ()
+        return cls(scores.psnr(sums, data_range), scores.ssim(sums), half, seventh, half_z, seventh_z, curve)
+
+
+def plan_evaluation(
+    output: str,
+    reference: str,
+    *,
+    given: str | None = None,
+    roi: str | None = None,
+    margin: tuple[int, int, int] = (0, 0, 0),
+    kind: str = "image",
+    data_range: float | None = None,
+) -> Evaluation:
+    """Return what is to be compared, after a look at the volumes.
+
+    Args:
+        output, reference: the volumes.
+        given: what the output was made from, for interpolation beside it.
+        roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
+        margin: voxels (z, y, x) at each face of the box that are left out.
+        kind: "image" or "labels".
+        data_range: as in Evaluation; that of the reference's type where it is None.
+
+    Raises:
+        PlanError: the volumes do not fit each other, or it is not known what an error is to be measured by.
+    """
+    made, truth = open_volume(output), open_volume(reference)
+    source = None if given is None else open_volume(given)
+    for volume in filter(None, (made, truth, source)):
+        if volume.num_channels != 1:
+            raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to be judged as an array")
+    if roi is None and made.spatial_shape != truth.spatial_shape:
+        raise PlanError(
+            f"{made} has {made.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
+            "give --roi, a box that both have"
+        )
+    whole = find_roi(roi, truth)
+    box = Box(
+        tuple(a + m for a, m in zip(whole.start, margin, strict=True)),
+        tuple(b - m for b, m in zip(whole.stop, margin, strict=True)),
+    )
+    if box.is_empty or not Box.of(made.spatial_shape).contains(box):
+        raise PlanError(f"box {box} is empty or leaves the output {made}, which has {made.spatial_shape} voxels")
+    _check_kind(kind, made, truth)
+    found = Evaluation(made, truth, source, box, kind, _range(kind, truth, data_range))
+    _check_factors(found)
+    return found
+
+
+def _check_kind(kind: str, made: Volume, truth: Volume) -> None:
+    for volume in (made, truth):
+        if kind == "labels" and volume.dtype.kind not in "iu":
+            raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --labels out")
+
+
+def _range(kind: str, truth: Volume, data_range: float | None) -> float:
+    if data_range is not None:
+        return data_range
+    if kind == "labels":
+        return 1.0
+    if truth.dtype.kind == "f" or truth.dtype.itemsize > 2:
+        raise PlanError(
+            f"the reference {truth} has {truth.dtype} voxels, whose range says nothing of its data; give --data-range, "
+            "the same for all that you compare"
+        )
+    info = np.iinfo(truth.dtype)
+    return float(info.max) - float(info.min)
+
+
+def _check_factors(found: Evaluation) -> None:
+    if found.given is None:
+        return
+    for axis, fine, coarse in zip(AXES, found.output.spatial_shape, found.given.spatial_shape, strict=True):
+        if fine % coarse:
+            raise PlanError(
+                f"axis {axis}: the output has {fine} voxels, {found.given} {coarse}, which is no whole multiple; "
+                "give --given what the output was made from, or leave it out"
+            )
+
+
+def evaluate(found: Evaluation, start: Start, folder: Path) -> dict[str, ImageScores] | LabelScores:
+    """Return the scores of each candidate, or of the labels, from all blocks.
+
+    Args:
+        found: as `plan_evaluation` made it.
+        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        folder: for those files.
+
+    Raises:
+        RunStopped: a block cannot be scored.
+    """
+    sums: dict[str, ImageSums] = {}
+    tables = Overlaps.total([])
+    with start(folder) as workers:
+        for result in gather(workers, score, found, range(len(found.blocks))):
+            if found.kind == "labels":
+                tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
+                continue
+            for name, values in zip(found.candidates, result, strict=True):
+                sums[name] = sums.get(name, ImageSums()) + ImageSums.from_list(values)
+    if found.kind == "labels":
+        return label_scores(tables)
+    return {name: ImageScores.of(each, found.data_range) for name, each in sums.items()}
+
+
+def gather(
+    workers: Workers, function: Callable[..., Record], job: object, units: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:  # Any: plain values
+    """Yield what `function(job, unit)` gives for each unit, in their order; a bounded number is under way at a time.
+
+    Raises:
+        RunStopped: a unit failed, or its workers were lost too often.
+    """
+    most = 2 * max(1, workers.slots["cpu"])
+    under_way: dict[Future[Record], int] = {}
+    attempts: dict[int, int] = {}
+    left, ready, due = iter(units), dict[int, tuple[Any, ...]](), iter(units)
+    next_due = next(due, None)
+    while next_due is not None:
+        while len(under_way) + len(ready) < most and (unit := next(left, None)) is not None:
+            under_way[workers.send("cpu", function, job, unit)] = unit
+        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            unit = under_way.pop(future)
+            record = _record(future, unit, attempts)
+            if record is None:
+                under_way[workers.send("cpu", function, job, unit)] = unit
+            else:
+                ready[unit] = record.result
+        while next_due in ready:
+            yield ready.pop(next_due)
+            next_due = next(due, None)
+
+
+def _record(future: Future[Record], unit: int, attempts: dict[int, int]) -> Record | None:
+    """Return what came back, None if it is worth another try."""
+    try:
+        record = future.result()
+    except TaskLost as error:
+        attempts[unit] = attempts.get(unit, 0) + 1
+        if attempts[unit] >= ATTEMPTS:
+            raise RunStopped(f"block {unit} lost its worker {ATTEMPTS} times: {error}") from error
+        return None
+    if record.failed:
+        reason = record.failed[0][1]
+        raise RunStopped(f"block {unit} cannot be scored: {last_line(reason)}", reason)
+    return record
+
+
+def score(found: Evaluation, block: int) -> Record:
+    """Return the sums of each candidate in `block`, or its table of labels; on a worker."""
+    results: list[Any] = []
+
+    def outcomes() -> Outcomes:
+        results.extend(_scored(found, block))
+        yield block, None
+
+    return dataclasses.replace(work("evaluate", [block], outcomes()), result=tuple(results))
+
+
+def _scored(found: Evaluation, block: int) -> Iterator[object]:
+    own = found.blocks.box(block).shift(found.box.start)
+    truth = found.reference.open(cache_bytes=CACHE_BYTES)
+    if found.kind == "labels":
+        made = found.output.open(cache_bytes=CACHE_BYTES)
+        yield Overlaps.of(made.read(own)[0], truth.read(own)[0]).to_list()
+        return
+    around = Box(tuple(a - scores.REACH for a in own.start), tuple(b + scores.REACH for b in own.stop)) & found.box
+    reference = truth.read(around)[0]
+    inner = own.relative_to(around.start).slices
+    for name in found.candidates:
+        data = voxels(found, name, around)
+        if not np.isfinite(data).all():
+            raise PlanError(f"{found.output} has NaN or infinite voxels in {around}, which no score takes")
+        yield scores.image_sums(data, reference, inner, found.data_range).to_list()
+
+
+def voxels(found: Evaluation, name: str, box: Box) -> np.ndarray:
+    """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
+    if name == OUTPUT:
+        return np.asarray(found.output.open(cache_bytes=CACHE_BYTES).read(box)[0])
+    assert found.given is not None
+    made = interpolated(found.given.open(cache_bytes=CACHE_BYTES), box, found.factors, name)
+    return to_dtype(made.astype(np.float32), found.output.dtype)
+
+
+def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
+    """Return the resolution that `frequency` in cycles per voxel is, where all voxels of `volume` are cubes."""
+    size = volume.voxel_size_nm
+    if frequency is None or not frequency or size is None or not math.isclose(min(size), max(size), rel_tol=1e-3):
+        return None
+    return size[0] / frequency

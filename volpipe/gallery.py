@@ -1,0 +1,48 @@
+"""The picture of an evaluation: slices of each candidate beside the reference, and below them their errors.
+
+Not here: how pictures are drawn (picture), or scores. Only the slices that are shown are read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.evaluate import Evaluation, voxels
+from volpipe.grid import Box
+from volpipe.picture import diverge, grey, panel
+
+EDGE = 256  # voxels of a slice that are shown at most, from the middle
+SHOWN = ("nearest", "cubic", "output")
+REFERENCE = "reference"
+
+
+def draw(path: Path, found: Evaluation) -> None:
+    """Write a PNG of the middle slices across y and across z: as they are, and how they differ from the reference.
+
+    Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
+    """
+    images = []
+    names = [name for name in SHOWN if name in found.candidates]
+    for title, box in (("xz", _slice(found.box, 1)), ("xy", _slice(found.box, 0))):
+        truth = found.reference.open().read(box)[0].squeeze(1 if title == "xz" else 0).astype(np.float64)
+        made = {name: voxels(found, name, box).astype(np.float64).reshape(truth.shape) for name in names}
+        limits = (float(truth.min()), float(max(truth.max(), truth.min() + 1)))
+        images += [(f"{title} {name}", grey(data, limits)) for name, data in [*made.items(), (REFERENCE, truth)]]
+        errors = {name: data - truth for name, data in made.items()}
+        largest = max(float(np.percentile(np.abs(error), 99)) for error in errors.values()) or 1.0
+        images += [(f"error, {largest:.3g} is full", diverge(error, largest)) for error in errors.values()]
+        images.append(("", np.full_like(grey(truth, limits), 255)))
+    panel(path, images, columns=len(names) + 1)
+
+
+def _slice(box: Box, across: int) -> Box:
+    """Return the middle slice of `box` across an axis, of up to EDGE voxels along the others."""
+    start, stop = [], []
+    for axis, (a, b) in enumerate(zip(box.start, box.stop, strict=True)):
+        length = 1 if axis == across else min(EDGE, b - a)
+        first = a + (b - a - length) // 2
+        start.append(first)
+        stop.append(first + length)
+    return Box(tuple(start), tuple(stop))

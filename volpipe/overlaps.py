@@ -1,0 +1,160 @@
+"""How well labels agree with a reference, from the number of voxels that each pair of labels shares.
+
+Not here: where voxels are read (evaluate). Tables of blocks add, so that no volume is ever in memory; a label means
+the same in every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """A sparse table: `counts[i]` voxels have the label `truth[i]` in the reference and `found[i]` in the labels."""
+
+    truth: np.ndarray
+    found: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, found: np.ndarray, truth: np.ndarray) -> Overlaps:
+        """Return the table of a block; both (z, y, x), whole numbers."""
+        return _joined(truth.ravel().astype(np.uint64), found.ravel().astype(np.uint64), None)
+
+    @classmethod
+    def total(cls, tables: Iterable[Overlaps]) -> Overlaps:
+        """Return the sum of tables."""
+        each = list(tables)
+        empty = np.zeros(0, np.uint64)
+        return _joined(
+            np.concatenate([empty, *(t.truth for t in each)]),
+            np.concatenate([empty, *(t.found for t in each)]),
+            np.concatenate([empty.astype(np.int64), *(t.counts for t in each)]),
+        )
+
+    def to_list(self) -> list[object]:
+        """Return plain values that travel."""
+        return [self.truth.tolist(), self.found.tolist(), self.counts.tolist()]
+
+    @classmethod
+    def from_list(cls, values: list[list[int]]) -> Overlaps:
+        truth, found, counts = values
+        return cls(np.array(truth, np.uint64), np.array(found, np.uint64), np.array(counts, np.int64))
+
+    def without_background(self) -> Overlaps:
+        """Return the table of the voxels that have a label in the reference: others are not judged."""
+        kept = self.truth != 0
+        return Overlaps(self.truth[kept], self.found[kept], self.counts[kept])
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """Of labels against a reference.
+
+    Attributes:
+        split, merge: the two halves of the variation of information, in bits: how uncertain the found label is for
+            one who knows the true one, and the other way round.
+        rand_error: adapted Rand error, 1 - F of precision and recall of pairs of voxels.
+        foreground_iou: voxels that both call something, by those that either does.
+        mean_iou: of each object of the reference with the object that it shares most with, by IoU; the mean.
+        precision_50: objects found with an IoU of at least 0.5, by all objects of both, matches counted once.
+        mean_precision: the mean of that over the thresholds 0.50, 0.55, ... 0.95.
+        num_truth, num_found: objects.
+    """
+
+    split: float
+    merge: float
+    rand_error: float
+    foreground_iou: float
+    mean_iou: float
+    precision_50: float
+    mean_precision: float
+    num_truth: int
+    num_found: int
+
+
+def label_scores(table: Overlaps) -> LabelScores:
+    """Return the scores of `table`; the first three over the voxels that have a label in the reference."""
+    judged = table.without_background()
+    split, merge = variation_of_information(judged)
+    ious, num_truth, num_found = object_ious(table)
+    best = np.zeros(num_truth)
+    np.maximum.at(best, ious[0].astype(int), ious[1])
+    precisions = [_precision(ious[1], num_truth, num_found, threshold) for threshold in IOU_THRESHOLDS]
+    inside = (table.truth != 0) & (table.found != 0)
+    outside = (table.truth == 0) & (table.found == 0)
+    either = int(table.counts[~outside].sum())
+    return LabelScores(
+        split=split,
+        merge=merge,
+        rand_error=adapted_rand_error(judged),
+        foreground_iou=int(table.counts[inside].sum()) / either if either else 1.0,
+        mean_iou=float(best.mean()) if num_truth else 1.0,
+        precision_50=precisions[0],
+        mean_precision=float(np.mean(precisions)),
+        num_truth=num_truth,
+        num_found=num_found,
+    )
+
+
+def variation_of_information(table: Overlaps) -> tuple[float, float]:
+    """Return split and merge, H(found | truth) and H(truth | found), in bits; Meilă 2007."""
+    num = table.counts.sum()
+    if not num:
+        return 0.0, 0.0
+    share = table.counts / num
+    of_truth, of_found = (_sums_by(labels, share) for labels in (table.truth, table.found))
+    split = -float((share * np.log2(share / of_truth)).sum())
+    merge = -float((share * np.log2(share / of_found)).sum())
+    return abs(split), abs(merge)  # a rounding of nothing may be below it
+
+
+def adapted_rand_error(table: Overlaps) -> float:
+    """Return 1 - F of the pairs of voxels that share a label (Arganda-Carreras et al. 2015)."""
+    num = float(table.counts.sum())
+    same = float(np.square(table.counts.astype(float)).sum()) - num
+    in_truth, in_found = (
+        float(np.square(np.bincount(np.unique(labels, return_inverse=True)[1], table.counts)).sum()) - num
+        for labels in (table.truth, table.found)
+    )
+    return 1.0 - 2 * same / (in_truth + in_found) if in_truth + in_found else 0.0
+
+
+def object_ious(table: Overlaps) -> tuple[np.ndarray, int, int]:
+    """Return (2, pairs): the number of the reference's object and its IoU with another; and how many objects there are.
+
+    Label 0 is no object, but its voxels count in the objects of the other.
+    """
+    truth_sizes, found_sizes = (_sums_by(labels, table.counts) for labels in (table.truth, table.found))
+    pairs = (table.truth != 0) & (table.found != 0)
+    ious = table.counts[pairs] / (truth_sizes[pairs] + found_sizes[pairs] - table.counts[pairs])
+    objects = np.unique(table.truth[table.truth != 0])
+    number = np.searchsorted(objects, table.truth[pairs])
+    return np.stack([number, ious]), len(objects), len(np.unique(table.found[table.found != 0]))
+
+
+def _precision(ious: np.ndarray, num_truth: int, num_found: int, threshold: float) -> float:
+    """Return matches by matches and misses of both; above one half an object has one match at most."""
+    hits = int((ious >= threshold).sum()) if threshold > 0.5 else int((ious > threshold).sum())
+    return hits / (num_truth + num_found - hits) if num_truth + num_found else 1.0
+
+
+def _sums_by(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return for each entry the sum of the weights of all entries with its label."""
+    number = np.unique(labels, return_inverse=True)[1]
+    sums: np.ndarray = np.bincount(number, weights)[number]
+    return sums
+
+
+def _joined(truth: np.ndarray, found: np.ndarray, counts: np.ndarray | None) -> Overlaps:
+    """Return a table with each pair once."""
+    pairs = np.stack([truth, found], axis=1).view([("truth", np.uint64), ("found", np.uint64)])[:, 0]
+    unique, number, num = np.unique(pairs, return_inverse=True, return_counts=True)
+    summed = num if counts is None else np.bincount(number.ravel(), counts, len(unique)).astype(np.int64)
+    return Overlaps(unique["truth"].copy(), unique["found"].copy(), summed.astype(np.int64))

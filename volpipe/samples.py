@@ -1,0 +1,229 @@
+"""Samples: pairs of a net's input and the truth, each a function of the training's seed and of its own number.
+
+Not here: what is learnt from them (train). So a training that was stopped goes on with what it would have seen, and a
+sample can be looked at again; nothing is shuffled, and no state is kept but chunks that were read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.dataset import WindowDataset
+from volpipe.degrade import context, degrade
+from volpipe.errors import PlanError
+from volpipe.grid import Box
+from volpipe.measure import affine, needs_measuring
+from volpipe.ops import Affine, to_dtype
+from volpipe.recipe import Normalise
+from volpipe.region import find_part, find_roi
+from volpipe.tensors import SOURCE_KEY
+from volpipe.training import Data, TrainRecipe
+from volpipe.volume import Reader, Volume, open_volume
+
+AXES = "zyx"
+CACHE_BYTES = 1 << 30  # decoded chunks of each volume that are kept
+MOST_DRAWS = 1000  # of a window that touches nothing held out, before the recipe is blamed
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One pair: `given` (c, z, y, x), what the net sees, and `truth` (c, z * scale, ...); float32, normalised."""
+
+    given: np.ndarray
+    truth: np.ndarray
+
+
+@dataclass(frozen=True)
+class Source:
+    """A volume to learn from, open.
+
+    Attributes:
+        volume: the volume, or the array of its stored windows.
+        held_out: where no window may lie.
+        normalise: of its values; nothing where windows were stored, which are normalised.
+        stored: the stored windows, None where they are cut from the volume.
+    """
+
+    volume: Volume
+    held_out: Box | None
+    normalise: Affine
+    stored: WindowDataset | None = None
+
+    @property
+    def shape(self) -> Triple:
+        """Voxels (z, y, x) of the volume."""
+        return self.volume.spatial_shape if self.stored is None else _triple(self.stored.lattice.shape)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return self.volume.open(cache_bytes=CACHE_BYTES)
+
+    def is_free(self, box: Box) -> bool:
+        """Return whether no voxel of `box` is held out."""
+        return self.held_out is None or (box & self.held_out).is_empty
+
+
+class Sampler:
+    """The samples of a training, by number.
+
+    Args:
+        recipe: of the training.
+        scale: the net's.
+        search_path: folder that the recipe's relative names count from.
+
+    Raises:
+        VolpipeError: a volume is missing, or holds no window.
+    """
+
+    def __init__(self, recipe: TrainRecipe, scale: Triple, search_path: str = "") -> None:
+        self.recipe, self.scale = recipe, scale
+        self.shape = _triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
+        self.context = context(recipe.degrade.kind, scale)
+        self.sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
+        for source in self.sources:
+            self._check_holds(source)
+        sizes = np.array([math.prod(source.shape) for source in self.sources], float)
+        self.shares = sizes / sizes.sum()
+
+    def sample(self, number: int) -> Sample:
+        """Return sample `number`, the same each time."""
+        rng = np.random.default_rng((self.recipe.train.seed, number))
+        home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
+        source = self.sources[home.choice(len(self.sources), p=self.shares)]
+        data = self._cut(source, home, rng) if source.stored is None else self._taken(source, source.stored, rng)
+        return self._pair(source, data, rng)
+
+    def pair(self, source: Source, box: Box) -> Sample:
+        """Return the truth in `box` of `source`, and what the net is to see of it, neither turned nor stretched."""
+        return self._pair(source, self._around(source, box), None)
+
+    def _pair(self, source: Source, data: np.ndarray, rng: np.random.Generator | None) -> Sample:
+        """Return what is learnt from `data`, which has its `context`; turned and stretched by `rng`, if any."""
+        if rng is None:
+            gain, offset = np.float32(1), np.float32(0)
+            given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
+        else:
+            data = self._turned(data, rng)
+            given = self._given(data, source, rng)
+            gain, offset = self._intensity(rng)
+        inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
+        given, truth = (source.normalise.apply(part) * gain + offset for part in (given, data[(slice(None), *inner)]))
+        return Sample(given, truth)
+
+    def seen(self, source: Source, box: Box, rng: np.random.Generator) -> np.ndarray:
+        """Return what the net sees of `box` of `source`, (z, y, x), in units of the volume."""
+        return np.asarray(self._given(self._around(source, box), source, rng)[0])
+
+    def _around(self, source: Source, box: Box) -> np.ndarray:
+        """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
+        data: np.ndarray = source.reader.read_mirrored(self._widened(box)).astype(np.float32)
+        return data
+
+    def _widened(self, box: Box) -> Box:
+        return Box(
+            tuple(a - c for a, c in zip(box.start, self.context, strict=True)),
+            tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
+        )
+
+    def _taken(self, source: Source, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
+        """Return a stored window that touches nothing held out, (c, z, y, x)."""
+        for _ in range(MOST_DRAWS):
+            number = int(rng.integers(len(stored)))
+            if source.is_free(stored.box(number)):
+                window: np.ndarray = stored[number].numpy()
+                return window
+        raise self._nothing_free(source)
+
+    def _cut(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> np.ndarray:
+        """Return a window from anywhere in a volume, by `home`, or from near there, by `rng`, where windows stay."""
+        most = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
+        for _ in range(MOST_DRAWS):
+            corner = tuple(int(home.integers(0, m + 1)) for m in most)
+            if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
+                near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, most, strict=True)]
+                corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
+            box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
+            if source.is_free(self._widened(box)):
+                return self._around(source, box)
+        raise self._nothing_free(source)
+
+    def _nothing_free(self, source: Source) -> PlanError:
+        return PlanError(
+            f"no window of {self.shape} voxels in {MOST_DRAWS} lay outside the held-out box {source.held_out} of "
+            f"{source.volume}; make samples.shape or the box smaller"
+        )
+
+    def _check_holds(self, source: Source) -> None:
+        """Refuse a volume that is smaller than a window, and stored windows of another shape."""
+        if source.stored is not None:
+            due = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
+            if source.stored.lattice.window != due:
+                raise PlanError(
+                    f"the windows in {source.volume} have {source.stored.lattice.window} voxels (z, y, x), "
+                    f"samples.shape and the net's scale need {due}; change samples.shape, or store others"
+                )
+            return
+        for axis, size, window in zip(AXES, source.shape, self.shape, strict=True):
+            if window > size:
+                raise PlanError(
+                    f"axis {axis}: a window of {window} voxels (samples.shape times the net's scale) is longer than "
+                    f"the volume {source.volume}, which has {size}; give a smaller samples.shape"
+                )
+
+    def _turned(self, data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        choice = self.recipe.samples
+        for axis in choice.flips:
+            if rng.random() < 0.5:
+                data = np.flip(data, 1 + AXES.index(axis))
+        if choice.swap and rng.random() < 0.5:
+            data = data.swapaxes(2, 3)
+        return np.ascontiguousarray(data)
+
+    def _given(self, data: np.ndarray, source: Source, rng: np.random.Generator) -> np.ndarray:
+        """Return what is seen of `data`, in units of the volume."""
+        choice, dtype = self.recipe.degrade, source.volume.dtype
+        given = degrade(data, choice.kind, self.scale)
+        if choice.noise:
+            deviation = np.float32(rng.uniform(0, choice.noise))
+            given = given + deviation * rng.standard_normal(given.shape, np.float32)
+        return to_dtype(given, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else given
+
+    def _intensity(self, rng: np.random.Generator) -> tuple[np.float32, np.float32]:
+        choice = self.recipe.samples
+        if choice.gain == (1.0, 1.0) and not choice.offset:
+            return np.float32(1), np.float32(0)
+        return np.float32(rng.uniform(*choice.gain)), np.float32(rng.uniform(-choice.offset, choice.offset))
+
+
+def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
+    """Return the volume that `data` names, opened, with what is held out and its normalisation.
+
+    Raises:
+        VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
+    """
+    place = data.path if "://" in data.path else str(Path(search_path) / data.path)
+    if data.stored:
+        stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
+        kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
+        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored)
+    volume = open_volume(place, data.key, level=data.level)
+    if needs_measuring(normalise, volume.dtype):
+        raise PlanError(
+            f"normalise.method {normalise.method} of {volume.dtype} needs numbers that a training does not measure: "
+            "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
+        )
+    held_out = None if data.held_out is None else find_roi(data.held_out, volume)
+    return Source(volume, held_out, affine(normalise, volume.dtype, None))
+
+
+def _triple(values: Iterable[int]) -> Triple:
+    z, y, x = values
+    return z, y, x

@@ -1,0 +1,56 @@
+"""What `volpipe evaluate` shows, as tables.
+
+Not here: printing, or the scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from volpipe.evaluate import ImageScores, resolution_nm
+from volpipe.overlaps import LabelScores
+from volpipe.scores import CUBE
+from volpipe.volume import Volume
+
+COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
+CAPTION = (
+    f"FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {CUBE} voxels, first falls below; "
+    "along z: of directions within 30 degrees of it"
+)
+
+
+def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
+    """Return the scores of each candidate, the best PSNR first; `volume` knows the size of a voxel."""
+    table = Table(box=None, pad_edge=False, caption=CAPTION, caption_justify="left")
+    table.add_column("")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    for name, found in sorted(scored.items(), key=lambda item: -item[1].psnr):
+        has_cubes = bool(found.curve)
+        cuts = (found.half, found.seventh, found.half_z, found.seventh_z)
+        shown = (_cut(cut, volume) if has_cubes else "too small" for cut in cuts)
+        table.add_row(name, f"{found.psnr:.2f}", f"{found.ssim:.4f}", *shown)
+    return table
+
+
+def label_table(found: LabelScores) -> Table:
+    """Return the scores of labels, one a line."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    both = found.split + found.merge
+    table.add_row("VOI split + merge", f"{found.split:.3f} + {found.merge:.3f} = {both:.3f} bits")
+    table.add_row("adapted Rand error", f"{found.rand_error:.4f}")
+    table.add_row("IoU of the foreground", f"{found.foreground_iou:.4f}")
+    table.add_row("IoU of objects", f"{found.mean_iou:.4f}, the mean of each with its best")
+    precision = f"{found.precision_50:.4f} at IoU 0.5, {found.mean_precision:.4f} at 0.50 to 0.95"
+    table.add_row("average precision", precision)
+    table.add_row("objects", f"{found.num_found:,} found, {found.num_truth:,} in the reference")
+    return table
+
+
+def _cut(frequency: float | None, volume: Volume) -> str:
+    if frequency is None:
+        return "never"
+    resolution = resolution_nm(frequency, volume)
+    return f"{frequency:.3f}" + ("" if resolution is None else f" ({resolution:.3g} nm)")

@@ -1,0 +1,173 @@
+"""Scores of an image against a reference, and of labels against labels: sums that blocks give and that add.
+
+Not here: where blocks lie or who reads them (evaluate). All arrays are (z, y, x). What a block returns is small, and
+the sums of all blocks give what the whole volume would, but for the Fourier shell correlation, which is taken cube by
+cube: `shells` says how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+WINDOW = 7  # voxels per axis over which SSIM compares: that of scikit-image
+REACH = WINDOW // 2
+K1, K2 = 0.01, 0.03  # Wang et al. 2004 (doi 10.1109/TIP.2003.819861)
+CUBE = 64  # voxels per axis of which the Fourier shell correlation is taken
+CONE = math.cos(math.radians(30.0))  # about the z axis, for the correlation along it
+THRESHOLDS = {"half": 0.5, "seventh": 1 / 7}
+
+Floats = np.ndarray  # float64
+
+
+@dataclass(frozen=True)
+class ImageSums:
+    """What blocks of an image add up to.
+
+    Attributes:
+        num, squares: voxels, and the sum of their squared errors.
+        num_windows, similarity: windows that SSIM was taken of, and its sum.
+        spectra: (2, 3, shells): of all directions, and within CONE of z; the sums over each shell of the real part of
+            the cross spectrum, and of both power spectra.
+    """
+
+    num: int = 0
+    squares: float = 0.0
+    num_windows: int = 0
+    similarity: float = 0.0
+    spectra: Floats = field(default_factory=lambda: np.zeros((2, 3, CUBE // 2 + 1)))
+
+    def __add__(self, other: ImageSums) -> ImageSums:
+        return ImageSums(
+            self.num + other.num,
+            self.squares + other.squares,
+            self.num_windows + other.num_windows,
+            self.similarity + other.similarity,
+            self.spectra + other.spectra,
+        )
+
+    def to_list(self) -> list[object]:
+        """Return plain values that travel."""
+        return [self.num, self.squares, self.num_windows, self.similarity, self.spectra.tolist()]
+
+    @classmethod
+    def from_list(cls, values: list[object]) -> ImageSums:
+        num, squares, num_windows, similarity, spectra = values
+        return cls(int(num), float(squares), int(num_windows), float(similarity), np.array(spectra))  # type: ignore[call-overload,arg-type]
+
+
+def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data_range: float) -> ImageSums:
+    """Return the sums of a block.
+
+    Args:
+        data, truth: the block with up to REACH voxels around it: as many as there are.
+        own: the block's own voxels in them.
+        data_range: between the least and the greatest value that there could be; the same for every block.
+    """
+    data, truth = data.astype(np.float64), truth.astype(np.float64)
+    similar = _own_windows(structural_similarity(data, truth, data_range), own, data.shape)
+    data, truth = data[own], truth[own]
+    spectra = sum((shells(data[cube], truth[cube]) for cube in cubes(data.shape)), ImageSums().spectra)
+    squares = float(np.square(data - truth).sum())
+    return ImageSums(truth.size, squares, similar.size, float(similar.sum()), spectra)
+
+
+def psnr(sums: ImageSums, data_range: float) -> float:
+    """Return the peak signal-to-noise ratio in dB; infinite where nothing differs."""
+    return 10 * math.log10(data_range**2 * sums.num / sums.squares) if sums.squares else math.inf
+
+
+def ssim(sums: ImageSums) -> float:
+    """Return the mean structural similarity; not a number where no window fits."""
+    return sums.similarity / sums.num_windows if sums.num_windows else math.nan
+
+
+# ---- structural similarity
+
+
+def structural_similarity(data: Floats, truth: Floats, data_range: float) -> Floats:
+    """Return the SSIM of each window of WINDOW voxels per axis that lies inside, with the sample covariance."""
+    if min(data.shape) < WINDOW:
+        return np.empty((0, 0, 0))
+    num = WINDOW**3
+    unbiased = num / (num - 1)
+    mean_a, mean_b = means(data), means(truth)
+    var_a = unbiased * (means(data * data) - mean_a * mean_a)
+    var_b = unbiased * (means(truth * truth) - mean_b * mean_b)
+    both = unbiased * (means(data * truth) - mean_a * mean_b)
+    c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
+    above = (2 * mean_a * mean_b + c1) * (2 * both + c2)
+    similarity: Floats = above / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
+    return similarity
+
+
+def means(data: Floats) -> Floats:
+    """Return the mean of every window of WINDOW voxels per axis; whole numbers are summed without an error."""
+    for axis in range(3):
+        total = np.cumsum(np.insert(data, 0, 0.0, axis), axis)
+        size = total.shape[axis]
+        data = np.take(total, range(WINDOW, size), axis) - np.take(total, range(size - WINDOW), axis)
+    return data / WINDOW**3
+
+
+def _own_windows(similar: Floats, own: tuple[slice, ...], shape: tuple[int, ...]) -> Floats:
+    """Return the windows whose middle is one of the block's own voxels."""
+    middles = [
+        slice(max(0, part.start - REACH), max(0, min(part.stop, size - REACH) - REACH))
+        for part, size in zip(own, shape, strict=True)
+    ]
+    return similar[tuple(middles)]
+
+
+# ---- Fourier shell correlation
+
+
+def cubes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Yield the cubes of CUBE voxels that lie side by side in a block; what is left at its end is left out."""
+    counts = [size // CUBE for size in shape]
+    for index in np.ndindex(*counts):
+        yield tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
+
+
+def shells(data: Floats, truth: Floats) -> Floats:
+    """Return the spectra of a cube, as in ImageSums; without its mean, and faded out to its faces by a Hann window.
+
+    Shell i has the frequencies around i / CUBE cycles per voxel. Sums over many cubes estimate the correlation of the
+    volume, at frequencies that are CUBE-ths of a cycle.
+    """
+    fade = np.hanning(CUBE + 2)[1:-1]
+    window = fade[:, None, None] * fade[:, None] * fade
+    spectra = [np.fft.fftn((part - part.mean()) * window) for part in (data, truth)]
+    parts = [(spectra[0] * spectra[1].conj()).real, np.abs(spectra[0]) ** 2, np.abs(spectra[1]) ** 2]
+    frequency = np.fft.fftfreq(CUBE)
+    along_z = np.abs(frequency)[:, None, None]
+    length = np.sqrt(along_z**2 + frequency[:, None] ** 2 + frequency**2)
+    number = np.rint(length * CUBE).astype(int)
+    num_shells = CUBE // 2 + 1
+    found = np.empty((2, 3, num_shells))
+    for i, chosen in enumerate((number < num_shells, (number < num_shells) & (along_z >= CONE * length))):
+        for j, part in enumerate(parts):
+            found[i, j] = np.bincount(number[chosen], part[chosen], num_shells)
+    return found
+
+
+def shell_correlation(spectra: Floats) -> Floats:
+    """Return the correlation of each shell from its three sums (3, shells); 1 for the shell of the mean."""
+    cross, one, other = spectra
+    with np.errstate(invalid="ignore", divide="ignore"):
+        curve = cross / np.sqrt(one * other)
+    curve[0] = 1.0
+    return np.asarray(np.nan_to_num(curve))
+
+
+def crossing(curve: Floats, threshold: float) -> float | None:
+    """Return the frequency in cycles per voxel at which `curve` first falls below `threshold`, None if never."""
+    below = np.flatnonzero(curve < threshold)
+    if not len(below):
+        return None
+    i = int(below[0])
+    step = (curve[i - 1] - threshold) / (curve[i - 1] - curve[i])
+    return float((i - 1 + step) / CUBE)

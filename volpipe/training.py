@@ -1,0 +1,225 @@
+"""The recipe of a training: which net, from which volumes, by which steps; as the user writes it in TOML, typed.
+
+Not here: what a step does (train), or the recipe of a run (recipe), whose net and normalisation it shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from volpipe.errors import RecipeError
+from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree, typed
+
+CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
+WEIGHTS = "weights.safetensors"
+Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+NEUTRAL = (
+    "steps",
+    "decay",
+    "keep",
+    "checkpoint_every",
+    "validate_every",
+    "predict_every",
+)  # what may change on the way
+
+
+class Data(Section):
+    """A volume to learn from; `held_out` is a box z0:z1,y0:y1,x0:x1 that no training window touches.
+
+    stored: `path` leads to the window tensors that a run left behind. They are normalised, so that noise is in those
+    units, and nothing is rounded; a box that is held out is in voxels.
+    """
+
+    path: str
+    key: str | None = None
+    level: int = Field(0, ge=0)
+    held_out: str | None = None
+    stored: bool = False
+
+
+class Degrade(Section):
+    """How the net's input is made from the truth: what the net is to undo; the net's scale is the factor.
+
+    bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
+    full width at half maximum of the factor, then one of them. none: as they are.
+    `noise` is the largest standard deviation of white noise, in units of the volume, drawn anew for each window;
+    `whole` rounds the input as an integer volume would.
+    """
+
+    kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
+    noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    whole: bool = True
+
+
+class Samples(Section):
+    """The windows that a step learns from: `shape` in voxels of the net's input, all axes (z, y, x).
+
+    margin: voxels of the input at each face that the loss leaves out, where the net sees the window's end.
+    flips: axes that are reversed for every other window, at random; swap: y and x are exchanged likewise.
+    gain, offset: contrast is multiplied by a number between gain[0] and gain[1], and brightness raised by up to
+    `offset` either way, in normalised units.
+    stay: so many windows come from the same neighbourhood, of twice the window along each axis.
+    """
+
+    shape: Sizes = (32, 64, 64)
+    margin: Margin = (0, 0, 0)
+    flips: tuple[Literal["z", "y", "x"], ...] = ("z", "y", "x")
+    swap: bool = True
+    gain: tuple[float, float] = (1.0, 1.0)
+    offset: float = Field(0.0, ge=0)
+    stay: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Samples:
+        for axis, size, margin in zip("zyx", self.shape, self.margin, strict=True):
+            if 2 * margin >= size:
+                raise ValueError(f"margin {margin} leaves nothing of shape {size} on axis {axis}; give less")
+        if self.swap and self.shape[1] != self.shape[2]:
+            raise ValueError(f"swap needs as many voxels on y as on x, not {self.shape[1:]}; set swap to false")
+        if not 0 < self.gain[0] <= self.gain[1]:
+            raise ValueError(f"gain {self.gain} must ascend and be above 0")
+        return self
+
+
+class Loss(Section):
+    """What is made small: each a weight of a mean over the window; 0 leaves it out.
+
+    l1, l2: absolute and squared error. charbonnier: the root of the squared error plus 1e-6.
+    gradient: absolute error of the differences between neighbours, along each axis.
+    consistency: absolute error of the output, degraded again, against the input; without noise.
+    """
+
+    l1: float = Field(1.0, ge=0)
+    l2: float = Field(0.0, ge=0)
+    charbonnier: float = Field(0.0, ge=0)
+    gradient: float = Field(0.0, ge=0)
+    consistency: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _some(self) -> Loss:
+        if not any(self.model_dump().values()):
+            raise ValueError("every weight is 0; give one above 0")
+        return self
+
+
+class Steps(Section):
+    """How many steps of which size, and how fast.
+
+    batch: windows per pass; accumulate: passes per step, whose gradients are averaged.
+    schedule: after `warm_up` steps the rate is constant, or falls to 0 as a cosine, or ("trapezoid") stays and then
+    falls in a line over the last `decay` steps, so that `steps` may be changed until then.
+    clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
+    precision: of convolutions; weights stay float32.
+    checkpoint_every, keep: steps between checkpoints, and how many of them stay.
+    validate_every: steps between runs over what is held out, whose PSNR is logged; 0 for none.
+    predict_every: steps between predictions of some held-out windows, kept as tensors; 0 for none.
+    """
+
+    steps: int = Field(10_000, ge=1)
+    batch: int = Field(1, ge=1)
+    accumulate: int = Field(1, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    schedule: Literal["constant", "cosine", "trapezoid"] = "cosine"
+    warm_up: int = Field(100, ge=0)
+    decay: int = Field(0, ge=0)
+    clip: float = Field(0.5, ge=0)
+    ema: float = Field(0.999, ge=0, lt=1)
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = False
+    threads: int = Field(0, ge=0)  # 0: as many as torch takes
+    seed: int = Field(0, ge=0)
+    checkpoint_every: int = Field(200, ge=1)
+    validate_every: int = Field(0, ge=0)
+    predict_every: int = Field(0, ge=0)
+    keep: int = Field(2, ge=1)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of `step`, counted from 0."""
+        import math
+
+        warm = min(1.0, (step + 1) / max(1, self.warm_up))
+        if self.schedule == "cosine":
+            warm *= 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        elif self.schedule == "trapezoid" and self.decay:
+            warm *= min(1.0, (self.steps - step) / self.decay)
+        return self.learning_rate * warm
+
+
+class Adversary(Section):
+    """A discriminator that the net learns to fool; none where `weight` is 0.
+
+    weight: of its part in the loss, from step `start` on; before, both nets learn, but the first not from the second.
+    features, strides: "patch" judges patches, "literal" the window as one; see models/srgan3d.py.
+    conditional: it sees what the net was given as well.
+    """
+
+    weight: float = Field(0.0, ge=0)
+    start: int = Field(0, ge=0)
+    features: int = Field(84, ge=1)
+    strides: Literal["patch", "literal"] = "patch"
+    conditional: bool = False
+    learning_rate: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] = (0.5, 0.99)
+    seed: int = Field(0, ge=0)
+
+
+class TrainRecipe(Section):
+    """All that decides the weights, beside the volumes themselves."""
+
+    net: NetChoice
+    data: tuple[Data, ...] = Field(min_length=1)
+    normalise: Normalise = Normalise()
+    degrade: Degrade = Degrade()
+    samples: Samples = Samples()
+    loss: Loss = Loss()
+    adversary: Adversary = Adversary()
+    train: Steps = Steps()
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainRecipe:
+        if (self.train.validate_every or self.train.predict_every) and not any(d.held_out for d in self.data):
+            raise ValueError("train.validate_every and predict_every need a volume with held_out; give data.held_out")
+        if self.adversary.weight and self.train.precision == "float16":
+            raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
+        return self
+
+
+def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecipe:
+    """Return the training recipe in the TOML file at `path` with ``key=value`` settings on top.
+
+    Raises:
+        RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
+    """
+    return typed(TrainRecipe, load_tree(path, settings), str(path or "the settings"))
+
+
+def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
+    """Refuse to go on from `step` of a training by `old` with `new`, where they would have made other weights by then.
+
+    Raises:
+        RecipeError: with the keys that differ.
+    """
+    changed = [line for line in differences(old, new) if line.split(":")[0] not in {f"train.{key}" for key in NEUTRAL}]
+    for recipe in (old, new):
+        ends = [(each.train.steps, each.train.decay) for each in (old, new)]
+        if ends[0] != ends[1] and not _is_open(recipe.train, step):
+            changed.append(f"train.steps and decay: {ends[0]} -> {ends[1]}, on which the rate depended already")
+            break
+    if changed:
+        raise RecipeError(
+            f"the training at step {step} has another recipe ({'; '.join(changed)}); restore it to go on, choose "
+            "another --out, or use --fresh to start over"
+        )
+
+
+def _is_open(steps: Steps, step: int) -> bool:
+    """Return whether the rates until `step` would be the same with more steps."""
+    if steps.schedule == "cosine":
+        return step == 0
+    return step <= steps.steps - (steps.decay if steps.schedule == "trapezoid" else 0)
