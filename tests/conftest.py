@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from volpipe.formats import remote
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
