@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import pickle
 import struct
 from collections.abc import Callable
@@ -125,6 +126,28 @@ def test_an_n5_chunk_of_another_length_or_shape_is_refused(tmp_path: Path, kind:
         with pytest.raises(ChunkError, match=rf"{tmp_path}/v, voxels [0-9:,]+: chunk \(0, 0, 1\) in {file}"):
             reader[index]
     assert not reader[:, :, :4].any()
+
+
+XZ = lzma.compress(WHOLE)
+XZ_CHUNKS = {
+    **{f"cut after {n} bytes": (XZ[:n], "it is cut short") for n in (0, 1, 9, 12, 40)},
+    "followed by something": (XZ + b"more", "4 bytes follow its end"),
+    "a byte changed": (XZ[:30] + b"\xff" + XZ[31:], "Corrupt input data"),
+    "too much": (lzma.compress(WHOLE * 2), "unpacks to more than the 64 bytes of a chunk"),
+}
+
+
+@pytest.mark.parametrize("kind", XZ_CHUNKS)
+def test_a_damaged_xz_chunk_is_refused_before_a_library_ends_the_process(tmp_path: Path, kind: str) -> None:
+    text, reason = XZ_CHUNKS[kind]
+    lay(tmp_path / "v", n5(compression={"type": "xz"}))
+    for name, stored in (("0/0/0", XZ), ("1/0/0", text)):  # x first
+        (tmp_path / "v" / name).parent.mkdir(parents=True)
+        (tmp_path / "v" / name).write_bytes(head(4, 4, 4) + stored)
+    reader = open_volume(tmp_path / "v").open()
+    with pytest.raises(ChunkError, match=rf"chunk \(0, 0, 1\) in {tmp_path}/v/1/0/0 cannot be read: xz: .*{reason}"):
+        reader[...]
+    assert reader[:4, :4, :4].tobytes() == WHOLE
 
 
 def test_an_n5_chunk_cut_at_the_end_of_the_array_is_right(tmp_path: Path) -> None:

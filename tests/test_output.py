@@ -360,8 +360,8 @@ def test_a_block_with_nan_is_named_and_the_others_are_written(tmp_path: Path) ->
         (tmp_path / name).mkdir()
     plan = planned(tmp_path / "integers", data, *settings)
     report = execute(plan, Inline().start)
-    (missing,) = report.missing
-    assert missing.stage == "infer"
+    missing, coarser = report.missing
+    assert (missing.stage, coarser.stage) == ("infer", "pyramid 1")
     assert missing.box == Box((0, 8, 0), (8, 16, 8))
     assert "net net gave 512 NaN and 0 infinite voxels in box 0:8,8:16,0:8 of the output" in missing.reason
     expected = data.copy()

@@ -18,5 +18,6 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert before < 300 << 20
-    assert 300 << 20 <= after - before < 310 << 20
+    assert after >= 300 << 20
+    assert after - before < 310 << 20  # what was held before may have been given back by then
     assert large[-1] == 1

@@ -90,6 +90,25 @@ def _inflated(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
     return size
 
 
+def check_xz(text: bytes, chunk_bytes: int) -> None:
+    """Raise where `text` is no whole xz stream of a chunk: some that are damaged end the process in tensorstore.
+
+    Raises:
+        ChunkError: it is damaged, cut short, followed by something, or unpacks to more than `chunk_bytes`.
+    """
+    decoder = DECODERS["lzma"]()
+    try:
+        size = len(decoder.decompress(text, chunk_bytes + 1))
+    except (lzma.LZMAError, EOFError) as error:
+        raise ChunkError(f"xz: {error}") from error
+    if size > chunk_bytes:
+        raise ChunkError(f"xz: it unpacks to more than the {chunk_bytes} bytes of a chunk")
+    if not decoder.eof and size < chunk_bytes:
+        raise ChunkError("xz: it is cut short")
+    if decoder.eof and decoder.unused_data:
+        raise ChunkError(f"xz: {len(decoder.unused_data)} bytes follow its end")
+
+
 def _zstd(text: bytes, limit: int) -> int:
     import imagecodecs
 
