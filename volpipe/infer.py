@@ -89,21 +89,8 @@ class Runner:
         Raises:
             ValueError: the net's output has not the declared shape.
         """
-        import torch
-
-        assert self._net is not None
-        choice = self.plan.recipe.infer
         started = time.perf_counter()
-        with (
-            torch.inference_mode(),
-            torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
-        ):
-            data = torch.from_numpy(self._filled(windows))
-            if self.device == "cuda":
-                data = data.pin_memory().to(self.device, non_blocking=True)
-            if choice.channels_last:
-                data = data.contiguous(memory_format=torch.channels_last_3d)
-            out: np.ndarray = averaged(self._net, data, choice.augment).contiguous().cpu().numpy()[: len(windows)]
+        out = self._run(self._filled(windows))[: len(windows)]
         self.seconds += time.perf_counter() - started
         due = (
             len(windows),
@@ -112,6 +99,23 @@ class Runner:
         )
         if out.shape != due:
             raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {due}")
+        return out
+
+    def _run(self, windows: np.ndarray) -> np.ndarray:
+        import torch
+
+        assert self._net is not None
+        choice = self.plan.recipe.infer
+        with (
+            torch.inference_mode(),
+            torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
+        ):
+            data = torch.from_numpy(windows)
+            if self.device == "cuda":
+                data = data.pin_memory().to(self.device, non_blocking=True)
+            if choice.channels_last:
+                data = data.contiguous(memory_format=torch.channels_last_3d)
+            out: np.ndarray = averaged(self._net, data, choice.augment).contiguous().cpu().numpy()
         return out
 
     def _filled(self, windows: np.ndarray) -> np.ndarray:
@@ -160,17 +164,14 @@ class Runner:
     def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
         import torch
 
-        before, self.batch = self.batch, batch
         try:
-            self(np.zeros((batch, self.plan.source.num_channels, *window), np.float32))
+            self._run(np.zeros((batch, self.plan.source.num_channels, *window), np.float32))
         except Exception as error:
             if not is_shortage(error):
                 raise
             if self.device == "cuda":
                 torch.cuda.empty_cache()
             return False
-        finally:
-            self.batch = before
         return True
 
 
