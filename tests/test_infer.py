@@ -276,6 +276,22 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     assert producers() == []
 
 
+def test_two_blocks_at_a_time_are_read_ahead_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
+    told: list[tuple[str, int]] = []
+    for name in ("expect", "forget"):
+        plain = getattr(source, name)
+        monkeypatch.setattr(source, name, lambda block, n=name, do=plain: (told.append((n, block)), do(block)))
+    blocks = [2, 5, 7, 11, 12]
+    assert [block for block, _ in infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, blocks)] == blocks
+    assert [block for name, block in told if name == "expect"] == blocks
+    assert [block for name, block in told if name == "forget"] == blocks
+    for i, (name, block) in enumerate(told):
+        waiting = {b for n, b in told[: i + 1] if n == "expect"} - {b for n, b in told[: i + 1] if n == "forget"}
+        assert len(waiting) <= 2
+        assert name == "expect" or ("expect", block) in told[:i]
+
+
 def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) -> None:
     (tmp_path / "fussy.py").write_text(
         "import torch\n"

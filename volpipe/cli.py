@@ -145,7 +145,10 @@ def run(
     if warning := seam_warning(report.seams):
         err.print(warning)
     if report.kept.total:
-        err.print(f"the output holds {report.kept} voxels, kept as infer.nonfinite=keep says (blocks: the journal)")
+        err.print(
+            f"blocks of the output hold {report.kept} voxels, kept as infer.nonfinite=keep says "
+            "(the journal has each block; a voxel that several reach counts in each)"
+        )
     if report.num_held:
         out.print(f"{report.num_held} blocks beyond --only are not done; the same command without it does them")
     if report.missing:

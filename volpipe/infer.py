@@ -220,8 +220,7 @@ class BlockSum:
     block: int
     box: Box = field(init=False)
     total: np.ndarray = field(init=False, repr=False)
-    bad: Nonfinite = ALL_FINITE
-    bad_box: Box | None = None
+    _bad: np.ndarray | None = field(default=None, repr=False)  # flags of NaN and of infinite voxels, once there are any
 
     @property
     def plan(self) -> Plan:
@@ -254,8 +253,12 @@ class BlockSum:
         inside = box & self.box  # a region of interest may cut through windows
         place, inner = inside.relative_to(self.box.start).slices, inside.relative_to(start).slices
         part = part[:, *inner]
-        if self._note_bad(part, inside) and plan.recipe.infer.nonfinite == "refuse":
-            return  # the block fails once all of it is counted
+        finite = np.isfinite(part)
+        if not finite.all():
+            if self._note_bad(part, finite, inside) and plan.recipe.infer.nonfinite == "refuse":
+                return  # the block fails once all of it is counted
+            if plan.dtype.kind != "f":
+                part = np.where(finite, part, np.float32(0))  # which is not wanted, and has no integer
         if self.is_finished:
             self.total[:, *place] = finish(plan, self.normalise, part)
         elif blend == "crop":
@@ -266,20 +269,26 @@ class BlockSum:
             weighted *= x.weights[inner[2]]
             self.total[:, *place] += weighted
 
-    def _note_bad(self, part: np.ndarray, box: Box) -> bool:
-        """Count what is not finite in `part` (c, z, y, x), a window's share of `box`, where that is wanted."""
-        finite = np.isfinite(part)
-        if finite.all():
-            return False
+    def _note_bad(self, part: np.ndarray, finite: np.ndarray, box: Box) -> bool:
+        """Flag what is not `finite` in `part` (c, z, y, x), a window's share of `box`, where that is wanted."""
         mask = self.wanted.mask(box)
         flags = ~finite if mask is None else ~finite & mask
         if not flags.any():
             return False
-        num_nan = int(np.count_nonzero(np.isnan(part) & flags))
-        self.bad += Nonfinite(num_nan, int(np.count_nonzero(flags)) - num_nan)
-        found = bounds(flags.any(axis=0)).shift(box.start)
-        self.bad_box = found if self.bad_box is None else hull(self.bad_box, found)
+        if self._bad is None:
+            self._bad = np.zeros((2, *self.total.shape), bool)
+        nan, infinite = self._bad[:, :, *box.relative_to(self.box.start).slices]
+        nan |= np.isnan(part) & flags
+        infinite |= np.isinf(part) & flags
         return True
+
+    @property
+    def bad(self) -> Nonfinite:
+        """How many voxels are not finite in some window; one that is NaN in any counts as that."""
+        if self._bad is None:
+            return ALL_FINITE
+        nan, infinite = self._bad
+        return Nonfinite(int(np.count_nonzero(nan)), int(np.count_nonzero(infinite & ~nan)))
 
     def check(self) -> None:
         """Refuse voxels that are not finite, unless the recipe keeps them.
@@ -287,9 +296,10 @@ class BlockSum:
         Raises:
             NonfiniteError: with how many there are, and where.
         """
-        if self.bad.total and self.plan.recipe.infer.nonfinite == "refuse":
+        if self._bad is not None and self.plan.recipe.infer.nonfinite == "refuse":
+            place = bounds(np.any(self._bad, axis=(0, 1))).shift(self.box.start)
             raise NonfiniteError(
-                f"net {self.plan.net.label} gave {self.bad} voxels in box {self.bad_box} of the output; mend the net, "
+                f"net {self.plan.net.label} gave {self.bad} voxels in box {place} of the output; mend the net, "
                 "its weights or the input there, or keep them with infer.nonfinite=keep and output.dtype=float32"
             )
 
@@ -421,8 +431,3 @@ def bounds(flags: np.ndarray) -> Box:
     """Return the smallest box around what is set in `flags`, of which some are."""
     places = np.nonzero(flags)
     return Box(tuple(int(p.min()) for p in places), tuple(int(p.max()) + 1 for p in places))
-
-
-def hull(a: Box, b: Box) -> Box:
-    """Return the smallest box that holds both."""
-    return Box(tuple(map(min, a.start, b.start)), tuple(map(max, a.stop, b.stop)))
