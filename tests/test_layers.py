@@ -47,7 +47,7 @@ LAYERS = (
     "growth",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
-    "blend ops resolve augment  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",
+    "blend ops resolve augment affinities  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",
     "formats.container   cells",
     "formats.single",
     "formats.slices      formats.probe",
