@@ -44,8 +44,6 @@ def config(run_dir):
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
 """
 
-pytestmark = pytest.mark.long  # tests/test_slurm.py and tests/test_k8s.py hold the short form
-
 
 @dataclass
 class Trial:
