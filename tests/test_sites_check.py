@@ -338,7 +338,10 @@ def test_ctrl_c_stops_what_was_started(trial: Trial) -> None:
     ("arguments", "said"),
     [
         (["nowhere"], "no site 'nowhere'"),
-        (["slurm_htex"], "site slurm_htex cannot be used here: no sbatch on the PATH; give the command on a machine that"),
+        (
+            ["slurm_htex"],
+            "site slurm_htex cannot be used here: no sbatch on the PATH; give the command on a machine that",
+        ),
         (["threads", "nothing.n5"], "nothing.n5"),
         (["threads", "--out", "s3://bucket/out.zarr"], "only folders are tried"),
     ],
