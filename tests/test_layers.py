@@ -19,7 +19,9 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate cli_net",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net",
+    "sweep",
+    "trials",
     "course              scoreboard gallery",
     "lesson              evaluate",
     "train",
@@ -86,8 +88,11 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_verify"), ()),
+    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_sweep", "cli_train")),
+    "typer": (
+        ("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_sweep", "cli_verify"),
+        (),
+    ),
 }
 
 

@@ -5,6 +5,8 @@ Not here: the steps (train), or the driver that sends lessons (course). What arr
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +19,28 @@ from volpipe.worker import Outcomes, work
 
 TRAINING_FILE = "training.json"
 STAGE = "train"
+ABANDONED = "abandoned"  # in a training's folder: the attempt that no rank should join any more
+PEER_LOST = "peer lost"  # the result of a rank that failed because another was gone
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of one rank in one attempt of a training.
+
+    Attributes:
+        rank: counted from 0.
+        ranks: of the attempt.
+        attempt: names it, as no other.
+        address: where the driver hears its workers; "" where it does not know.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    attempt: str = ""
+    address: str = "127.0.0.1"
+
+
+ALONE = Seat()
 
 
 class Training(BaseModel):
@@ -54,8 +78,9 @@ class Training(BaseModel):
             raise RunError(f"{path} is damaged ({error.errors()[0]['msg']}); use --fresh to start over") from error
 
 
-def learn(folder: str, session: str) -> Record:
-    """Train in `folder` until all steps are taken, for the driver that holds it as `session`."""
+def learn(folder: str, session: str, seat: Seat = ALONE) -> Record:
+    """Train in `folder` until all steps are taken, for the driver that holds it as `session`, as one of its ranks."""
+    lost: list[str] = []
 
     def check() -> None:
         check_holder(Path(folder), session)
@@ -67,4 +92,4 @@ def learn(folder: str, session: str) -> Record:
         assert training is not None, "the driver stores it before it sends anything"
         yield train(training.recipe, Path(folder), training.search_path, check), None
 
-    return work(STAGE, [0], outcomes())
+    return dataclasses.replace(work(STAGE, [seat.rank], outcomes()), result=tuple(lost))

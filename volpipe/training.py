@@ -16,6 +16,7 @@ from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
+STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
@@ -111,6 +112,7 @@ class Steps(Section):
     """How many steps of which size, and how fast.
 
     batch: windows per pass; accumulate: passes per step, whose gradients are averaged.
+    ranks: tasks that take each step together, each with its own `batch` windows; their gradients are averaged.
     schedule: after `warm_up` steps the rate is constant, or falls to 0 as a cosine, or ("trapezoid") stays and then
     falls in a line over the last `decay` steps, so that `steps` may be changed until then.
     clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
@@ -123,6 +125,7 @@ class Steps(Section):
     steps: int = Field(10_000, ge=1)
     batch: int = Field(1, ge=1)
     accumulate: int = Field(1, ge=1)
+    ranks: int = Field(1, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
     schedule: Literal["constant", "cosine", "trapezoid"] = "cosine"
