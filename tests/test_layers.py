@@ -26,7 +26,7 @@ LAYERS = (
     "lesson              evaluate",
     "train",
     "validate",
-    "samples losses checkpoints adversary events",
+    "samples losses checkpoints adversary events ranks",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
@@ -44,7 +44,7 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
-    "training degrade    interpolate",
+    "training degrade seats interpolate",
     "recipe journal sites sample convert survey checkup",
     "growth",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
@@ -73,7 +73,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
     "torch": (
-        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints"),
+        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints", "ranks"),
         ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net", "augment"),
     ),
     "safetensors": (("checkpoints",), ("nets",)),

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from volpipe.errors import RunError, RunStopped, SiteError, TaskLost
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
-from volpipe.lesson import ABANDONED, PEER_LOST, Seat, Training, learn
+from volpipe.lesson import Training, learn
 from volpipe.run import last_line
+from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
 
 log = logging.getLogger(__name__)

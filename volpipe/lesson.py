@@ -6,7 +6,6 @@ Not here: the steps (train), or the driver that sends lessons (course). What arr
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,33 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from volpipe.errors import RunError
 from volpipe.journal import Record
 from volpipe.lock import check_holder
+from volpipe.seats import ALONE, PEER_LOST, Seat
 from volpipe.training import TrainRecipe
 from volpipe.worker import Outcomes, work
 
 TRAINING_FILE = "training.json"
 STAGE = "train"
-ABANDONED = "abandoned"  # in a training's folder: the attempt that no rank should join any more
-PEER_LOST = "peer lost"  # the result of a rank that failed because another was gone
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The place of one rank in one attempt of a training.
-
-    Attributes:
-        rank: counted from 0.
-        ranks: of the attempt.
-        attempt: names it, as no other.
-        address: where the driver hears its workers; "" where it does not know.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-    attempt: str = ""
-    address: str = "127.0.0.1"
-
-
-ALONE = Seat()
 
 
 class Training(BaseModel):
@@ -86,10 +64,17 @@ def learn(folder: str, session: str, seat: Seat = ALONE) -> Record:
         check_holder(Path(folder), session)
 
     def outcomes() -> Outcomes:
+        from volpipe.ranks import PeerLost, joined
         from volpipe.train import train
 
         training = Training.load(Path(folder))
         assert training is not None, "the driver stores it before it sends anything"
-        yield train(training.recipe, Path(folder), training.search_path, check), None
+        try:
+            with joined(seat, Path(folder), check) as crew:
+                train(training.recipe, Path(folder), training.search_path, check, crew)
+        except PeerLost:
+            lost.append(PEER_LOST)
+            raise
+        yield seat.rank, None
 
     return dataclasses.replace(work(STAGE, [seat.rank], outcomes()), result=tuple(lost))

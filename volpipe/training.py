@@ -209,6 +209,8 @@ def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
         RecipeError: with the keys that differ.
     """
     changed = [line for line in differences(old, new) if line.split(":")[0] not in {f"train.{key}" for key in NEUTRAL}]
+    if old.train.ranks * old.train.batch == new.train.ranks * new.train.batch:  # the same windows in each step
+        changed = [line for line in changed if line.split(":")[0] not in ("train.ranks", "train.batch")]
     for recipe in (old, new):
         ends = [(each.train.steps, each.train.decay) for each in (old, new)]
         if ends[0] != ends[1] and not _is_open(recipe.train, step):
