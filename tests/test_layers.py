@@ -20,7 +20,7 @@ LAYERS = (
     "__main__",
     "cli",
     "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net",
-    "sweep",
+    "sweep tune",
     "trials",
     "course              scoreboard gallery",
     "lesson              evaluate",
@@ -87,6 +87,7 @@ HEAVY = {
     "tifffile": ((), ("formats.tiff", "formats.tags")),
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
+    "optuna": ((), ("tune",)),
     "yaml": ((), ("cli_k8s",)),
     "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_sweep", "cli_train")),
     "typer": (

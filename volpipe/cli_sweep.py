@@ -48,6 +48,31 @@ def sweep(
         raise typer.Exit(INCOMPLETE)
 
 
+def tune(
+    recipe: RecipePath,
+    config: Site = "local",
+    settings: Settings = None,
+    out_path: Folder = None,
+    fresh: Fresh = False,
+) -> None:
+    """Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on."""
+    from volpipe.apps.start import on_site
+    from volpipe.resolve import shipped_recipe
+    from volpipe.tune import BEST, load_tuning, run_tuning
+
+    chosen = load_tuning(shipped_recipe(recipe), settings or [])
+    folder = out_path or Path(f"{recipe.stem}.tune")
+    with _interruptible(), _shown(chosen.search.trials) as on_row:
+        rows = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
+    show_rows(rows)
+    if rows[0].state != "done":
+        err.print("volpipe: no trial came to its end")
+        raise typer.Exit(INCOMPLETE)
+    out.print(f"the best is trial {rows[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
+    if any(row.state == "failed" for row in rows):
+        raise typer.Exit(INCOMPLETE)
+
+
 @contextmanager
 def _interruptible() -> Iterator[None]:
     try:

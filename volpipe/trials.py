@@ -9,7 +9,7 @@ import copy
 import csv
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from volpipe.training import LOSSES, TrainRecipe, check_same
 log = logging.getLogger(__name__)
 
 TABLE = "table"  # of a folder of trials: table.json and table.csv
-SCORE = "psnr"  # what a validation logs
+SCORES = ("psnr", "auc")  # what a validation logs: of images, of affinities; more is better
 
 Values = dict[str, Any]  # Any: TOML values, by the keys of a recipe such as train.learning_rate
 
@@ -51,7 +51,7 @@ class Row:
         values: that are its own.
         steps: that were taken and kept.
         loss: of the last step that was logged, None where there is none.
-        score: of the last validation, in dB, None where there is none.
+        score: of the last validation (PSNR in dB, or area under the curve), None where there is none.
         seconds: of its steps, over all sessions.
         state: done, pruned, failed, or waiting.
         reason: why it failed, in a line.
@@ -92,32 +92,33 @@ def placed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 def read_scores(folder: Path) -> list[tuple[int, float]]:
     """Return step and score of each validation that is logged in the training's `folder`."""
-    return [(int(line["step"]), float(line[SCORE])) for line in _log(folder) if SCORE in line]
+    entries = _log(folder, lambda line: any(f'"{name}"' in line for name in SCORES))
+    return [(int(entry["step"]), next(entry[name] for name in SCORES if name in entry)) for entry in entries]
 
 
 def row_of(trial: Trial, folder: Path, state: str, reason: str = "") -> Row:
     """Return what became of `trial`, whose training is in `folder`."""
     entries = _log(folder)
-    steps, scores = newest(folder), [line[SCORE] for line in entries if SCORE in line]
+    steps, scores = newest(folder), read_scores(folder)
     return Row(
         trial.number,
         trial.values,
         steps,
         float(entries[-1]["loss"]) if entries else None,
-        float(scores[-1]) if scores else None,
+        scores[-1][1] if scores else None,
         sum(float(line["seconds"]) for line in entries),
         state,
         reason,
     )
 
 
-def _log(folder: Path) -> list[dict[str, float]]:
-    """Return the lines of a training's log; the last is left out while it is being written."""
+def _log(folder: Path, is_wanted: Callable[[str], bool] = bool) -> list[dict[str, float]]:
+    """Return the lines of a training's log that are wanted; the last is left out while it is being written."""
     path = folder / LOSSES
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [json.loads(line) for line in lines if line.endswith("\n") and is_wanted(line)]
 
 
 def store_table(rows: Sequence[Row], folder: Path) -> None:
