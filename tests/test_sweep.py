@@ -11,6 +11,7 @@ import pytest
 from command import giver
 from trainings import Threads, losses_in, make_folder
 
+from volpipe import train as module
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
@@ -155,7 +156,27 @@ def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
         swept(folder, Threads(2), "train.ranks=3")
 
 
-# ---- the command
+# ---- the commands
+
+
+def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.partition("[sweep]")[0])
+    give = giver(folder, monkeypatch, capsys)
+    base = ("train", "recipe.toml", "--config", "threads")
+    take_step = module.take_step
+
+    def asking(trainee: module.Trainee, *rest: Any) -> dict[str, float]:
+        if trainee.step == 2:
+            (folder / "recipe.train" / "stop").touch()
+        return take_step(trainee, *rest)
+
+    monkeypatch.setattr(module, "take_step", asking)
+    assert give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; the same command again goes on\n"
+    monkeypatch.setattr(module, "take_step", take_step)
+    assert give(*base).out.startswith("took 6 steps; the weights are in")
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -
             r"tune: samples.shape is \[4, 16, 16\]; give a range",
         ),
         ("[6, 16, 16]", "[6, 16, 18]", r"swap needs as many voxels on y as on x"),
+        ("train.learning_rate", "train.ranks", r"train.ranks changes no score"),
         ("validate_every = 2", "", r"trials are compared by their scores; give train.validate_every"),
     ],
 )

@@ -58,11 +58,13 @@ class Learnt:
         weights: the file with the averaged weights.
         steps: how many were taken, over all sessions.
         was_complete: whether nothing was left to do.
+        was_stopped: whether it was asked to stop before its last step, so that there are no weights yet.
     """
 
     weights: Path
     steps: int
     was_complete: bool = False
+    was_stopped: bool = False
 
 
 def follow(
@@ -99,7 +101,8 @@ def follow(
             while not course.look():
                 wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
                 on_step(last_step(folder.path / LOSSES))
-        return Learnt(folder.path / WEIGHTS, newest(folder.path))
+        stopped = not is_complete(folder.path, recipe)
+        return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)
 
 
 def newest(folder: Path) -> int:

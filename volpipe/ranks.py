@@ -101,9 +101,11 @@ class Crew:
             if self.leads:
                 self._store.set(subject, str(number))
                 return number
+            pause = LOOK_SECONDS / 100
             while not self._store.check([subject]):
                 self.check()
-                time.sleep(LOOK_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, LOOK_SECONDS)
             return int(self._store.get(subject))
 
     def leave(self) -> None:

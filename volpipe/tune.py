@@ -127,6 +127,8 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
         for key, value in _ranges(table)
     }
     search = typed(Search, known | {"ranges": ranges}, f"{path}, [tune]")
+    if "train.ranks" in ranges:
+        raise RecipeError(f"{path}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
     tuning = Tuning(search, tree, typed(TrainRecipe, tree, str(path)))
     for key, values in search.ranges.items():
         for value in values.ends:
