@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,16 +24,18 @@ from volpipe import ranks
 from volpipe.checkpoints import checkpoints
 from volpipe.course import follow, last_step
 from volpipe.errors import RunStopped, SiteError
+from volpipe.journal import Record
 from volpipe.ranks import Crew, PeerLost, joined
-from volpipe.seats import ABANDONED, Seat
+from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
 
 ADVERSARY = """
 [adversary]
-weight = 0.1
-start = 2
+weight = 0.5
+start = 1
 features = 4
+learning_rate = 0.02
 """
 
 
@@ -143,7 +148,43 @@ def test_where_a_rank_fails_the_other_ends_at_once_and_says_that_it_was_left(fol
     assert last_step(folder / "t" / LOSSES) == 3
 
 
+@dataclass
+class Told:
+    """Workers whose tasks end at once, as they are told: each with a reason, and whether that is a lost peer."""
+
+    ends: list[tuple[str, bool]]
+    address: str = "127.0.0.1"
+
+    @property
+    def slots(self) -> dict[str, int]:
+        return {"gpu": 2}
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Told]:
+        yield self
+
+    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        reason, is_peer = self.ends.pop(0)
+        failed = ((0, reason),) if reason else ()
+        future: Future[Any] = Future()
+        future.set_result(Record("train", (), failed, result=(PEER_LOST,) if is_peer else ()))
+        return future
+
+
 def test_the_reason_of_the_rank_that_failed_is_the_one_that_is_told(folder: Path) -> None:
+    workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)])
+    with pytest.raises(RunStopped, match="after step 0: ValueError: of its own"):
+        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+
+
+def test_a_connection_that_broke_is_tried_again_as_a_lost_worker_is(folder: Path) -> None:
+    workers = Told([("PeerLost: rank 0 lost another", True), ("PeerLost: rank 1 lost another", True)] * 4)
+    with pytest.raises(RunStopped, match=r"3 workers were lost after step 0, .* PeerLost: rank 0 lost another"):
+        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+    assert len(workers.ends) == 2
+
+
+def test_a_recipe_that_fails_on_every_rank_says_why(folder: Path) -> None:
     with pytest.raises(RunStopped, match="longer than the volume"):
         learn(folder, "t", 2, "train.ranks=2", "samples.shape=[40,16,16]")
 

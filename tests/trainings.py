@@ -59,7 +59,7 @@ class Threads:
     """Workers that are threads; the first `lose` tasks whose folder ends in `victim` are lost before they begin.
 
     Attributes:
-        most: tasks that ran at once, at most.
+        most: tasks that had been sent and had not ended, at most.
         sent: the folder of each task, in order.
     """
 
@@ -87,12 +87,12 @@ class Threads:
             future.set_exception(WorkerLost("the worker was killed"))
             return future
         assert self._pool is not None
-        return self._pool.submit(self._run, function, *arguments)
-
-    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
+        return self._pool.submit(self._run, function, *arguments)
+
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         finally:
