@@ -15,8 +15,9 @@ from volpipe import train as module
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import WEIGHTS
+from volpipe.training import WEIGHTS, load_training
 from volpipe.trials import Row, placed
+from volpipe.tune import load_tuning
 
 SWEEP = """
 [sweep]
@@ -75,6 +76,13 @@ def test_a_sweep_that_is_wrong_is_refused_before_it_starts(tmp_path: Path, table
     make_folder(tmp_path, table)
     with pytest.raises(RecipeError, match=sentence):
         load_sweep(tmp_path / "recipe.toml")
+
+
+def test_one_recipe_may_have_tables_for_a_sweep_and_a_search_and_be_trained_as_it_is(tmp_path: Path) -> None:
+    more = '[sweep]\n"train.seed" = [1, 2]\n[tune]\n"train.seed" = { low = 1, high = 2 }'
+    path = make_folder(tmp_path, f"validate_every = 2\n{more}") / "recipe.toml"
+    assert [each.train.seed for each in load_sweep(path).recipes] == [1, 2]
+    assert load_tuning(path).recipe == load_training(path)
 
 
 # ---- trainings side by side

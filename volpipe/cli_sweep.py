@@ -108,7 +108,11 @@ def show_rows(rows: Sequence[Row]) -> None:
     for name in ("trial", *keys, "steps", "loss", "score", "seconds", "state"):
         table.add_column(name, justify="left" if name == "state" else "right")
     for row in rows:
-        values = [str(row.values.get(key, "")) for key in keys]
+        values = [_told(row.values.get(key, "")) for key in keys]
         loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")
         table.add_row(f"{row.number:03}", *values, str(row.steps), loss, score, f"{row.seconds:.1f}", row.state)
     out.print(table)
+
+
+def _told(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -16,7 +16,7 @@ from volpipe.course import Start, check_slots, is_complete
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.recipe import load_tree, typed
-from volpipe.training import TrainRecipe
+from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
 
 SECTION = "sweep"
@@ -46,7 +46,7 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
         RecipeError: no [sweep], a value that is no list, lists of different lengths for zip, or a recipe that is wrong.
     """
     tree = load_tree(path, settings)
-    table = tree.pop(SECTION, None)
+    table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict) or not table:
         raise RecipeError(f'{path} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
     how = table.pop(COMBINE, "product")

@@ -91,15 +91,13 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
     """Return the recipe's net, ready for its first step: on the GPU if there is one, else on the CPU."""
     choice = recipe.train
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with SEEDING:
-        net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
-        judge = Judge.of(recipe.adversary, device)
+    net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
     if choice.channels_last:
         net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
     optimiser = torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas)
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
-    return Trainee(net, average, optimiser, scaler, device, judge)
+    return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device))
 
 
 def train(
@@ -120,7 +118,8 @@ def train(
         crew: those who take each step together.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
-    trainee = make_trainee(recipe, search_path)
+    with SEEDING:
+        trainee = make_trainee(recipe, search_path)
     _resume(trainee, folder, crew)
     check()
     facts = describe(recipe.net, search_path)

@@ -17,6 +17,7 @@ from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
+VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
@@ -199,7 +200,8 @@ def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecip
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    return typed(TrainRecipe, load_tree(path, settings), str(path or "the settings"))
+    tree = load_tree(path, settings)
+    return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, str(path or "the settings"))
 
 
 def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:

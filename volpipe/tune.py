@@ -20,7 +20,7 @@ from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.provenance import to_toml
 from volpipe.recipe import Section, differences, load_tree, typed
-from volpipe.training import STOP, TrainRecipe
+from volpipe.training import STOP, VARIED, TrainRecipe
 from volpipe.trials import Abreast, Row, Trial, Values, abreast, check_place, placed, read_scores, row_of, store_table
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
         RecipeError: no [tune], a range that is none or leads nowhere, or a recipe that gives no scores.
     """
     tree = load_tree(path, settings)
-    table = tree.pop(SECTION, None)
+    table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict):
         raise RecipeError(
             f'{path} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
