@@ -2,8 +2,9 @@
 
 Not here: the steps (train), or who sends the tasks (course). Rank 0 listens on a free port, of the address by which it
 reaches the driver, and writes host and port into the training's folder; the others wait for that file. From then on
-gradients travel between them by gloo, or by NCCL where each has a GPU of its own. A rank that is gone closes its
-connections, so that the others end at once; one whose machine is gone is missed after `TALK_SECONDS`.
+gradients travel between them by gloo, or by NCCL where each has a GPU of its own. Of gloo, a rank that is gone closes
+its connections, so that the others end at once; one whose machine is gone, or any of NCCL, is missed after
+`TALK_SECONDS`: neither group can be broken off from outside.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Crew:
     def leave(self) -> None:
         """Close the connections, so that no other rank waits for this one."""
         if self._group is not None:
-            self._group.abort()
+            self._group.abort()  # of NCCL; gloo closes them when nobody holds its group any more
         self._group = self._store = None
 
 
@@ -142,7 +143,7 @@ def joined(seat: Seat, folder: Path, check: Check) -> Iterator[Crew]:
         crew._group = _group(crew, _own_address(seat.address))
         yield crew
         # The store lives in rank 0, which must not leave while another still asks it.
-        crew.average([torch.zeros(1, device=_device(crew))])
+        crew.average_numbers({"over": 0.0}, _device(crew))
     finally:
         crew.leave()
 
