@@ -19,12 +19,14 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate cli_net",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net",
+    "sweep tune",
+    "trials",
     "course              scoreboard gallery",
     "lesson              evaluate",
     "train",
     "validate",
-    "samples losses checkpoints adversary events",
+    "samples losses checkpoints adversary events ranks",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch",
@@ -42,7 +44,7 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
-    "training degrade    interpolate",
+    "training degrade seats interpolate",
     "recipe journal sites sample convert survey checkup",
     "growth",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
@@ -71,7 +73,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
     "torch": (
-        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints"),
+        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints", "ranks"),
         ("infer", "nets", "programs", "checkup", "shortage", "reach", "cost", "cli_net", "augment"),
     ),
     "safetensors": (("checkpoints",), ("nets",)),
@@ -85,9 +87,13 @@ HEAVY = {
     "tifffile": ((), ("formats.tiff", "formats.tags")),
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
+    "optuna": ((), ("tune",)),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
-    "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_verify"), ()),
+    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_sweep", "cli_train")),
+    "typer": (
+        ("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_sweep", "cli_verify"),
+        (),
+    ),
 }
 
 

@@ -32,7 +32,7 @@ from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan
 from volpipe.programs import is_program
-from volpipe.recipe import Recipe
+from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
@@ -247,13 +247,15 @@ def settings_of(recipe: Recipe) -> list[str]:
     return lines
 
 
-def to_toml(recipe: Recipe) -> str:
-    """Return `recipe` as a file."""
+def to_toml(recipe: Section) -> str:
+    """Return `recipe`, of a run or of a training, as a file."""
     lines = []
-    for section, values in recipe.model_dump(mode="json").items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {toml(value)}" for key, value in values.items() if value is not None]
-        lines.append("")
+    for section, values in recipe.model_dump(mode="json", exclude_none=True).items():
+        tables = values if isinstance(values, list) else [values]
+        for table in tables:
+            lines.append(f"[[{section}]]" if tables is values else f"[{section}]")
+            lines += [f"{key} = {toml(value)}" for key, value in table.items()]
+            lines.append("")
     return "\n".join(lines)
 
 
