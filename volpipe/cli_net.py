@@ -20,8 +20,8 @@ from volpipe.terminal import err, out
 if TYPE_CHECKING:
     import numpy as np
 
+    from volpipe.geometry import Geometry
     from volpipe.nets import NetFacts
-    from volpipe.reach import Geometry
     from volpipe.recipe import Recipe
 
 UNTRUE = 1
@@ -29,7 +29,9 @@ HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
 def net(
-    name: Annotated[str, typer.Argument(help="A shipped net, module:function, file.py:function, file.pt or file.pt2.")],
+    name: Annotated[
+        str, typer.Argument(help="A shipped net, module:function, file.py:function, file.pt, file.pt2 or file.onnx.")
+    ],
     volume: Annotated[
         str | None, typer.Argument(help="Where a real window is taken from; else an invented one.")
     ] = None,
@@ -40,8 +42,9 @@ def net(
     costs: Annotated[bool, typer.Option(help="Try windows for their memory and speed.")] = True,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
+    from volpipe.geometry import UnmeasurableError
     from volpipe.nets import build_net, describe, normalising_layers
-    from volpipe.reach import UnmeasurableError, measure_geometry
+    from volpipe.reach import measure_geometry
     from volpipe.recipe import load_recipe
     from volpipe.resolve import shipped_recipe
 

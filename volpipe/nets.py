@@ -4,7 +4,8 @@ Not here: the nets themselves (models/), or running them (infer). torch is impor
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a net from outside lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`,
-`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`.
+`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only
+size that it takes along an axis, 0 where it takes others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from volpipe import descriptions, programs
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.reach import UnmeasurableError, measure_geometry
+from volpipe.geometry import UnmeasurableError
+from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 
@@ -51,6 +53,7 @@ class NetFacts(BaseModel):
     tile_invariant: bool
     num_parameters: int
     weights_sha256: str
+    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -87,7 +90,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
         if name not in known:
             raise VolpipeError(
                 f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-                "file.py:function, file.pt, file.pt2"
+                "file.py:function, file.pt, file.pt2, file.onnx"
             )
         function = load_function(f"volpipe.models.{name}:{name}")
     try:
@@ -188,6 +191,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "window": (64, 64, 64),
         "intensity": "raw",
         "tile_invariant": not normalising_layers(net),
+        "fixed": (0, 0, 0),
     }
     said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
     facts |= said
@@ -195,8 +199,9 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
         facts |= _measured(choice, search_path, missing, facts["in_channels"])
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
+    facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = label_of(choice.name)
-    counts = sum(p.numel() for p in net.parameters())
+    counts = programs.num_parameters(net)
     is_program = programs.is_program(choice.name)
     digest = programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
     try:
