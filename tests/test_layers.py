@@ -42,8 +42,9 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs            probes",
-    "onnx_nets           geometry",
-    "graphs",
+    "package_nets",
+    "onnx_nets packages  geometry",
+    "graphs processing",
     "training degrade    interpolate",
     "recipe journal sites sample convert survey checkup",
     "growth",
@@ -73,7 +74,7 @@ PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "vol
 HEAVY = {
     "parsl": (("apps.", "configs."), ("sites",)),
     "torch": (
-        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints", "onnx_nets"),
+        ("models.", "dataset", "train", "validate", "adversary", "losses", "checkpoints", "onnx_nets", "package_nets"),
         (
             "infer",
             "nets",
@@ -86,8 +87,10 @@ HEAVY = {
             "augment",
             "geometry",
             "probes",
+            "processing",
         ),
     ),
+    "bioimageio": ((), ("packages",)),
     "onnxruntime": ((), ("onnx_nets",)),
     "safetensors": (("checkpoints",), ("nets",)),
     "tensorstore": ((), ("formats.store",)),
@@ -100,7 +103,7 @@ HEAVY = {
     "tifffile": ((), ("formats.tiff", "formats.tags")),
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
-    "yaml": ((), ("cli_k8s",)),
+    "yaml": ((), ("cli_k8s", "packages")),
     "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
     "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_verify"), ()),
 }

@@ -31,6 +31,7 @@ class Weights:
     dtype: np.dtype
     start: int = 0
     stop: int = 0
+    is_constant: bool = False  # of an operator, not learned
 
     @property
     def is_here(self) -> bool:
@@ -70,7 +71,7 @@ class Graph:
 
     @property
     def num_parameters(self) -> int:
-        return sum(math.prod(w.shape) for w in self.weights.values() if w.shape)
+        return sum(math.prod(w.shape) for w in self.weights.values() if w.shape and not w.is_constant)
 
 
 def read_graph(data: bytes) -> Graph:
@@ -191,6 +192,7 @@ def _read_function(graph: Graph, data: bytes, span: tuple[int, int]) -> None:
 
 def _read_tensor(graph: Graph, data: bytes, span: tuple[int, int], name: str = "") -> None:
     shape: list[int] = []
+    is_constant = bool(name)
     kind, content, is_external, place = 0, (0, 0), False, ""
     for number, value in _fields(data, *span):
         if number == 1:  # packed or not
@@ -210,7 +212,7 @@ def _read_tensor(graph: Graph, data: bytes, span: tuple[int, int], name: str = "
         graph.external.append(place)
         content = (0, 0)
     if kind in FLOATS:
-        graph.weights[name] = Weights(tuple(shape), FLOATS[kind], *content)
+        graph.weights[name] = Weights(tuple(shape), FLOATS[kind], *content, is_constant)
 
 
 def _packed(data: bytes, span: tuple[int, int]) -> list[int]:

@@ -23,13 +23,51 @@ from volpipe.resolve import told
 
 Triple = tuple[int, int, int]
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
-TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+TYPES = FLOATS | {f"tensor({name})": np.dtype(name).type for name in ("uint8", "int8", "uint16", "int16", "int32")}
 VARYING = (
     "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "GlobalAveragePool", "GlobalMaxPool",
 )  # fmt: skip
 LARGEST_BYTES = 2**31  # of a protobuf message
 
 log = logging.getLogger(__name__)
+
+
+class OnnxGraph:
+    """A graph of one input and one output, of any axes, and onnxruntime's sessions for it, one for each device."""
+
+    def __init__(self, path: Path, data: bytes, graph: Graph) -> None:
+        self.path, self.graph = path, graph
+        self._data = data
+        self._sessions: dict[str, Any] = {}  # Any: onnxruntime has no types
+        session = self._session("cpu")
+        self.input, self.output = _single(path, "input", session), _single(path, "output", session)
+
+    @property
+    def varying(self) -> list[str]:
+        """Operators that look at the whole window."""
+        return [f"{op} of the graph" for op in VARYING if op in self.graph.operators]
+
+    def redrawn(self, *, positive: bool) -> OnnxGraph:
+        """Return this graph with other weights, drawn anew; with its own where those are in other files."""
+        if self.graph.external:
+            return self
+        return OnnxGraph(self.path, redrawn(self._data, self.graph, positive=positive), self.graph)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    def __call__(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the output for `data`, of the input's axes, as float32 on the same device."""
+        if data.device.type == "meta":
+            raise NotImplementedError("onnxruntime has no shapes without values")
+        session = self._session(data.device.type)
+        values = data.detach().cpu().contiguous().numpy().astype(TYPES[self.input.type], copy=False)
+        (out,) = session.run([self.output.name], {self.input.name: values})
+        return torch.from_numpy(out.astype(np.float32, copy=False)).to(data.device)
+
+    def _session(self, device: str) -> Any:  # Any: onnxruntime has no types
+        if device not in self._sessions:
+            self._sessions[device] = _start(self.path, self._data, self.graph, device)
+        return self._sessions[device]
 
 
 class OnnxNet(nn.Module):
@@ -41,58 +79,48 @@ class OnnxNet(nn.Module):
         num_parameters: numbers in its tensors of floats.
     """
 
-    def __init__(self, path: Path, data: bytes, graph: Graph) -> None:
+    def __init__(self, graph: OnnxGraph) -> None:
         super().__init__()
-        self._path, self._data, self._graph = path, data, graph
-        self._sessions: dict[str, Any] = {}  # Any: onnxruntime has no types
-        session = self._session("cpu")
-        self._input, self._output = _single(path, "input", session), _single(path, "output", session)
-        shape = [n if isinstance(n, int) else 0 for n in self._input.shape]
-        self._is_flat = len(shape) == 4
-        self._takes_batches = not shape[0]
-        if shape[0] > 1:
+        self._graph = graph
+        self._name = name = graph.path.name
+        shape = [n if isinstance(n, int) else 0 for n in graph.input.shape]
+        if graph.input.type not in FLOATS:
+            raise VolpipeError(f"net {name}: input {graph.input.name} is {graph.input.type}; floats are run")
+        if len(shape) not in (4, 5):
             raise VolpipeError(
-                f"net {path.name} takes {shape[0]} windows at once; export it with a free batch, or of 1"
+                f"net {name}: input {graph.input.name} has {len(shape)} axes; nets of (n, c, z, y, x) and (n, c, y, x) "
+                "are run"
             )
+        if shape[0] > 1:
+            raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
+        self._is_flat, self._takes_batches = len(shape) == 4, not shape[0]
         self.in_channels = shape[1] or 1
-        self.fixed: Triple = (0, shape[-2], shape[-1]) if self._is_flat else (shape[2], shape[3], shape[4])
-        self.varying = [f"{op} of the graph" for op in VARYING if op in graph.operators]
-        self.num_parameters = graph.num_parameters
+        self.fixed: Triple = (0, shape[2], shape[3]) if self._is_flat else (shape[2], shape[3], shape[4])
+        self.varying = graph.varying
+        self.num_parameters = graph.graph.num_parameters
 
     def redrawn(self, *, positive: bool) -> OnnxNet:
-        """Return this net with other weights, drawn anew; with its own where those are in other files."""
-        if self._graph.external:
-            return self
-        return OnnxNet(self._path, redrawn(self._data, self._graph, positive=positive), self._graph)
+        """Return this net with other weights, as those of its graph."""
+        return OnnxNet(self._graph.redrawn(positive=positive))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        if windows.device.type == "meta":
-            raise NotImplementedError("onnxruntime has no shapes without values")
-        _check_size(self._path.name, self.fixed, tuple(windows.shape[2:]))
+        if windows.device.type != "meta":
+            check_size(self._name, self.fixed, tuple(windows.shape[2:]))
         if not self._is_flat:
-            return self._run(windows)
+            return self._run(windows, one_by_one=not self._takes_batches)
         n, c, z, y, x = windows.shape
         out = self._run(windows.movedim(2, 1).reshape(n * z, c, y, x), one_by_one=True)  # a slice is a window
         return out.reshape(n, z, *out.shape[1:]).movedim(1, 2)
 
-    def _run(self, windows: torch.Tensor, *, one_by_one: bool = False) -> torch.Tensor:
-        session = self._session(windows.device.type)
-        data = windows.detach().cpu().contiguous().numpy().astype(TYPES[self._input.type], copy=False)
-        parts = np.split(data, len(data)) if one_by_one or not self._takes_batches else [data]
-        outs = [session.run([self._output.name], {self._input.name: part})[0] for part in parts]
-        if outs[0].ndim != data.ndim:
-            raise VolpipeError(f"net {self._path.name} makes {outs[0].ndim} axes of {data.ndim}; it must keep them")
-        return torch.from_numpy(np.concatenate(outs).astype(np.float32, copy=False)).to(windows.device)
-
-    def _session(self, device: str) -> Any:  # Any: onnxruntime has no types
-        if device not in self._sessions:
-            self._sessions[device] = _start(self._path, self._data, self._graph, device)
-        return self._sessions[device]
+    def _run(self, windows: torch.Tensor, *, one_by_one: bool) -> torch.Tensor:
+        out = torch.cat([self._graph(part) for part in (torch.split(windows, 1) if one_by_one else [windows])])
+        if out.ndim != windows.ndim:
+            raise VolpipeError(f"net {self._name} makes {out.ndim} axes of {windows.ndim}; it must keep them")
+        return out
 
 
-def load_onnx(path: Path) -> OnnxNet:
-    """Return the net in the file of ONNX at `path`.
+def load_graph(path: Path) -> OnnxGraph:
+    """Return the graph in the file of ONNX at `path`, ready to run.
 
     Raises:
         VolpipeError: it is none, wants what is not served, or onnxruntime cannot run it.
@@ -113,7 +141,12 @@ def load_onnx(path: Path) -> OnnxNet:
             )
     for name in graph.external:
         external_file(path, name)
-    return OnnxNet(path, data, graph)
+    return OnnxGraph(path, data, graph)
+
+
+def load_onnx(path: Path) -> OnnxNet:
+    """Return the net in the file of ONNX at `path`; refused as by `load_graph`, and where its axes are not served."""
+    return OnnxNet(load_graph(path))
 
 
 def external_file(path: Path, name: str) -> Path:
@@ -177,16 +210,12 @@ def _single(path: Path, what: str, session: Any) -> Any:  # Any: onnxruntime has
     if len(found) != 1:
         raise VolpipeError(f"net {path.name} has {len(found)} {what}s ({names}); nets of one are run")
     if found[0].type not in TYPES:
-        raise VolpipeError(f"net {path.name}: {what} {names} is {found[0].type}; floats are run: {', '.join(TYPES)}")
-    if len(found[0].shape) not in (4, 5) and (what == "input" or found[0].shape):
-        raise VolpipeError(
-            f"net {path.name}: {what} {names} has {len(found[0].shape)} axes; nets of (n, c, z, y, x) and (n, c, y, x) "
-            "are run"
-        )
+        raise VolpipeError(f"net {path.name}: {what} {names} is {found[0].type}; numbers are run: {', '.join(TYPES)}")
     return found[0]
 
 
-def _check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:
+def check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:
+    """Refuse a window of other sizes (z, y, x) than those that are `fixed`, 0 where they are not."""
     due = tuple(f or n for f, n in zip(fixed, sizes, strict=True))
     if due != sizes:
         raise VolpipeError(f"net {name} takes windows of {due} voxels alone, not {sizes}; set windows.shape to it")

@@ -31,7 +31,7 @@ from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan
-from volpipe.programs import is_program
+from volpipe.programs import is_program, sources
 from volpipe.recipe import Recipe
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume, open_volume
@@ -83,8 +83,7 @@ def _sources(name: str, search_path: Path) -> list[Path]:
     """Return the files that the net `name` is made of, sorted."""
     place = name.rpartition(":")[0]
     if is_program(name) or place.endswith(".py"):
-        file = search_path / (name if is_program(name) else place)
-        return [file] if file.is_file() else []
+        return sources(name if is_program(name) else place, search_path)
     if not place:
         import volpipe.models
 

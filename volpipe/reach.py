@@ -50,14 +50,14 @@ def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        net = build()
+        net = _bare(build())
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
         redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)  # of nets without a gradient
         mixed = _redrawn(net, positive=False) if redraw is None else redraw(positive=False)
         out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
         strides = [_stride(mixed, in_channels, axis, scale[axis], sizes) for axis in range(3)]
         if redraw is None:
-            positive = _redrawn(build().double(), positive=True)
+            positive = _redrawn(_bare(build()).double(), positive=True)
             reaches = [_reach(positive, in_channels, axis, strides, scale[axis]) for axis in range(3)]
         else:
             positive = redraw(positive=True)
@@ -68,6 +68,12 @@ def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
     (bz, az), (by, ay), (bx, ax) = reaches
     z, y, x = strides
     return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
+
+
+def _bare(net: nn.Module) -> nn.Module:
+    """Return what of a net is to be measured: that of a package without what is done to values before and after."""
+    found = getattr(net, "bare", net)
+    return found if hasattr(found, "forward") else net
 
 
 def _redrawn(net: nn.Module, *, positive: bool) -> nn.Module:
