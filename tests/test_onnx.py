@@ -96,7 +96,7 @@ def test_a_run_with_onnx_gives_what_its_original_gives_for_the_whole_volume(tmp_
     export_onnx(tmp_path / "net.onnx", net)
     write_volume(tmp_path / "in.n5", volume)
     found, said = run_over(give, "net.onnx", "windows.shape=[32,36,36]")
-    assert "net      net, 958 parameters, halo 9 × 9 × 9" in said
+    assert f"net      net, {sum(p.numel() for p in net.parameters())} parameters, halo 9 × 9 × 9" in said
     due = run_net(net, np.pad(volume.astype(np.float32), 10, mode="reflect"))[10:-10, 10:-10, 10:-10]
     assert np.abs(found - due).max() <= 1e-5 * np.abs(due).max()
 
@@ -313,3 +313,11 @@ def test_the_command_prints_a_graphs_geometry(tmp_path: Path, give: Give) -> Non
     rows = [line.split() for line in ended.out.splitlines()]
     assert ["receptive", "field", "3", "1", "5"] in rows
     assert ["exact", "halo", "1", "0", "4", "1", "×", "0", "×", "4"] in rows
+
+
+@pytest.mark.slow
+def test_the_command_tries_windows_of_the_one_size_that_a_graph_takes(tmp_path: Path, give: Give) -> None:
+    write_graph(tmp_path / "net.onnx", [CONV], {"w": kernel(3, 1, 5)}, shape=(1, 1, 12, 16, 20))
+    ended = give("net", "net.onnx")
+    assert ended.code == 0, ended.err
+    assert "choose net.halo=[1, 0, 4] windows.shape=[12, 16, 20] infer.batch=1" in " ".join(ended.out.split())

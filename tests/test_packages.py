@@ -18,10 +18,10 @@ from volumes import noise, write_volume
 from zoo import Smooth, changed, description, out_of, sha256, write_package, zipped
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets import build_net, describe
+from volpipe.nets import build_net, describe, normalised
 from volpipe.package_nets import PackageNet, compare
 from volpipe.packages import Tolerance, open_package
-from volpipe.recipe import NetChoice
+from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.volume import open_volume
 
 FORMS = ("0.4", "0.5")
@@ -463,7 +463,20 @@ def test_a_recipe_that_normalises_otherwise_than_its_package_is_refused(tmp_path
     for settings in ((), given):
         ended = give("plan", "--quick", *name, *settings, "in.n5")
         assert ended.code == 0, ended.err
-        assert "halo 1 × 3 × 3" in ended.out
+        assert "asks for zscore: statistics of the whole volume, not of each window" in " ".join(ended.out.split())
+
+
+def test_numbers_that_a_recipe_gives_take_the_place_of_the_volumes(tmp_path: Path) -> None:
+    facts = facts_of(smooth(tmp_path / "pack"), halo=(1, 3, 3))
+    asking = facts.model_copy(update={"normalise": Normalise(method="percentile", percentiles=(2, 97))})
+    given = Recipe(normalise=Normalise(method="percentile", low=3, high=9))
+    assert normalised(given, asking) == given
+    assert normalised(Recipe(), asking).normalise == asking.normalise
+    assert normalised(given, facts.model_copy(update={"normalise": None})) == given
+    with pytest.raises(
+        PlanError, match=r"normalise\.method=percentile, normalise\.percentiles=\[2\.0, 97\.0\], not perc"
+    ):
+        normalised(Recipe(normalise=Normalise(method="percentile")), asking)
 
 
 def test_the_command_prints_how_the_packages_own_test_goes(tmp_path: Path, give: Give) -> None:
@@ -481,6 +494,15 @@ def test_the_command_prints_how_the_packages_own_test_goes(tmp_path: Path, give:
     assert "does not reproduce its own test: with its onnx weights the largest difference is" in " ".join(
         ended.err.split()
     )
+
+
+def test_a_package_of_one_size_runs_over_a_volume_of_another(tmp_path: Path, give: Give) -> None:
+    folder = smooth(tmp_path / "pack", least={"z": 8, "y": 24, "x": 28}, step={"z": 0, "y": 0, "x": 0})
+    volume = noise((10, 30, 34))
+    write_volume(tmp_path / "in.n5", volume)
+    padded = np.pad(volume.astype(np.float32), 4, mode="reflect")[None, None]
+    due = out_of(Smooth(), padded)[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(run_over(give, folder), due, rtol=1e-4, atol=1e-3)
 
 
 def test_a_window_below_the_least_of_a_package_is_refused(tmp_path: Path, give: Give) -> None:

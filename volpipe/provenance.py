@@ -37,7 +37,7 @@ from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
 
-PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
+PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")

@@ -48,7 +48,7 @@ class Input(Section):
 class NetChoice(Section):
     """The net: a shipped name, ``module:function``, ``file.py:function``, a file, or a package of bioimage.io.
 
-    Files of TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
+    TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
     """
 
