@@ -27,6 +27,7 @@ from volpipe.recipe import NetChoice
 from volpipe.volume import open_volume
 
 node = helper.make_node
+IDENTITY = [node("Identity", ["x"], ["y"])]
 
 
 @pytest.fixture
@@ -153,6 +154,16 @@ def test_a_net_of_one_size_gets_windows_of_that_size_and_no_other(tmp_path: Path
         build_net(NetChoice(name="net.onnx"), str(tmp_path))(torch.zeros(1, 1, 32, 36, 36))
 
 
+def test_a_net_of_one_size_keeps_it_where_a_larger_window_would_waste_less(tmp_path: Path, give: Give) -> None:
+    write_graph(tmp_path / "net.onnx", IDENTITY, shape=(1, 1, 11, "y", "x"))
+    write_volume(tmp_path / "in.n5", noise((3, 20, 20)))
+    said = ("net.halo=[5,0,0]", "net.stride=[1,1,1]", "net.scale=[1,1,1]", "net.out_channels=1")
+    arguments = [part for setting in ("net.name=net.onnx", *said) for part in ("--set", setting)]
+    ended = give("plan", "--quick", *arguments, "in.n5")
+    assert ended.code == 0, ended.err
+    assert "windows  3 of 11 × 20 × 20, overlap 10 × 0 × 0" in ended.out
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [(TensorProto.FLOAT16, np.float16), (TensorProto.DOUBLE, np.float64)])
 def test_floats_of_other_widths_are_given_and_taken(tmp_path: Path, kind: int, dtype: type) -> None:
     write_graph(tmp_path / "net.onnx", [node("Add", ["x", "c"], ["y"])], {"c": np.array(2, dtype)}, kind=kind)
@@ -162,7 +173,6 @@ def test_floats_of_other_widths_are_given_and_taken(tmp_path: Path, kind: int, d
     assert torch.equal(out, torch.full((2, 1, 3, 4, 5), 2.5))
 
 
-IDENTITY = [node("Identity", ["x"], ["y"])]
 REFUSED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "custom": ([node("Melt", ["x"], ["y"], domain="mine")], {}, "needs the operator mine.Melt, which is none of"),
     "unknown": ([node("Melt", ["x"], ["y"])], {}, r"cannot be run by onnxruntime .* \(opsets ai.onnx 17.*Melt"),

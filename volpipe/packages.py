@@ -157,7 +157,7 @@ def _unpack(path: Path, folder: Path) -> None:
                 target = folder / PurePosixPath(entry.filename)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(entry) as source, target.open("xb") as stream:
-                    _copy(source, stream, entry)
+                    shutil.copyfileobj(source, stream, COPY_BYTES)  # zipfile stops at the size that it says
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # damaged, or encrypted
         raise VolpipeError(f"{path} is no zip that can be read: {told(error)}") from error
     except FileExistsError as error:
@@ -178,16 +178,6 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
             f"{path} holds {len(entries)} files of {size} bytes in {stored}; at most {MOST_FILES} files, {MOST_BYTES} "
             f"bytes and {MOST_RATIO} times as many as are stored are unpacked"
         )
-
-
-def _copy(source: Any, target: Any, entry: zipfile.ZipInfo) -> None:  # Any: zipfile's stream, and a file
-    """Copy a file, and stop where it is longer than it says."""
-    left = entry.file_size
-    while block := source.read(COPY_BYTES):
-        left -= len(block)
-        if left < 0:
-            raise zipfile.BadZipFile(f"{entry.filename} is longer than the {entry.file_size} bytes that it says")
-        target.write(block)
 
 
 def _described(file: Path, written: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
