@@ -403,7 +403,7 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
 def _default_output(volume: str, net: str, output_format: str) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and the net."""
     from volpipe.formats.container import locate
-    from volpipe.nets import label_of
+    from volpipe.programs import label_of
 
     container, key = locate(volume)
     parts = [container.stem, *filter(None, key.split("/")), label_of(net)]

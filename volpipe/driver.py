@@ -23,7 +23,7 @@ from volpipe.formats.remote import Remote, check_writable, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access
-from volpipe.nets import check_shapes, describe
+from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
@@ -94,6 +94,7 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     net = describe(recipe.net, str(search_path))
+    recipe = normalised(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
