@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import giver
+from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import train as module
+from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import WEIGHTS, load_training
+from volpipe.training import LOSSES, WEIGHTS, load_training
 from volpipe.trials import Row, placed
 from volpipe.tune import load_tuning
 
@@ -188,12 +189,17 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
 
 
 @pytest.mark.slow
-def test_the_command_sweeps_on_processes_of_this_machine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VOLPIPE_WORKERS", "2")
-    give = giver(folder, monkeypatch, capsys)
-    ended = give("sweep", "recipe.toml")
+def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(folder: Path) -> None:
+    settings = ("train.steps=150", "train.checkpoint_every=5")
+    rows = swept(folder, Threads(2), *settings)
+    options = [part for setting in settings for part in ("--set", setting)]
+    process = begin(folder, "sweep", "recipe.toml", *options, VOLPIPE_WORKERS="2")
+    wait_until(lambda: last_step(folder / "recipe.sweep" / "001" / LOSSES) > 7, 120)
+    workers = [each for each in processes_in(folder) if "spawn_main" in " ".join(each.cmdline())]
+    max(workers, key=lambda each: sum(each.cpu_times()[:2])).kill()
+    under_way = [folder / "recipe.sweep" / name / WEIGHTS for name in ("000", "001")]
+    assert not any(path.exists() for path in under_way)  # so that each worker had one of them
+    ended = finish(folder, process, 200)
     assert ended.code == 0, ended.err
     lines = [line.split() for line in ended.out.splitlines()]
     assert lines[0] == [
@@ -207,9 +213,12 @@ def test_the_command_sweeps_on_processes_of_this_machine(
         "state",
     ]
     assert [line[:4] for line in lines[1:5]] == [
-        ["000", "0.001", "4", "6"],
-        ["001", "0.001", "6", "6"],
-        ["002", "0.01", "4", "6"],
-        ["003", "0.01", "6", "6"],
+        ["000", "0.001", "4", "150"],
+        ["001", "0.001", "6", "150"],
+        ["002", "0.01", "4", "150"],
+        ["003", "0.01", "6", "150"],
     ]
-    assert give("sweep", "recipe.toml").code == 0
+    for row in rows:
+        name = f"{row.number:03}"
+        assert losses_in(folder / "recipe.sweep" / name) == losses_in(folder / "s" / name)
+    wait_until(lambda: not processes_in(folder), 30)
