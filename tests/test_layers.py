@@ -19,7 +19,10 @@ FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.mode
 LAYERS = (
     "__main__",
     "cli",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate cli_net",
+    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_evaluate cli_net cli_flow",
+    "                    flow_cost",
+    "                    flow_run",
+    "                    flow_plan",
     "course              scoreboard gallery",
     "lesson              evaluate",
     "train",
@@ -42,7 +45,7 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
-    "training degrade    interpolate",
+    "training degrade    interpolate flow",
     "recipe journal sites sample convert survey checkup",
     "growth",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
@@ -86,7 +89,7 @@ HEAVY = {
     "PIL": ((), ("picture",)),
     "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
     "yaml": ((), ("cli_k8s",)),
-    "rich": (("cli", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
+    "rich": (("cli", "cli_flow", "cli_net", "scoreboard", "show", "terminal"), ("cli_train",)),
     "typer": (("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_net", "cli_train", "cli_verify"), ()),
 }
 

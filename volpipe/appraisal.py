@@ -14,6 +14,7 @@ from volpipe.estimate import Estimate, Slots, estimate
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
+from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.rehearsal import Sample, rehearse, sample
 from volpipe.run import Executors
@@ -56,17 +57,35 @@ class Appraisal:
         return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots, self.share)
 
 
-def appraise(plan: Plan, folder: RunFolder, executors: Executors | None = None, share: float = 1.0) -> Appraisal:
+@dataclass(frozen=True)
+class Ahead:
+    """A volume that does not exist yet, and the stored bytes per voxel, all channels, that it will take."""
+
+    volume: Volume
+    voxel_bytes: float
+
+
+def appraise(
+    plan: Plan,
+    folder: RunFolder,
+    executors: Executors | None = None,
+    share: float = 1.0,
+    *,
+    ahead: Ahead | None = None,
+) -> Appraisal:
     """Return what `plan` takes by what the run's `folder` knows of its rates.
 
     Args:
         share: of the region's blocks that are wanted, where a mask leaves some out.
+        ahead: what the plan reads, where that does not exist yet.
     """
-    volume, slots, worker_bytes = open_volume(plan.source.path, plan.source.key), UNKNOWN_SLOTS, None
+    slots, worker_bytes = UNKNOWN_SLOTS, None
     if executors is not None:
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
         worker_bytes = executors.worker_bytes
-    limits, seen = disk_limits(locate(plan.out), worker_bytes), sample(plan, volume)
+    volume = open_volume(plan.source.path, plan.source.key) if ahead is None else ahead.volume
+    seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
+    limits = disk_limits(locate(plan.out), worker_bytes)
     found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
     kept_in = None if executors is None else executors.node_directory
     return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)

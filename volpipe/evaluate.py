@@ -116,6 +116,9 @@ class ImageScores:
         return cls(scores.psnr(sums, data_range), scores.ssim(sums), half, seventh, half_z, seventh_z, curve)
 
 
+Scored = dict[str, ImageScores] | LabelScores
+
+
 def plan_evaluation(
     output: str,
     reference: str,
@@ -141,6 +144,24 @@ def plan_evaluation(
     """
     made, truth = open_volume(output), open_volume(reference)
     source = None if given is None else open_volume(given)
+    return fit_evaluation(made, truth, source, roi=roi, margin=margin, kind=kind, data_range=data_range)
+
+
+def fit_evaluation(
+    made: Volume,
+    truth: Volume,
+    source: Volume | None,
+    *,
+    roi: str | None = None,
+    margin: tuple[int, int, int] = (0, 0, 0),
+    kind: str = "image",
+    data_range: float | None = None,
+) -> Evaluation:
+    """Return what is to be compared, as `plan_evaluation`, of volumes that were opened, or are to be made.
+
+    Raises:
+        PlanError: as there.
+    """
     for volume in filter(None, (made, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to be judged as an array")
@@ -193,7 +214,7 @@ def _check_factors(found: Evaluation) -> None:
             )
 
 
-def evaluate(found: Evaluation, start: Start, folder: Path) -> dict[str, ImageScores] | LabelScores:
+def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
     """Return the scores of each candidate, or of the labels, from all blocks.
 
     Args:
@@ -304,3 +325,27 @@ def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
     if frequency is None or not frequency or size is None or not math.isclose(min(size), max(size), rel_tol=1e-3):
         return None
     return size[0] / frequency
+
+
+def describe_evaluation(found: Evaluation) -> dict[str, object]:
+    """Return what is compared with what, plain as JSON has it."""
+    return {
+        "output": str(found.output),
+        "reference": str(found.reference),
+        "given": found.given and str(found.given),
+        "kind": found.kind,
+        "box": str(found.box),
+        "data_range": found.data_range,
+    }
+
+
+def describe_scores(found: Evaluation, scored: Scored) -> dict[str, object]:
+    """Return the scores and what they are of, plain as JSON has it; what is infinite or no number is None."""
+    each = scored if isinstance(scored, dict) else {OUTPUT: scored}
+    return describe_evaluation(found) | {
+        "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()}
+    }
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}

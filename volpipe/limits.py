@@ -59,11 +59,11 @@ def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
     return min(known, key=lambda limit: limit[0]) if known else (None, "")
 
 
-def check_access(source: Location, out: Location) -> None:
+def check_access(source: Location | None, out: Location) -> None:
     """Refuse to read what this user may not read, as far as a look at some files tells, or write where it may not.
 
     Args:
-        source: the volume's file or folder.
+        source: the volume's file or folder; None where it does not exist yet.
         out: the output, which need not exist yet.
 
     Raises:
@@ -132,17 +132,19 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     if limits.free_files is not None and num_files > limits.free_files:
         raise PlanError(
             f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}"
-            f"{_of(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
+            f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
     if limits.free_bytes is not None and estimate.rates is not None and num_bytes > limits.free_bytes:
         raise PlanError(
             f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free"
-            f"{_of(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, output.codec_level)"
+            f"{of_quota(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, "
+            "output.codec_level)"
         )
 
 
-def _of(name: str) -> str:
+def of_quota(name: str) -> str:
+    """Return whose quota a limit is, for the end of a sentence; "" where it is the disk."""
     return f" (quota of {name})" if name else ""
 
 

@@ -1,0 +1,186 @@
+"""What a flow takes: each of its stages, appraised before its input exists, and all of them together.
+
+Not here: the arithmetic of one stage (estimate), or the limits of disks (limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
+from volpipe.driver import logging_to
+from volpipe.errors import PlanError
+from volpipe.estimate import Estimate
+from volpipe.flow import VOLUME, named
+from volpipe.flow_plan import FlowPlan, StagePlan
+from volpipe.flow_run import Start, is_complete
+from volpipe.limits import GIB, disk_limits, of_quota
+from volpipe.plan import Plan
+from volpipe.run import Executors
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage takes.
+
+    Attributes:
+        stage: the stage.
+        found: its run, appraised; None of what is no run.
+        share_left: of the work that is still to be done.
+    """
+
+    stage: StagePlan
+    found: Appraisal | None
+    share_left: float = 1.0
+
+    @property
+    def estimate(self) -> Estimate | None:
+        return self.found.estimate if self.found is not None else None
+
+
+@dataclass(frozen=True)
+class FlowCost:
+    """What the stages take, in order, and together.
+
+    Outputs of all stages stay. Scratch goes when its stage ends, so that of all stages never lies there at once.
+    """
+
+    plan: FlowPlan
+    stages: tuple[StageCost, ...]
+
+    @cached_property
+    def _known(self) -> list[tuple[Estimate, float]]:
+        return [(cost.estimate, cost.share_left) for cost in self.stages if cost.estimate is not None]
+
+    def _sum(self, value: Callable[[Estimate], float]) -> float:
+        return sum(value(each) for each, _ in self._known)
+
+    @property
+    def read_bytes(self) -> float:
+        return self._sum(lambda each: each.read_bytes)
+
+    @property
+    def written_bytes(self) -> float:
+        return self._sum(lambda each: each.written_bytes)
+
+    @property
+    def output_bytes(self) -> float:
+        return self._sum(lambda each: each.output_bytes)
+
+    @property
+    def output_files(self) -> int:
+        return round(self._sum(lambda each: each.output_files))
+
+    @property
+    def most_bytes(self) -> float:
+        """The disk that is taken at the highest."""
+        return _highest((each.output_bytes, each.scratch_bytes) for each, _ in self._known)
+
+    @property
+    def most_files(self) -> int:
+        return round(_highest((each.output_files, each.scratch_files) for each, _ in self._known))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether blocks of every run were tried; else bytes are upper bounds."""
+        return all(each.rates is not None for each, _ in self._known)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of all runs, one after the other; None where that of one is not known."""
+        taken = [each.seconds for each, _ in self._known]
+        return None if None in taken else sum(seconds for seconds in taken if seconds is not None)
+
+    def check(self) -> None:
+        """Refuse stages of which one, or which together, take more than there is.
+
+        Bytes count only of runs whose blocks were tried: of others nobody knows how they compress.
+
+        Raises:
+            PlanError: with what is needed, what there is, and what would fit; it names the stage where it is about one.
+        """
+        for cost in self.stages:
+            if cost.found is not None:
+                with named(cost.stage.name):
+                    cost.found.check(cost.share_left)
+        limits = disk_limits(self.plan.out)
+        files = _highest((s * each.output_files, s * each.scratch_files) for each, s in self._known)
+        if limits.free_files is not None and files > limits.free_files:
+            raise PlanError(
+                f"outputs and scratch of all stages need {files:,.0f} files and {self.plan.out} may have "
+                f"{limits.free_files:,}{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or "
+                "another --out"
+            )
+        measured = [(each, share) for each, share in self._known if each.rates is not None]
+        needed = _highest((s * each.output_bytes, s * each.scratch_bytes) for each, s in measured)
+        if limits.free_bytes is not None and needed > limits.free_bytes:
+            raise PlanError(
+                f"outputs and scratch of all stages need {needed / GIB:.1f} GiB and {self.plan.out} has "
+                f"{limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}; free some, choose another --out, or "
+                "store less (output.dtype, output.codec_level)"
+            )
+
+
+def _highest(stages: Iterable[tuple[float, float]]) -> float:
+    """Return what lies there at the most, of what each stage leaves behind and what it takes meanwhile, in order."""
+    kept = most = 0.0
+    for left_behind, meanwhile in stages:
+        kept += left_behind
+        most = max(most, kept + meanwhile)
+    return most
+
+
+def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, rehearse: bool = False) -> FlowCost:
+    """Return what the stages of `plan` take.
+
+    Args:
+        plan: as `plan_flow` made it.
+        executors: workers of the site; without, theirs are not known.
+        rehearse: try some blocks of each stage whose input exists.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    costs: list[StageCost] = []
+    for stage in plan.stages:
+        with named(stage.name):
+            costs.append(_appraise(stage, costs, executors if rehearse else None, executors))
+    return FlowCost(plan, tuple(costs))
+
+
+def _appraise(
+    stage: StagePlan, earlier: Sequence[StageCost], trying: Executors | None, executors: Executors | None
+) -> StageCost:
+    if not isinstance(stage.work, Plan):
+        return StageCost(stage, None)
+    done = is_complete(stage)
+    ahead = _ahead(stage, earlier)
+    if trying is not None and ahead is None and not done:
+        return StageCost(stage, rehearsed(stage.work, stage.folder, trying))
+    return StageCost(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), 0.0 if done else 1.0)
+
+
+def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
+    """Return what `stage` reads where that is not whole yet, as large as the estimate of its stage makes it."""
+    if stage.reads == VOLUME:
+        return None
+    feed = next(cost for cost in earlier if cost.stage.name == stage.reads)
+    if is_complete(feed.stage):
+        return None
+    rates = feed.estimate.rates if feed.estimate is not None else None
+    whole = float(stage.given.num_channels * stage.given.dtype.itemsize)
+    return Ahead(stage.given, rates.output_bytes if rates is not None else whole)
+
+
+def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
+    """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of the first.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
+        return appraise_flow(plan, executors, rehearse=True)
