@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
-from volpipe.estimate import Estimate, Slots, estimate
+from volpipe.estimate import Estimate, Rates, Slots, estimate
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
@@ -59,10 +59,17 @@ class Appraisal:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A volume that does not exist yet, and the stored bytes per voxel, all channels, that it will take."""
+    """A volume that does not exist yet.
+
+    Attributes:
+        volume: as it will be.
+        voxel_bytes: stored, per voxel, all channels.
+        rates: what blocks took over a volume that stood in for it, if any were tried.
+    """
 
     volume: Volume
     voxel_bytes: float
+    rates: Rates | None = None
 
 
 def appraise(
@@ -86,7 +93,8 @@ def appraise(
     volume = open_volume(plan.source.path, plan.source.key) if ahead is None else ahead.volume
     seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
-    found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
+    rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
+    found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
     return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)
 

@@ -157,9 +157,9 @@ def run(
     out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{plan.out}")
 
 
-def _tell(report: Report) -> None:
-    """Print how a run ended, and what is missing."""
-    out.print(report_table(report, started=psutil.Process().create_time()))
+def _tell(report: Report, started: float | None = None) -> None:
+    """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
+    out.print(report_table(report, started=started or psutil.Process().create_time()))
     if report.seams:
         out.print(seam_line(report.seams))
     if warning := seam_warning(report.seams):

@@ -5,6 +5,7 @@ Not here: the stages (flow, flow_plan, flow_run), or what is printed of one run 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ def run(
     keep_tensors: bool,
     tolerated: float,
     shown: Shown,
-    tell: Callable[[Report], None],
+    tell: Callable[[Report, float], None],
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.apps.start import on_site
@@ -93,11 +94,11 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
 
 
-def _tell_stage(report: StageReport, tell: Callable[[Report], None]) -> None:
+def _tell_stage(report: StageReport, tell: Callable[[Report, float], None]) -> None:
     if report.was_complete:
         out.print(f"{report.stage.out} is complete already")
     elif report.run is not None:
-        tell(report.run)
+        tell(report.run, time.time() - report.seconds)
     elif isinstance(report.scores, dict):
         out.print(score_table(report.scores, report.stage.given))
     elif report.scores is not None:
@@ -120,7 +121,7 @@ def report_table(report: FlowReport) -> Table:
             each.stage.name,
             each.stage.kind,
             "complete before" if each.was_complete else duration(each.seconds),
-            *(_beside(a, b, found is not None and found.rates is None) for a, b in zip(taken, planned, strict=True)),
+            *(_beside(a, b, found is not None and not found.is_measured) for a, b in zip(taken, planned, strict=True)),
             str(len(each.run.missing)) if each.run is not None else "",
             str(each.stage.out),
         )
@@ -166,7 +167,7 @@ def cost_table(cost: FlowCost) -> Table:
         if found is None:
             table.add_row(each.stage.name, each.stage.kind)
             continue
-        bound = "" if found.rates else "≤ "
+        bound = "" if found.is_measured else "≤ "
         values = (found.read_bytes, found.written_bytes, found.output_bytes)
         table.add_row(
             each.stage.name,

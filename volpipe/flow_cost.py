@@ -6,19 +6,22 @@ Not here: the arithmetic of one stage (estimate), or the limits of disks (limits
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate
+from volpipe.estimate import Estimate, timed_alone
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import Start, is_complete
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
+from volpipe.rehearsal import rehearse
 from volpipe.run import Executors
+from volpipe.tensors import delete
+from volpipe.volume import ArraySpec, create_array
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class FlowCost:
     @property
     def is_measured(self) -> bool:
         """Whether blocks of every run were tried; else bytes are upper bounds."""
-        return all(each.rates is not None for each, _ in self._known)
+        return all(each.is_measured for each, _ in self._known)
 
     @property
     def seconds(self) -> float | None:
@@ -113,7 +116,7 @@ class FlowCost:
                 f"{limits.free_files:,}{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or "
                 "another --out"
             )
-        measured = [(each, share) for each, share in self._known if each.rates is not None]
+        measured = [(each, share) for each, share in self._known if each.is_measured]
         needed = _highest((s * each.output_bytes, s * each.scratch_bytes) for each, s in measured)
         if limits.free_bytes is not None and needed > limits.free_bytes:
             raise PlanError(
@@ -132,13 +135,8 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, rehearse: bool = False) -> FlowCost:
-    """Return what the stages of `plan` take.
-
-    Args:
-        plan: as `plan_flow` made it.
-        executors: workers of the site; without, theirs are not known.
-        rehearse: try some blocks of each stage whose input exists.
+def appraise_flow(plan: FlowPlan, executors: Executors | None = None) -> FlowCost:
+    """Return what the stages of `plan` take, after trying blocks of each on `executors`; without, none is tried.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -147,20 +145,22 @@ def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, rehears
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            costs.append(_appraise(stage, costs, executors if rehearse else None, executors))
+            costs.append(_appraise(stage, costs, executors))
     return FlowCost(plan, tuple(costs))
 
 
-def _appraise(
-    stage: StagePlan, earlier: Sequence[StageCost], trying: Executors | None, executors: Executors | None
-) -> StageCost:
+def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None) -> StageCost:
     if not isinstance(stage.work, Plan):
         return StageCost(stage, None)
-    done = is_complete(stage)
     ahead = _ahead(stage, earlier)
-    if trying is not None and ahead is None and not done:
-        return StageCost(stage, rehearsed(stage.work, stage.folder, trying))
-    return StageCost(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), 0.0 if done else 1.0)
+    if is_complete(stage):
+        return StageCost(stage, appraise(stage.work, stage.folder, executors), 0.0)
+    if executors is None:
+        return StageCost(stage, appraise(stage.work, stage.folder, ahead=ahead))
+    with stage.folder.locked():
+        if ahead is None:
+            return StageCost(stage, rehearsed(stage.work, stage.folder, executors))
+        return StageCost(stage, _stood_in(stage, stage.work, ahead, executors))
 
 
 def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
@@ -175,12 +175,34 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     return Ahead(stage.given, rates.output_bytes if rates is not None else whole)
 
 
+def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Executors) -> Appraisal:
+    """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
+
+    That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
+    """
+    found = appraise(plan, stage.folder, executors, ahead=ahead)
+    if found.estimate.rates is not None:
+        return found
+    found.check(share_left=0.0)  # of disk, so that memory alone counts
+    given, place = stage.given, stage.folder.path / "stand_in"
+    codec = "gzip" if given.format == "n5" else "zstd"
+    spec = ArraySpec(given.shape, given.dtype, given.chunks, given.shards, given.axes, codec)
+    create_array(place, given.key, spec, given.format)
+    try:
+        instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal)
+    finally:
+        delete(place)
+    tried = replace(ahead, rates=timed_alone(rates, plan))
+    return appraise(plan, stage.folder, executors, ahead=tried)
+
+
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
-    """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of the first.
+    """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        return appraise_flow(plan, executors, rehearse=True)
+        return appraise_flow(plan, executors)

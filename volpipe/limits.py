@@ -135,7 +135,7 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
             f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
-    if limits.free_bytes is not None and estimate.rates is not None and num_bytes > limits.free_bytes:
+    if limits.free_bytes is not None and estimate.is_measured and num_bytes > limits.free_bytes:
         raise PlanError(
             f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free"
             f"{of_quota(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, "
