@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
-from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.errors import RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.formats import files
-from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable, try_writing
+from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
-from volpipe.limits import check_access
+from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
@@ -97,27 +96,12 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
-    _check_apart(target, volume, "volume")
+    check_apart(target, volume, "volume")
     if mask is not None:
-        _check_apart(target, mask, "mask")
+        check_apart(target, mask, "mask")
     check_access(files.locate(volume.path), target)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
-
-
-def _check_apart(out: Location, volume: Volume, what: str) -> None:
-    """Refuse an output that cannot be written, or that would change what the run reads."""
-    if isinstance(out, Remote):
-        check_writable(out)
-    source, target = _resolved(files.locate(volume.path)), _resolved(out)
-    if target == source or target in source.parents:
-        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
-    if source in target.parents:
-        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
-
-
-def _resolved(place: Location) -> Location:
-    return place.resolve() if isinstance(place, Path) else place
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:
@@ -162,7 +146,7 @@ def execute(
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         _agree_on_tensors(folder, keep_tensors)
-        with _logging_to(folder.log), Journal(folder.journal) as journal:
+        with logging_to(folder.log), Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 return _close(wanted, folder, journal, keep_tensors)
@@ -208,7 +192,7 @@ def preview(plan: Plan, start: Start | None) -> Appraisal:
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
         return appraise(plan, folder)
-    with folder.locked(), _logging_to(folder.log), start(folder.parsl) as executors:
+    with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
         return rehearsed(plan, folder, executors)
 
 
@@ -364,7 +348,7 @@ def _agree_on_tensors(folder: RunFolder, keep_tensors: bool) -> None:
 
 
 @contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def logging_to(path: Path) -> Iterator[None]:
     """Write volpipe's own log to the file at `path` meanwhile."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
