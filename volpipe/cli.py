@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_net, cli_sites, cli_train, cli_verify
+from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -73,6 +73,7 @@ app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
 app.command()(cli_train.train)
 app.command()(cli_evaluate.evaluate)
+app.command()(cli_label.label)
 app.command()(cli_net.net)
 app.command()(cli_verify.verify)
 app.command()(cli_verify.reproduce)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from volpipe import cli_label
 from volpipe.scoreboard import label_table, score_table
 from volpipe.show import appraisal_table, duration, missing_table, plan_table, size, status_table
 from volpipe.terminal import err, out
@@ -54,12 +55,10 @@ def run(
     from volpipe.driver import Listener
     from volpipe.flow_cost import appraise_flow
     from volpipe.flow_run import FlowListener, FlowOptions, execute_flow
-    from volpipe.plan import Plan
 
     @contextmanager
-    def of_run(stage: StagePlan) -> Iterator[Listener]:
-        assert isinstance(stage.work, Plan)
-        with shown(stage.work) as on_progress:
+    def of_run(plan: Plan) -> Iterator[Listener]:
+        with shown(plan) as on_progress:
             yield Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
                 lambda found: out.print(appraisal_table(found, config)),
@@ -69,7 +68,7 @@ def run(
     if not fresh:
         appraise_flow(plan).check()
     listener = FlowListener(
-        lambda stage: out.print(_heading(plan, stage)), lambda report: _tell_stage(report, tell), of_run
+        lambda stage: _begin(plan, stage), lambda report: _tell_stage(report, tell), of_run, cli_label.shown
     )
     report = execute_flow(
         plan, on_site(config), fresh=fresh, listener=listener,
@@ -89,6 +88,20 @@ def run(
     return True
 
 
+def _begin(plan: FlowPlan, stage: StagePlan) -> None:
+    """Print what begins, as far as nobody else will."""
+    out.print(_heading(plan, stage))
+    _show_labels(stage)
+
+
+def _show_labels(stage: StagePlan) -> None:
+    """Print the plan of a labelling, of which there is no table."""
+    from volpipe.label_plan import LabelPlan
+
+    if isinstance(stage.work, LabelPlan):
+        out.print(cli_label.planned(stage.work))
+
+
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     number = 1 + plan.stages.index(stage)
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
@@ -99,6 +112,8 @@ def _tell_stage(report: StageReport, tell: Callable[[Report, float], None]) -> N
         out.print(f"{report.stage.out} is complete already")
     elif report.run is not None:
         tell(report.run, time.time() - report.seconds)
+    elif report.labels is not None:
+        out.print(cli_label.told(report.labels))
     elif isinstance(report.scores, dict):
         out.print(score_table(report.scores, report.stage.given))
     elif report.scores is not None:
@@ -125,7 +140,7 @@ def report_table(report: FlowReport) -> Table:
             str(len(each.run.missing)) if each.run is not None else "",
             str(each.stage.out),
         )
-    table.caption = f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}"
+    table.caption = f"all stages: {duration(report.seconds)}; runs read {size(read)} and wrote {size(written)}"
     table.caption_justify = "left"
     return table
 
@@ -151,6 +166,7 @@ def show_plan(plan: FlowPlan, config: str, *, quick: bool) -> None:
             out.print(plan_table(each.found.plan, config))
             out.print(appraisal_table(each.found, config))
         else:
+            _show_labels(each.stage)
             out.print(f"writes {each.stage.out}")
     out.print()
     out.print(cost_table(cost))
@@ -163,7 +179,7 @@ def cost_table(cost: FlowCost) -> Table:
     for name in ("stage", "kind", "read", "written", "output", "files", "scratch", "time"):
         table.add_column(name, justify="left" if name in ("stage", "kind") else "right")
     for each in cost.stages:
-        found = each.estimate
+        found = each.need
         if found is None:
             table.add_row(each.stage.name, each.stage.kind)
             continue
@@ -206,5 +222,5 @@ def show_status(output: str, most: int | None) -> bool | None:
                 out.print(missing_table(standing.missing, most))
             out.print(status_table(standing))
         else:
-            out.print(f"{entry.out}: {'complete' if is_done(entry) else 'not begun'}")
+            out.print(f"{entry.out}: {'' if is_done(entry) else 'not '}complete")
     return all(map(is_done, entries))

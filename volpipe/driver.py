@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
-from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.errors import RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable, try_writing
+from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
-from volpipe.limits import check_access
+from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
@@ -109,21 +109,6 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Path, search_path: Pa
         check_apart(target, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
-
-
-def check_apart(out: Location, volume: Volume, what: str) -> None:
-    """Refuse an output that cannot be written, or that would change what the run reads."""
-    if isinstance(out, Remote):
-        check_writable(out)
-    source, target = _resolved(files.locate(volume.path)), _resolved(out)
-    if target == source or target in source.parents:
-        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
-    if source in target.parents:
-        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
-
-
-def _resolved(place: Location) -> Location:
-    return place.resolve() if isinstance(place, Path) else place
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:
@@ -339,8 +324,12 @@ def inspect_run(output: str | Path) -> Standing:
     return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, missing)
 
 
-def forget(out: Location) -> None:
+def forget(out: Location, mark: str = PLAN_FILE) -> None:
     """Delete the output at `out` and the run that made it, if there is one.
+
+    Args:
+        out: the output.
+        mark: the file in the run's folder by which it is known.
 
     Raises:
         RunError: somebody else made it, or a driver is at work on it.
@@ -348,11 +337,11 @@ def forget(out: Location) -> None:
     folder = RunFolder.of_output(out)
     if files.exists(out) or folder.path.is_dir():
         with folder.locked():
-            _forget(folder, out)
+            _forget(folder, out, mark)
 
 
-def _forget(folder: RunFolder, out: Location) -> None:
-    if files.exists(out) and not folder.plan_file.is_file():
+def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
+    if files.exists(out) and not (folder.path / mark).is_file():
         raise RunError(f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out")
     if isinstance(out, Remote):
         try_writing(out)

@@ -8,45 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from volpipe import scores
-from volpipe.errors import PlanError, RunStopped, TaskLost
+from volpipe.errors import PlanError
 from volpipe.grid import Box, Grid
 from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record
 from volpipe.ops import to_dtype
 from volpipe.overlaps import LabelScores, Overlaps, label_scores
 from volpipe.region import find_roi
-from volpipe.run import last_line
 from volpipe.scores import ImageSums
+from volpipe.tasks import Start, gather
 from volpipe.volume import Volume, open_volume
 from volpipe.worker import Outcomes, work
 
 AXES = "zyx"
 BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
-ATTEMPTS = 3
 OUTPUT = "output"
-
-
-class Workers(Protocol):
-    """Workers that take a function by its name."""
-
-    @property
-    def slots(self) -> Any: ...  # Any: a mapping, of a field or of a property
-
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]: ...  # Any: its own
-
-
-Start = Callable[[Path], AbstractContextManager[Workers]]
 
 
 @dataclass(frozen=True)
@@ -237,49 +222,6 @@ def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
     if found.kind == "labels":
         return label_scores(tables)
     return {name: ImageScores.of(each, found.data_range) for name, each in sums.items()}
-
-
-def gather(
-    workers: Workers, function: Callable[..., Record], job: object, units: Sequence[int]
-) -> Iterator[tuple[Any, ...]]:  # Any: plain values
-    """Yield what `function(job, unit)` gives for each unit, in their order; a bounded number is under way at a time.
-
-    Raises:
-        RunStopped: a unit failed, or its workers were lost too often.
-    """
-    most = 2 * max(1, workers.slots["cpu"])
-    under_way: dict[Future[Record], int] = {}
-    attempts: dict[int, int] = {}
-    left, ready, due = iter(units), dict[int, tuple[Any, ...]](), iter(units)
-    next_due = next(due, None)
-    while next_due is not None:
-        while len(under_way) + len(ready) < most and (unit := next(left, None)) is not None:
-            under_way[workers.send("cpu", function, job, unit)] = unit
-        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-            unit = under_way.pop(future)
-            record = _record(future, unit, attempts)
-            if record is None:
-                under_way[workers.send("cpu", function, job, unit)] = unit
-            else:
-                ready[unit] = record.result
-        while next_due in ready:
-            yield ready.pop(next_due)
-            next_due = next(due, None)
-
-
-def _record(future: Future[Record], unit: int, attempts: dict[int, int]) -> Record | None:
-    """Return what came back, None if it is worth another try."""
-    try:
-        record = future.result()
-    except TaskLost as error:
-        attempts[unit] = attempts.get(unit, 0) + 1
-        if attempts[unit] >= ATTEMPTS:
-            raise RunStopped(f"block {unit} lost its worker {ATTEMPTS} times: {error}") from error
-        return None
-    if record.failed:
-        reason = record.failed[0][1]
-        raise RunStopped(f"block {unit} cannot be scored: {last_line(reason)}", reason)
-    return record
 
 
 def score(found: Evaluation, block: int) -> Record:

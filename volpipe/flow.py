@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
+from volpipe.label_recipe import LabelRecipe
 from volpipe.recipe import Recipe, Section, Triple, load_tree, set_value, typed
 from volpipe.resolve import nearest, shipped_recipe
 
@@ -34,7 +35,7 @@ class Head(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
-    kind: Literal["run", "evaluate"] = "run"
+    kind: Literal["run", "label", "evaluate"] = "run"
     recipe: str | None = None
     input: str | None = None
 
@@ -57,7 +58,7 @@ class FlowStage:
     name: str
     kind: str
     reads: str
-    choice: Recipe | Comparison
+    choice: Recipe | LabelRecipe | Comparison
 
 
 @dataclass(frozen=True)
@@ -180,21 +181,24 @@ def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], path:
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, path: Path) -> Recipe | Comparison:
+def _choice(head: Head, entry: Tree, path: Path) -> Recipe | LabelRecipe | Comparison:
     """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
     source = f"{path}, stage {head.name}"
     own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
     feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
     if head.kind == "evaluate":
         if feed or head.recipe is not None:
-            raise RecipeError(f"{source}: {next(iter(feed), 'recipe')} is for runs; an evaluation has no such key")
+            raise RecipeError(
+                f"{source}: {next(iter(feed), 'recipe')} is for other kinds; an evaluation has no such key"
+            )
         return typed(Comparison, own, source)
-    if head.recipe is None and "net" not in own:
+    if head.kind == "run" and head.recipe is None and "net" not in own:
         raise RecipeError(f'{source}: it names no net; give recipe = "default", another recipe, or [stage.net]')
     tree = load_tree(shipped_recipe(Path(head.recipe))) if head.recipe is not None else {}
     if "stage" in tree:
         raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {path}")
-    return typed(Recipe, merged(tree, own | ({"input": feed} if feed else {})), source)
+    tree = merged(tree, own | ({"input": feed} if feed else {}))
+    return typed(LabelRecipe, tree, source) if head.kind == "label" else typed(Recipe, tree, source)
 
 
 def merged(tree: Tree, own: Tree) -> Tree:

@@ -5,6 +5,7 @@ Not here: the arithmetic of one stage (estimate), or the limits of disks (limits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,15 +14,66 @@ from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
+from volpipe.evaluate import Evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import Start, is_complete
+from volpipe.label_plan import LabelPlan
+from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
 from volpipe.rehearsal import rehearse
 from volpipe.run import Executors
 from volpipe.tensors import delete
-from volpipe.volume import ArraySpec, create_array
+from volpipe.volume import ArraySpec, Volume, create_array
+
+METADATA_FILES = 3  # of labels: their group, their array, and the group of what changes from run to run
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one stage takes: bytes and files, scratch at its highest; `seconds` None where nobody knows.
+
+    Bytes that were not measured are upper bounds.
+    """
+
+    read_bytes: float
+    written_bytes: float
+    output_bytes: float
+    output_files: int
+    scratch_bytes: float
+    scratch_files: int
+    seconds: float | None
+    is_measured: bool
+
+    @classmethod
+    def of_run(cls, found: Estimate) -> Need:
+        return cls(
+            found.read_bytes,
+            found.written_bytes,
+            found.output_bytes,
+            found.output_files,
+            found.scratch_bytes,
+            found.scratch_files,
+            found.seconds,
+            found.is_measured,
+        )
+
+    @classmethod
+    def of_labels(cls, plan: LabelPlan, voxel_bytes: float) -> Need:
+        """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
+        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
+        labels = float(math.prod(plan.shape) * plan.dtype.itemsize)
+        return cls(
+            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes,
+            labels + plan.scratch_bytes,
+            labels,
+            len(plan.blocks) + METADATA_FILES,
+            plan.scratch_bytes,
+            3 * len(plan.blocks),
+            None,
+            is_measured=False,
+        )
 
 
 @dataclass(frozen=True)
@@ -30,17 +82,19 @@ class StageCost:
 
     Attributes:
         stage: the stage.
+        need: None of an evaluation, which reads and writes next to nothing.
         found: its run, appraised; None of what is no run.
         share_left: of the work that is still to be done.
     """
 
     stage: StagePlan
-    found: Appraisal | None
+    need: Need | None = None
+    found: Appraisal | None = None
     share_left: float = 1.0
 
-    @property
-    def estimate(self) -> Estimate | None:
-        return self.found.estimate if self.found is not None else None
+    @classmethod
+    def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
+        return cls(stage, Need.of_run(found.estimate), found, share_left)
 
 
 @dataclass(frozen=True)
@@ -54,10 +108,10 @@ class FlowCost:
     stages: tuple[StageCost, ...]
 
     @cached_property
-    def _known(self) -> list[tuple[Estimate, float]]:
-        return [(cost.estimate, cost.share_left) for cost in self.stages if cost.estimate is not None]
+    def _known(self) -> list[tuple[Need, float]]:
+        return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
 
-    def _sum(self, value: Callable[[Estimate], float]) -> float:
+    def _sum(self, value: Callable[[Need], float]) -> float:
         return sum(value(each) for each, _ in self._known)
 
     @property
@@ -150,17 +204,30 @@ def appraise_flow(plan: FlowPlan, executors: Executors | None = None) -> FlowCos
 
 
 def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None) -> StageCost:
-    if not isinstance(stage.work, Plan):
-        return StageCost(stage, None)
-    ahead = _ahead(stage, earlier)
-    if is_complete(stage):
-        return StageCost(stage, appraise(stage.work, stage.folder, executors), 0.0)
-    if executors is None:
-        return StageCost(stage, appraise(stage.work, stage.folder, ahead=ahead))
+    if isinstance(stage.work, Evaluation):
+        return StageCost(stage)
+    ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
+    if isinstance(stage.work, LabelPlan):
+        _check_label_memory(stage.work, executors)
+        voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
+        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left)
+    if executors is None or not share_left:
+        return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
     with stage.folder.locked():
         if ahead is None:
-            return StageCost(stage, rehearsed(stage.work, stage.folder, executors))
-        return StageCost(stage, _stood_in(stage, stage.work, ahead, executors))
+            return StageCost.of_run(stage, rehearsed(stage.work, stage.folder, executors))
+        return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
+
+
+def _check_label_memory(plan: LabelPlan, executors: Executors | None) -> None:
+    """Refuse blocks that a worker has no room for, before the stages that come first."""
+    if executors is not None:
+        check_memory(plan, executors.worker_bytes)
+
+
+def _whole_voxel(volume: Volume) -> float:
+    """Return the bytes of a voxel of `volume` that does not compress, all channels."""
+    return float(volume.num_channels * volume.dtype.itemsize)
 
 
 def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
@@ -170,9 +237,8 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     feed = next(cost for cost in earlier if cost.stage.name == stage.reads)
     if is_complete(feed.stage):
         return None
-    rates = feed.estimate.rates if feed.estimate is not None else None
-    whole = float(stage.given.num_channels * stage.given.dtype.itemsize)
-    return Ahead(stage.given, rates.output_bytes if rates is not None else whole)
+    rates = feed.found.estimate.rates if feed.found is not None else None
+    return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
 def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Executors) -> Appraisal:

@@ -9,16 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.driver import check_apart, prepare, prepare_for
+from volpipe import labelling
+from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
 from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
 from volpipe.formats.remote import Remote
-from volpipe.limits import check_access, check_window
+from volpipe.label_plan import LabelPlan, fit
+from volpipe.label_recipe import LabelInput, LabelRecipe
+from volpipe.labelling import plan_labels
+from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
-from volpipe.recipe import Recipe
+from volpipe.recipe import Input
 from volpipe.volume import Volume, absolute, open_volume
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
@@ -40,7 +44,7 @@ class StagePlan:
     reads: str
     given: Volume
     out: Path
-    work: Plan | Evaluation
+    work: Plan | LabelPlan | Evaluation
 
     @property
     def folder(self) -> RunFolder:
@@ -72,7 +76,7 @@ class FlowPlan:
     @property
     def result(self) -> StagePlan:
         """The last stage, of those that make a volume if there are any."""
-        made = [stage for stage in self.stages if isinstance(stage.work, Plan)]
+        made = [stage for stage in self.stages if not isinstance(stage.work, Evaluation)]
         return (made or self.stages)[-1]
 
 
@@ -115,29 +119,47 @@ def _plan_stage(
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
+    if isinstance(stage.choice, LabelRecipe):
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}.zarr", search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
     if feed is None:
         plan = prepare(location, recipe, out, search_path)
         given = open_volume(plan.source.path, plan.source.key)
     else:
-        given = _fed(feed, recipe)
+        given = _fed(feed, recipe.input)
         plan = prepare_for(given, recipe, out, search_path)
         check_access(None, out)
     check_window(plan)
     return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
 
 
-def _fed(feed: StagePlan, recipe: Recipe) -> Volume:
-    """Return what the run of `recipe` reads of the stage `feed`."""
-    if recipe.input.key is not None:
-        raise PlanError(f"input.key {recipe.input.key} is for the volume; what stage {feed.name} makes has one array")
-    return volume_of(feed, recipe.input.level)
+def _plan_labels(
+    stage: FlowStage, recipe: LabelRecipe, feed: StagePlan | None, location: str, out: Path, search_path: Path
+) -> StagePlan:
+    if feed is None:
+        plan = plan_labels(location, recipe, out, search_path)
+        return StagePlan(stage.name, stage.kind, stage.reads, open_volume(plan.path, plan.key), out, plan)
+    given = _fed(feed, recipe.input)
+    plan = fit(given, recipe, str(out), str(search_path))
+    check_access(None, out)
+    return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
+
+
+def _fed(feed: StagePlan, choice: Input | LabelInput) -> Volume:
+    """Return what a stage that says `choice` reads of the stage `feed`."""
+    if choice.key is not None:
+        raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
+    return volume_of(feed, choice.level)
 
 
 def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     """Return the volume that `stage` makes."""
-    assert isinstance(stage.work, Plan)
-    return promised(stage.work, level)
+    assert not isinstance(stage.work, Evaluation)
+    if isinstance(stage.work, Plan):
+        return promised(stage.work, level)
+    if level:
+        raise PlanError(f"stage {stage.name} makes labels of one level, 0; leave out input.level")
+    return labelling.promised(stage.work)
 
 
 def _plan_comparison(

@@ -9,24 +9,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from volpipe import labelling
 from volpipe.driver import SILENT, Listener, Report, Standing, execute, forget, inspect_run, logging_to
 from volpipe.errors import RunError
-from volpipe.evaluate import Evaluation, Scored, Workers, describe_evaluation, describe_scores, evaluate
+from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.metadata import read_json, write_json
+from volpipe.label_plan import LABEL_FILE, LabelPlan
+from volpipe.labelling import Labelled, OnProgress, is_labelled, label
 from volpipe.plan import Plan
 from volpipe.run import TOLERATED_SHARE, Executors
+from volpipe.tasks import Workers
 from volpipe.volume import open_volume
+from volpipe.worker import PLAN_FILE
 
 FLOW_FILE = "flow.json"
 
@@ -56,6 +61,7 @@ class StageReport:
         was_complete: whether there was nothing left to do.
         seconds: that it took in this session.
         run: how its run ended, of one that ran.
+        labels: how a labelling ended.
         scores: of an evaluation that was done now.
     """
 
@@ -64,6 +70,7 @@ class StageReport:
     was_complete: bool
     seconds: float
     run: Report | None = None
+    labels: Labelled | None = None
     scores: Scored | None = None
 
 
@@ -86,19 +93,15 @@ class FlowReport:
 
 @dataclass(frozen=True)
 class FlowListener:
-    """Whom the driver tells: of the stage that begins now, and of how it ended; `of_run` listens to its run."""
+    """Whom the driver tells: of the stage that begins now, and of how it ended.
+
+    `of_run` listens to a run, `of_labels` to a labelling.
+    """
 
     on_stage: Callable[[StagePlan], None] = lambda stage: None
     on_end: Callable[[StageReport], None] = lambda report: None
-    of_run: Callable[[StagePlan], AbstractContextManager[Listener]] | None = None
-
-    @contextmanager
-    def listening(self, stage: StagePlan) -> Iterator[Listener]:
-        if self.of_run is None:
-            yield SILENT
-            return
-        with self.of_run(stage) as listener:
-            yield listener
+    of_run: Callable[[Plan], AbstractContextManager[Listener]] = lambda plan: nullcontext(SILENT)
+    of_labels: Callable[[], AbstractContextManager[OnProgress]] = lambda: nullcontext(lambda name, done, total: None)
 
 
 QUIET, PLAIN = FlowListener(), FlowOptions()
@@ -178,7 +181,12 @@ def _clear(plan: FlowPlan) -> None:
             if isinstance(stage.work, Evaluation):
                 stage.out.unlink(missing_ok=True)
             else:
-                forget(stage.out)
+                forget(stage.out, _mark(stage.work))
+
+
+def _mark(work: Plan | LabelPlan) -> str:
+    """Return the file by which the folder of a stage's run is known."""
+    return PLAN_FILE if isinstance(work, Plan) else LABEL_FILE
 
 
 def _claim(plan: FlowPlan) -> None:
@@ -191,6 +199,8 @@ def _claim(plan: FlowPlan) -> None:
         with named(stage.name):
             if isinstance(stage.work, Plan):
                 stage.folder.check_same(stage.work)
+            elif isinstance(stage.work, LabelPlan):
+                labelling.check_same(stage.folder, stage.work)
             _check_later(plan, stage)
     entries = [Entry(name=s.name, kind=s.kind, out=str(s.out)).model_dump() for s in plan.stages]
     plan.out.mkdir(parents=True, exist_ok=True)
@@ -208,7 +218,9 @@ def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
 
 
 def _is_begun(stage: StagePlan) -> bool:
-    return stage.out.exists() if isinstance(stage.work, Evaluation) else stage.folder.plan_file.is_file()
+    if isinstance(stage.work, Evaluation):
+        return stage.out.exists()
+    return (stage.folder.path / _mark(stage.work)).is_file()
 
 
 def is_complete(stage: StagePlan) -> bool:
@@ -217,6 +229,8 @@ def is_complete(stage: StagePlan) -> bool:
         told = read_json(stage.out)
         wanted: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
         return told is not None and {key: told.get(key) for key in wanted} == wanted
+    if isinstance(stage.work, LabelPlan):
+        return is_labelled(stage.work)
     return stage.folder.plan_file.is_file() and inspect_run(stage.out).is_complete
 
 
@@ -228,7 +242,11 @@ def _finish(stage: StagePlan, site: _SharedSite, options: FlowOptions, listener:
     listener.on_stage(stage)
     if isinstance(stage.work, Evaluation):
         return _score(stage, stage.work, site, began)
-    with listener.listening(stage) as of_run:
+    if isinstance(stage.work, LabelPlan):
+        with listener.of_labels() as on_progress:
+            made = label(stage.work, site.start, on_progress=on_progress)
+        return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made)
+    with listener.of_run(stage.work) as of_run:
         report = execute(
             stage.work, site.start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
             tolerated=options.tolerated,
@@ -286,5 +304,8 @@ def is_done(entry: Entry) -> bool:
     """Return whether the stage `entry` is complete."""
     if entry.kind == "evaluate":
         return Path(entry.out).is_file()
+    if entry.kind == "label":
+        plan = LabelPlan.load(RunFolder.of_output(Path(entry.out)).path)
+        return plan is not None and is_labelled(plan)
     standing = standing_of(entry)
     return standing is not None and standing.is_complete

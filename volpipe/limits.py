@@ -14,10 +14,13 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
+from volpipe.formats import files
 from volpipe.formats.files import Location
+from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import align_up
 from volpipe.plan import AXES, Plan
 from volpipe.quota import find_quotas
+from volpipe.volume import Volume
 
 GIB = 1 << 30
 LOOKS = 100  # files of a volume that are looked at before a run
@@ -57,6 +60,25 @@ def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
     """Return the lowest of the limits that there are, and whose it is."""
     known = [(number, name) for number, name in limits if number is not None]
     return min(known, key=lambda limit: limit[0]) if known else (None, "")
+
+
+def check_apart(out: Location, volume: Volume, what: str) -> None:
+    """Refuse an output that cannot be written, or that would change what the run reads, the `volume` or the `mask`.
+
+    Raises:
+        PlanError: with the places.
+    """
+    if isinstance(out, Remote):
+        check_writable(out)
+    source, target = _resolved(files.locate(volume.path)), _resolved(out)
+    if target == source or target in source.parents:
+        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
+    if source in target.parents:
+        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
+
+
+def _resolved(place: Location) -> Location:
+    return place.resolve() if isinstance(place, Path) else place
 
 
 def check_access(source: Location | None, out: Location) -> None:
