@@ -102,7 +102,8 @@ def find_flow(
     entries = tree["stage"]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise RecipeError(f"{path}: stage is no list of tables; begin each stage with [[stage]]")
-    trees = [_spread(entry) for entry in entries]
+    trees = [dict(entry) for entry in entries]
+    _spread(trees)
     _set_each(trees, settings)
     heads = [_head(entry, f"{path}, stage {number}") for number, entry in enumerate(trees, 1)]
     reads = _order(heads, path)
@@ -116,10 +117,11 @@ def find_flow(
     return Flow(str(path), tuple(stages))
 
 
-def _spread(entry: Tree) -> Tree:
-    """Return a stage's table with ``input = "name"`` written as the section that a run's recipe has."""
-    feed = entry.get("input")
-    return entry | {"input": {"stage": feed}} if isinstance(feed, str) else dict(entry)
+def _spread(trees: Sequence[Tree]) -> None:
+    """Write ``input = "name"`` of each stage as the section that its recipe has."""
+    for entry in trees:
+        if isinstance(entry.get("input"), str):
+            entry["input"] = {"stage": entry["input"]}
 
 
 def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
@@ -134,6 +136,7 @@ def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
                 f"{next(iter(by_name))}.windows.blend=hann"
             )
         set_value(by_name[stage], rest)
+        _spread(trees)
 
 
 def _head(entry: Tree, source: str) -> Head:
@@ -188,9 +191,7 @@ def _choice(head: Head, entry: Tree, path: Path) -> Recipe | LabelRecipe | Compa
     feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
     if head.kind == "evaluate":
         if feed or head.recipe is not None:
-            raise RecipeError(
-                f"{source}: {next(iter(feed), 'recipe')} is for other kinds; an evaluation has no such key"
-            )
+            raise RecipeError(f"{source}: {next(iter(feed), 'recipe')} is no key of an evaluation; leave it out")
         return typed(Comparison, own, source)
     if head.kind == "run" and head.recipe is None and "net" not in own:
         raise RecipeError(f'{source}: it names no net; give recipe = "default", another recipe, or [stage.net]')
