@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
@@ -21,7 +22,7 @@ from volpipe.flow_cost import FlowCost, appraise_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
 from volpipe.provenance import read_origin
-from volpipe.recipe import load_recipe
+from volpipe.recipe import Recipe, load_recipe
 from volpipe.volume import open_volume
 
 SHAPE = (16, 24, 16)
@@ -346,6 +347,41 @@ def test_stages_that_do_not_fit_what_they_read_are_refused(folder: Path, setting
     with pytest.raises(PlanError, match=sentence):
         flow_plan(folder, text, *settings)
     assert not (folder / "out").exists()
+
+
+def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begins(folder: Path) -> None:
+    plan, counted = flow_plan(folder, TWO, "second.windows.block=[4,3,2]"), Counted()
+    first, second = (cost.found.estimate.memory_bytes for cost in appraise_flow(plan).stages if cost.found)
+    assert first < second
+    counted.workers.worker_bytes = int(first) + 1
+    listener = FlowListener(on_workers=lambda workers: appraise_flow(plan, workers).check())
+    with pytest.raises(PlanError, match=r"^stage second: a worker needs .* GiB of memory and has "):
+        execute_flow(plan, counted.start, listener=listener)
+    assert not (folder / "out" / "first.zarr").exists()
+
+
+def test_outputs_in_the_way_are_refused_before_the_first_stage_begins(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    (folder / "out" / "second.zarr").mkdir(parents=True)
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"^stage second: .*second.zarr (exists and no run|was not made by a run)"):
+            run(plan, fresh=fresh)
+    assert not (folder / "out" / "first.zarr").exists()
+
+
+def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
+    text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (folder / "flow.toml").write_text(example)
+    flow = find_flow(folder / "flow.toml")
+    assert flow is not None
+    assert {stage.name: stage.reads for stage in flow.stages} == {
+        "finer": "volume", "restore": "finer", "affinities": "restore", "labels": "affinities", "scores": "labels",
+        "psnr": "restore",
+    }  # fmt: skip
+    assert isinstance(flow.stages[1].choice, Recipe)
+    assert flow.stages[1].choice.windows.block == (2, 2, 2)
+    assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
 
 
 def test_a_setting_without_its_stage_is_refused(folder: Path) -> None:

@@ -65,13 +65,18 @@ def run(
                 on_progress,
             )
 
+    start = on_site(config)
     if not fresh:
         appraise_flow(plan).check()
     listener = FlowListener(
-        lambda stage: _begin(plan, stage), lambda report: _tell_stage(report, tell), of_run, cli_label.shown
+        on_stage=lambda stage: _begin(plan, stage),
+        on_end=lambda report: _tell_stage(report, tell),
+        on_workers=lambda workers: appraise_flow(plan, workers).check(),
+        of_run=of_run,
+        of_labels=cli_label.shown,
     )
     report = execute_flow(
-        plan, on_site(config), fresh=fresh, listener=listener,
+        plan, start, fresh=fresh, listener=listener,
         options=FlowOptions(keep_tensors=keep_tensors, site=config, tolerated=tolerated),
     )  # fmt: skip
     if report.was_complete:

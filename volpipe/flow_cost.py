@@ -189,8 +189,13 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: Executors | None = None) -> FlowCost:
-    """Return what the stages of `plan` take, after trying blocks of each on `executors`; without, none is tried.
+def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, tries: bool = False) -> FlowCost:
+    """Return what the stages of `plan` take.
+
+    Args:
+        plan: as `plan_flow` made it.
+        executors: the workers that there are; without, nobody knows what theirs have.
+        tries: whether blocks of each run are tried on them.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -199,11 +204,11 @@ def appraise_flow(plan: FlowPlan, executors: Executors | None = None) -> FlowCos
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            costs.append(_appraise(stage, costs, executors))
+            costs.append(_appraise(stage, costs, executors, tries))
     return FlowCost(plan, tuple(costs))
 
 
-def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None) -> StageCost:
+def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None, tries: bool) -> StageCost:
     if isinstance(stage.work, Evaluation):
         return StageCost(stage)
     ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
@@ -211,7 +216,7 @@ def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executo
         _check_label_memory(stage.work, executors)
         voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
         return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left)
-    if executors is None or not share_left:
+    if executors is None or not tries or not share_left:
         return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
     with stage.folder.locked():
         if ahead is None:
@@ -271,4 +276,4 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
         RunStopped: a block cannot be computed.
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        return appraise_flow(plan, executors)
+        return appraise_flow(plan, executors, tries=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -93,13 +93,14 @@ class FlowReport:
 
 @dataclass(frozen=True)
 class FlowListener:
-    """Whom the driver tells: of the stage that begins now, and of how it ended.
+    """Whom the driver tells: of the workers when they are started, of the stage that begins, and of how it ended.
 
-    `of_run` listens to a run, `of_labels` to a labelling.
+    `of_run` listens to a run, `of_labels` to a labelling. What they raise ends the flow.
     """
 
     on_stage: Callable[[StagePlan], None] = lambda stage: None
     on_end: Callable[[StageReport], None] = lambda report: None
+    on_workers: Callable[[Site], None] = lambda workers: None
     of_run: Callable[[Plan], AbstractContextManager[Listener]] = lambda plan: nullcontext(SILENT)
     of_labels: Callable[[], AbstractContextManager[OnProgress]] = lambda: nullcontext(lambda name, done, total: None)
 
@@ -115,21 +116,6 @@ class Entry(BaseModel):
     name: str
     kind: str
     out: str
-
-
-class _SharedSite:
-    """A site that is started when a stage first needs it, and stays for the stages after it."""
-
-    def __init__(self, start: Start, folder: Path, until: ExitStack) -> None:
-        self._start, self._folder, self._until = start, folder, until
-        self._workers: Site | None = None
-
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Site]:
-        """Give the workers; their files are in the flow's folder, not in that of the stage."""
-        if self._workers is None:
-            self._workers = self._until.enter_context(self._start(self._folder))
-        yield self._workers
 
 
 def execute_flow(
@@ -158,20 +144,38 @@ def execute_flow(
     folder, started = plan.folder, time.monotonic()
     report = FlowReport(plan)
     with folder.locked():
+        _check_out(plan)
         if fresh:
             _clear(plan)
         _claim(plan)
-        with logging_to(folder.log), ExitStack() as stack:
-            site = _SharedSite(start, folder.parsl, stack)
+        with logging_to(folder.log), _kept(plan, start, listener) as kept:
             for stage in plan.stages:
                 with named(stage.name):
-                    done = _finish(stage, site, options, listener)
+                    done = _finish(stage, kept, options, listener)
                 report.stages.append(done)
                 listener.on_end(done)
                 if not done.is_whole:
                     break
     report.seconds = time.monotonic() - started
     return report
+
+
+@contextmanager
+def _kept(plan: FlowPlan, start: Start, listener: FlowListener) -> Iterator[Start]:
+    """Give what stands for `start` in each stage: the same workers; they are started where something is left to do."""
+    if all(map(is_complete, plan.stages)):
+        yield start
+        return
+    with start(plan.folder.parsl) as workers:
+        listener.on_workers(workers)
+        yield lambda folder: nullcontext(workers)
+
+
+def _check_out(plan: FlowPlan) -> None:
+    if plan.folder.plan_file.is_file():
+        raise RunError(f"{plan.folder.path} holds the run of one net; choose another --out for the stages")
+    if plan.out.is_file():
+        raise RunError(f"{plan.out} is a file; choose another --out")
 
 
 def _clear(plan: FlowPlan) -> None:
@@ -191,12 +195,10 @@ def _mark(work: Plan | LabelPlan) -> str:
 
 def _claim(plan: FlowPlan) -> None:
     """Make sure that folder and outputs are this flow's to write, and that no stage is older than what it read."""
-    if plan.folder.plan_file.is_file():
-        raise RunError(f"{plan.folder.path} holds the run of one net; choose another --out for the stages")
-    if plan.out.is_file():
-        raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
         with named(stage.name):
+            if not isinstance(stage.work, Evaluation) and stage.out.exists() and not _is_begun(stage):
+                raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
             if isinstance(stage.work, Plan):
                 stage.folder.check_same(stage.work)
             elif isinstance(stage.work, LabelPlan):
@@ -234,21 +236,21 @@ def is_complete(stage: StagePlan) -> bool:
     return stage.folder.plan_file.is_file() and inspect_run(stage.out).is_complete
 
 
-def _finish(stage: StagePlan, site: _SharedSite, options: FlowOptions, listener: FlowListener) -> StageReport:
+def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: FlowListener) -> StageReport:
     """Do what is left of `stage`."""
     began = time.monotonic()
     if stage.reads != VOLUME:
         _check_given(stage)
     listener.on_stage(stage)
     if isinstance(stage.work, Evaluation):
-        return _score(stage, stage.work, site, began)
+        return _score(stage, stage.work, start, began)
     if isinstance(stage.work, LabelPlan):
         with listener.of_labels() as on_progress:
-            made = label(stage.work, site.start, on_progress=on_progress)
+            made = label(stage.work, start, on_progress=on_progress)
         return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made)
     with listener.of_run(stage.work) as of_run:
         report = execute(
-            stage.work, site.start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
+            stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
             tolerated=options.tolerated,
         )  # fmt: skip
     is_whole = report.was_complete or not report.missing
@@ -265,10 +267,10 @@ def _check_given(stage: StagePlan) -> None:
         )
 
 
-def _score(stage: StagePlan, found: Evaluation, site: _SharedSite, began: float) -> StageReport:
+def _score(stage: StagePlan, found: Evaluation, start: Start, began: float) -> StageReport:
     if is_complete(stage):
         return StageReport(stage, is_whole=True, was_complete=True, seconds=0.0)
-    scores = evaluate(found, site.start, stage.out.parent)
+    scores = evaluate(found, start, stage.folder.path)
     write_json(stage.out, describe_scores(found, scores))
     return StageReport(stage, is_whole=True, was_complete=False, seconds=time.monotonic() - began, scores=scores)
 
