@@ -19,6 +19,7 @@ FIRST = 1  # column of a table with the number of the first voxel
 LEAST, MOST = slice(2, 5), slice(5, 8)
 PIECE_BYTES, JOIN_BYTES = 400, 64  # of the tables and what is made of them (measured 2026-11)
 EDGE_BYTES = {"mean": 900, "mutex": 500}
+FEW = 0.02  # of the fragments: when so few are merged at once, one by one is faster
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,12 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 def merged(num: int, edges: Edges, choice: Objects) -> np.ndarray:
     """Return a number for each of `num` fragments, the same for those of one object, from 0 on."""
-    links = by_mean(num, edges, choice) if choice.agglomerate == "mean" else by_mutex(num, edges, choice)
-    return united(num, links, np.arange(num))
+    if choice.agglomerate == "mean":
+        return by_mean(num, edges, choice)
+    return united(num, by_mutex(edges, choice), np.arange(num))
 
 
-def by_mutex(num: int, edges: Edges, choice: Objects) -> np.ndarray:
+def by_mutex(edges: Edges, choice: Objects) -> np.ndarray:
     """Return pairs of fragments of one object, by the mutex watershed (Wolf et al. 2018) of the fragments' graph."""
     import mwatershed
 
@@ -158,16 +160,49 @@ def _mean(sums: np.ndarray) -> np.ndarray:
 
 
 def by_mean(num: int, edges: Edges, choice: Objects) -> np.ndarray:
-    """Return pairs of fragments that are merged: always the two with the highest mean affinity, while it suffices.
+    """Return a number for each of `num` fragments, the same for those that are merged.
 
-    What lies between two that are merged and a third is added up. Ties go to the pair with the lowest numbers.
+    Always the two with the highest mean affinity are, while it suffices; what lies between them and a third is added
+    up. A mean cannot rise above the higher of two, so that all pairs that are each other's best may be merged at once:
+    the objects are the same (reciprocal nearest neighbours, Murtagh 1983). That is done while there are many.
     """
     near = edges.sums[:, 1] > 0
+    edges = Edges(edges.pairs[near], edges.sums[near, :2])
+    owner, num_left = np.arange(num), num
+    while True:
+        best = _mutual(num_left, edges, choice.threshold)
+        merging = united(num_left, best, np.arange(num_left))
+        if len(best) > FEW * num_left:
+            owner, num_left = merging[owner], num_left - len(best)
+            edges = Edges.total(merging[edges.pairs], edges.sums)
+            continue
+        return united(num_left, one_by_one(num_left, edges, choice.threshold), np.arange(num_left))[owner]
+
+
+def _mutual(num: int, edges: Edges, threshold: float) -> np.ndarray:
+    """Return the pairs of `num` fragments with a mean of at least `threshold` that are each other's best.
+
+    Of equals the first counts as the best.
+    """
+    mean = _mean(edges.sums)
+    place = np.flatnonzero(mean >= threshold)
+    pairs, mean = edges.pairs[place], mean[place]
+    highest, first = np.full(num, -1.0), np.full(num, len(pairs))
+    for side in pairs.T:
+        np.maximum.at(highest, side, mean)
+    for side in pairs.T:
+        is_best = np.flatnonzero(mean == highest[side])
+        np.minimum.at(first, side[is_best], is_best)
+    own = np.arange(len(pairs))
+    return np.asarray(pairs[(first[pairs[:, 0]] == own) & (first[pairs[:, 1]] == own)])
+
+
+def one_by_one(num: int, edges: Edges, threshold: float) -> np.ndarray:
+    """Return pairs of fragments that are merged, as in `by_mean`. Ties go to the pair with the lowest numbers."""
     around: list[dict[int, tuple[int, int]]] = [{} for _ in range(num)]
-    for (a, b), (total, count) in zip(edges.pairs[near].tolist(), edges.sums[near, :2].tolist(), strict=True):
+    for (a, b), (total, count) in zip(edges.pairs.tolist(), edges.sums.tolist(), strict=True):
         around[a][b] = around[b][a] = (total, count)
-    least = choice.threshold * FULL
-    heap = [(-total / count, a, b) for a, b, (total, count) in _each(around) if total >= least * count]
+    heap = [(-total / count, a, b) for a, b, (total, count) in _each(around) if total / count / FULL >= threshold]
     heapq.heapify(heap)
     links: list[tuple[int, int]] = []
     while heap:
@@ -179,7 +214,7 @@ def by_mean(num: int, edges: Edges, choice: Objects) -> np.ndarray:
         keep, gone = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
         for c in _absorb(around, keep, gone):
             total, count = around[keep][c]
-            if total >= least * count:
+            if total / count / FULL >= threshold:
                 heapq.heappush(heap, (-total / count, min(keep, c), max(keep, c)))
     return np.array(links, np.int64).reshape(-1, 2)
 
