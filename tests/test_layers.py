@@ -42,7 +42,7 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
-    "training degrade    interpolate",
+    "training degrade    interpolate targets",
     "recipe journal sites sample convert survey checkup",
     "growth",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
