@@ -74,7 +74,7 @@ def blurred(data: np.ndarray, deviation: float) -> np.ndarray:
         size, reach = data.shape[axis], [(radius, radius) if a == axis else (0, 0) for a in range(4)]
         around = np.moveaxis(np.pad(data, reach, mode="reflect"), axis, 0)
         taps = (weight * around[tap : tap + size] for tap, weight in enumerate(weights))
-        data = np.moveaxis(sum(taps, np.float32(0)), 0, axis)
+        data = np.moveaxis(sum(taps, np.zeros_like(around[:size])), 0, axis)
     return data
 
 

@@ -101,7 +101,7 @@ class Turn:
 
     def apply(self, data: np.ndarray) -> np.ndarray:
         """Return `data` (..., z, y, x), turned."""
-        data = np.flip(data, [axis - 3 for axis in self.flips])
+        data = np.flip(data, tuple(axis - 3 for axis in self.flips))
         return np.ascontiguousarray(data.swapaxes(-1, -2) if self.swap else data)
 
 

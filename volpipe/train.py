@@ -114,7 +114,7 @@ def train(recipe: TrainRecipe, folder: Path, search_path: str = "", check: Calla
     _resume(trainee, folder)
     check()
     facts = describe(recipe.net, search_path)
-    recipe.check_net(facts.out_channels, facts.scale)
+    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
     examiner = Examiner(recipe, facts, sampler, folder)
     batches = ahead(_batches(recipe, sampler, trainee.step), BATCHES_AHEAD)
@@ -144,7 +144,8 @@ class Examiner:
 
     def examine(self, trainee: Trainee) -> dict[str, float]:
         """Return the scores over what is held out, where due at this step; write predictions where they are."""
-        choice, found = self.recipe.train, {}
+        choice = self.recipe.train
+        found: dict[str, float] = {}
         if _is_due(trainee.step, choice.validate_every, choice.steps):
             found |= validate(trainee.average, self.facts, self.recipe, self.held, self.folder)
         if _is_due(trainee.step, choice.predict_every, choice.steps):

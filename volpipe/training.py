@@ -254,8 +254,8 @@ class TrainRecipe(Section):
             raise ValueError("adversary is for images; leave it out, or data.labels")
         return self
 
-    def check_net(self, out_channels: int, scale: Sizes) -> None:
-        """Refuse a net that does not give what is learnt from labels: a channel for each offset, on the same grid.
+    def check_net(self, out_channels: int, scale: Sizes, intensity: str) -> None:
+        """Refuse a net that does not give what is learnt from labels: a chance for each offset, on the same grid.
 
         Raises:
             RecipeError: with what the net gives, and what it should.
@@ -268,6 +268,11 @@ class TrainRecipe(Section):
             )
         if self.learns_labels and scale != (1, 1, 1):
             raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")
+        if self.learns_labels and intensity != "unit":
+            raise RecipeError(
+                f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
+                'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'
+            )
 
 
 def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecipe:
