@@ -47,7 +47,7 @@ LAYERS = (
     "reach descriptions",
     "measure",
     "programs",
-    "training degrade    interpolate label_pieces label_graph flow",
+    "training degrade    interpolate targets label_pieces label_graph flow",
     "label_fields",
     "label_plan",
     "label_recipe",
