@@ -21,8 +21,10 @@ from volpipe.flow import find_flow
 from volpipe.flow_cost import FlowCost, appraise_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
+from volpipe.label_recipe import LabelRecipe
 from volpipe.provenance import read_origin
 from volpipe.recipe import Recipe, load_recipe
+from volpipe.resolve import shipped_recipe
 from volpipe.volume import open_volume
 
 SHAPE = (16, 24, 16)
@@ -227,9 +229,10 @@ def test_a_stage_with_parts_missing_is_the_last_and_the_next_command_goes_on(fol
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:
     run(flow_plan(folder, TWO))
     before = fingerprint(folder / "out" / "first.zarr")
-    changed = flow_plan(folder, TWO, "second.net.options={ add = 0.5 }")
+    changed, counted = flow_plan(folder, TWO, "second.net.options={ add = 0.5 }"), Counted()
     with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5"):
-        run(changed)
+        execute_flow(changed, counted.start)
+    assert counted.num_starts == 0
     assert fingerprint(folder / "out" / "first.zarr") == before
     assert run(changed, fresh=True).is_complete
     assert read_origin(folder / "out" / "second.zarr").recipe.net.options == {"add": 0.5}
@@ -382,6 +385,18 @@ def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
     assert isinstance(flow.stages[1].choice, Recipe)
     assert flow.stages[1].choice.windows.block == (2, 2, 2)
     assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
+
+
+def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:
+    flow = find_flow(shipped_recipe(Path("segment")))
+    assert flow is not None
+    assert [(stage.name, stage.kind, stage.reads) for stage in flow.stages] == [
+        ("affinities", "run", "volume"), ("labels", "label", "affinities"),
+    ]  # fmt: skip
+    run_of, labels = (stage.choice for stage in flow.stages)
+    assert isinstance(run_of, Recipe)
+    assert isinstance(labels, LabelRecipe)
+    assert run_of.net.options["out_channels"] == len(labels.input.offsets)
 
 
 def test_a_setting_without_its_stage_is_refused(folder: Path) -> None:
