@@ -6,10 +6,12 @@ rests on parts of Parsl that it does not promise is here and in watch, and tests
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -21,7 +23,8 @@ from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from volpipe.apps.launch import grouped, slurm_launch_command
+from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.unneeded import write_stand_ins
 from volpipe.errors import ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
@@ -85,12 +88,18 @@ class HoldingExecutor(HighThroughputExecutor):
             chosen["launch_cmd"] = slurm_launch_command(arguments["available_accelerators"])
         chosen |= arguments
         # Other launchers change the command; those for pods have none.
-        if isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher):
+        self._is_shell = isinstance(getattr(provider, "launcher", SIMPLE), SimpleLauncher)
+        if self._is_shell:
             chosen["launch_cmd"] = grouped(chosen.get("launch_cmd"), node_directory)
         super().__init__(label=label, provider=provider, **chosen)
 
     def start(self) -> None:
         """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""
+        stand_ins = write_stand_ins(Path(self.run_dir, self.label).absolute())
+        *tied, interchange = self.interchange_launch_cmd
+        self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={before(stand_ins)}", interchange]
+        if self._is_shell:
+            self.launch_cmd = first_in_path(stand_ins) + self.launch_cmd
         super().start()  # type: ignore[no-untyped-call]
         # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
         self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
@@ -185,6 +194,11 @@ class HoldingExecutor(HighThroughputExecutor):
 def interchange_command() -> list[str]:
     """Return the command of an interchange that ends with the driver, where the system can tie them."""
     return [*(TIED if all(map(shutil.which, ("setsid", "setpriv"))) else ()), "interchange.py"]
+
+
+def before(folder: Path) -> str:
+    """Return this process's PYTHONPATH with `folder` as its first."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def drain_period(walltime: str | None, start_seconds: float, longest_task: float) -> int:

@@ -6,6 +6,8 @@ that it has no braces but those that Parsl fills; bash runs it, on Slurm, in pod
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
 # Workers count their GPUs from 0 whatever Slurm has given their job; these are the ones that it has. Braces are doubled
@@ -63,7 +65,7 @@ def grouped(command: str | None = None, node_directory: str | None = None) -> st
         command: as Parsl formats it.
         node_directory: where its workers may keep files; a shell's variables in it are those of the block's node.
     """
-    kept = (node_directory or "").replace("{", "{{{{").replace("}", "}}}}")
+    kept = _twice_formatted(node_directory or "")
     told = f'export VOLPIPE_NODE_DIRECTORY="{kept}"\n' if kept else ""
     return told + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
 
@@ -72,3 +74,13 @@ def slurm_launch_command(accelerators: int | list[str]) -> str:
     """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
     names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
     return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
+
+
+def first_in_path(folder: Path) -> str:
+    """Return what makes Python look into `folder` first, where the node sees it; it comes before `grouped`."""
+    return f'export PYTHONPATH="{_twice_formatted(str(folder))}${{{{{{{{PYTHONPATH:+:$PYTHONPATH}}}}}}}}"\n'
+
+
+def _twice_formatted(text: str) -> str:
+    """Return what becomes `text` when Parsl formats it twice."""
+    return text.replace("{", "{{{{").replace("}", "}}}}")

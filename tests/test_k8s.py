@@ -106,13 +106,7 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
         assert {verb for verb, _, _ in cluster.requests} == {"create", "list", "delete"}
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "deleted",
-        *(pytest.param(harm, marks=pytest.mark.long) for harm in HARMS if harm != "deleted"),
-    ],
-)
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
     slow = SlowPods(base / harm.replace(" ", "-"), seconds=0.03, cluster=cluster)
     slow.begin()
@@ -166,7 +160,7 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("what", ["image", pytest.param("unschedulable", marks=pytest.mark.long), "nowhere"])
+@pytest.mark.parametrize("what", ["image", "unschedulable", "nowhere"])
 def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     base: Path, cluster: AnyCluster, what: str
 ) -> None:
@@ -211,7 +205,6 @@ def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyClu
     assert sentence.startswith("gpu: no GPU is seen on ")
 
 
-@pytest.mark.long
 def test_a_check_names_another_version_in_the_image(base: Path, tmp_path: Path) -> None:
     other = tmp_path / "first/zarr/__init__.py"
     other.parent.mkdir(parents=True)
@@ -222,7 +215,6 @@ def test_a_check_names_another_version_in_the_image(base: Path, tmp_path: Path) 
     assert sentence.startswith("cpu: zarr is 2.18.0 on ")
 
 
-@pytest.mark.long
 def test_a_check_names_a_volume_that_is_on_no_claim_of_the_pods(base: Path, tmp_path: Path) -> None:
     needs_mounts()
     with cluster_for(tmp_path, unseen=base / "in.n5") as cluster:
@@ -231,7 +223,6 @@ def test_a_check_names_a_volume_that_is_on_no_claim_of_the_pods(base: Path, tmp_
     assert f"cpu: {base}/in.n5:raw cannot be read on " in sentence
 
 
-@pytest.mark.long
 def test_a_check_names_a_full_disk(base: Path, tmp_path: Path) -> None:
     out = base / "disk"
     out.mkdir()
@@ -249,7 +240,6 @@ def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluste
     assert re.match("cpu: no worker could start, .* last said: image lab/nowhere:1 cannot be pulled: ", sentence)
 
 
-@pytest.mark.long
 def test_a_check_that_waits_in_vain_gives_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
     too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
     code, found = check_site(SlowPods(base / "too-large", cluster=cluster, settings=too_large), wait=15)

@@ -66,7 +66,7 @@ LAYERS = (
     "formats.metadata formats.inflation formats.pictures",
     "formats.files",
     "formats.remote      lock",
-    "errors grid interrupts quota",
+    "errors grid interrupts quota    apps.unneeded",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {

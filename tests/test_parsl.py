@@ -32,7 +32,8 @@ from parsl.providers import LocalProvider, SlurmProvider
 
 from volpipe.apps import start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
-from volpipe.apps.launch import grouped, slurm_launch_command
+from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.unneeded import PACKAGES, write_stand_ins
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -75,6 +76,42 @@ def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.Monkey
         executor.incoming_q.close()
         wait_until(lambda: not processes_in(tmp_path), 30)
         parsl.clear()
+
+
+def imported() -> list[str]:
+    """What of a driver's packages this process has imported; then the same packages, imported after all."""
+    before = [name for name in PACKAGES if name in sys.modules]
+    import kubernetes.client
+    import sqlalchemy.orm
+
+    return [*before, kubernetes.client.V1Pod.__name__, sqlalchemy.orm.Session.__name__]
+
+
+@pytest.mark.slow
+def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
+    kernel: DataFlowKernel, executor: HoldingExecutor
+) -> None:
+    assert executor.submit(imported, {}).result(60) == ["V1Pod", "Session"]
+    assert f"PYTHONPATH={executor.run_dir}/{executor.label}/unneeded:" in " ".join(executor.interchange_launch_cmd)
+
+
+@pytest.mark.parametrize("program", ["interchange", "process_worker_pool"])
+def test_stand_ins_keep_parsl_from_importing_packages_that_it_imports_without(tmp_path: Path, program: str) -> None:
+    """When only this fails where nothing stands in, Parsl imports them no more, and ours may go."""
+    look = f"import sys, parsl.executors.high_throughput.{program}; print(*(p for p in {PACKAGES} if p in sys.modules))"
+    for folders, found in (([], [*PACKAGES]), ([str(write_stand_ins(tmp_path))], [])):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+        ended = subprocess.run(
+            [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
+        )
+        assert ended.stdout.split() == found
+
+
+def test_a_folder_comes_first_in_a_shell_whatever_its_name(tmp_path: Path) -> None:
+    script = first_in_path(tmp_path / "a{b} c").format(port=1).format(block_id=2) + 'echo "$PYTHONPATH"'
+    for given, path in (({}, f"{tmp_path}/a{{b}} c"), ({"PYTHONPATH": "/x:/y"}, f"{tmp_path}/a{{b}} c:/x:/y")):
+        ended = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True, check=True)
+        assert ended.stdout == path + "\n"
 
 
 @pytest.mark.slow

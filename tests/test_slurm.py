@@ -152,9 +152,7 @@ def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]
     return slow
 
 
-@pytest.mark.parametrize(
-    "disturb", [cancel_a_job, *(pytest.param(kill, marks=pytest.mark.long) for kill in (kill_a_pool, kill_a_worker))]
-)
+@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, kill_a_worker])
 def test_a_run_survives_the_loss_of_workers(
     place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
 ) -> None:
@@ -163,7 +161,6 @@ def test_a_run_survives_the_loss_of_workers(
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
-@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = disturbed(place / "node", slurm, lose_a_node)
     try:
@@ -176,7 +173,6 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
-@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
@@ -187,7 +183,6 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
 
 
-@pytest.mark.long
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
@@ -240,7 +235,6 @@ def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Sl
     check_gone(slow, slurm)
 
 
-@pytest.mark.long
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
@@ -338,7 +332,6 @@ def of_both(named: list[str]) -> list[str]:
     return [sentence for _, _, sentence in faults]
 
 
-@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Slurm) -> None:
     other = place / "first/zarr/__init__.py"
     other.parent.mkdir(parents=True)
@@ -348,7 +341,6 @@ def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Sl
     assert all(sentence.startswith("zarr is 2.18.0 on ") for sentence in of_both(named))
 
 
-@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: Path, slurm: Slurm) -> None:
     needs_mounts()
     volume = place / "in.n5"
@@ -358,7 +350,6 @@ def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: 
     assert all(f"{volume}:raw cannot be read on " in sentence for sentence in of_both(named))
 
 
-@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm) -> None:
     (place / "disk").mkdir()
     with small_disk(place / "disk", "size=1m"):
@@ -369,7 +360,6 @@ def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm)
     assert sentence.startswith(f"here: {place}/disk cannot be written here: the disk is full; ")
 
 
-@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(place: Path, slurm: Slurm) -> None:
     slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
     try:

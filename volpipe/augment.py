@@ -29,6 +29,8 @@ def forms(augment: Augment) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 def averaged(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, augment: Augment) -> torch.Tensor:
     """Return the mean, float32, of the outputs of `net` for all forms of `windows` (n, c, z, y, x), each put back."""
+    if augment == "none":
+        return net(windows).float()
     total: torch.Tensor | None = None
     number = 0
     for mirrored, is_turned in forms(augment):
@@ -38,7 +40,7 @@ def averaged(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor,
         total = out if total is None else total + out
         number += 1
     assert total is not None
-    return total if number == 1 else total / number
+    return total / number
 
 
 def check_augment(augment: Augment, **sizes: Triple) -> None:

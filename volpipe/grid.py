@@ -92,7 +92,7 @@ class Box:
         return ",".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """A regular grid of boxes of one `cell` shape over an array of `shape`; the last cells are clipped.
 
@@ -106,7 +106,7 @@ class Grid:
         if len(self.shape) != len(self.cell) or min(self.cell) < 1 or min(self.shape) < 1:
             raise ValueError(f"no grid of cells {self.cell} over shape {self.shape}")
 
-    @property
+    @cached_property
     def counts(self) -> Shape:
         """Number of cells per axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
@@ -177,7 +177,7 @@ class Lattice:
     def stride(self) -> Shape:
         return tuple(w - o for w, o in zip(self.window, self.overlap, strict=True))
 
-    @property
+    @cached_property
     def margin(self) -> Shape:
         """Voxels by which a window reaches before its core; it reaches `overlap - margin` behind it."""
         return tuple(o // 2 for o in self.overlap)
@@ -191,7 +191,7 @@ class Lattice:
     def num_windows(self) -> int:
         return math.prod(self.counts)
 
-    @property
+    @cached_property
     def blocks(self) -> Grid:
         """The blocks' cores as a grid over the volume."""
         return Grid(self.shape, tuple(b * s for b, s in zip(self.block, self.stride, strict=True)))
@@ -202,12 +202,12 @@ class Lattice:
         along = (range(n) for n in self.blocks.counts)
         return math.prod(sum(bool(self.windows_along(axis, k)) for k in ks) for axis, ks in enumerate(along))
 
-    @property
+    @cached_property
     def places(self) -> Shape:
         """Windows per axis of the largest block."""
         return tuple(min(b + s, n) for b, s, n in zip(self.block, self.shift, self.counts, strict=True))
 
-    @property
+    @cached_property
     def windows_per_block(self) -> int:
         """Window numbers that each block takes, used or not."""
         return math.prod(self.places)
