@@ -229,7 +229,8 @@ def test_a_stage_with_parts_missing_is_the_last_and_the_next_command_goes_on(fol
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:
     run(flow_plan(folder, TWO))
     before = fingerprint(folder / "out" / "first.zarr")
-    changed, counted = flow_plan(folder, TWO, "second.net.options={ add = 0.5 }"), Counted()
+    longer = TWO + f'[[stage]]\nname = "third"\ninput = "first"\nnet = {{ name = "identity" }}\n{WINDOWS}\n'
+    changed, counted = flow_plan(folder, longer, "second.net.options={ add = 0.5 }"), Counted()
     with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5"):
         execute_flow(changed, counted.start)
     assert counted.num_starts == 0
@@ -385,6 +386,26 @@ def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
     assert isinstance(flow.stages[1].choice, Recipe)
     assert flow.stages[1].choice.windows.block == (2, 2, 2)
     assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "weights"),
+    [("options = { features = [8] }", "unet3d", "w.pt"), ('name = "identity"', "identity", None)],
+)
+def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothing_of_the_first(
+    folder: Path, own: str, name: str, weights: str | None
+) -> None:
+    (folder / "base.toml").write_text(
+        '[net]\nname = "unet3d"\nweights = "w.pt"\n[windows]\nblend = "hann"\noverlap = 4'
+    )
+    text = f'[[stage]]\nname = "a"\nrecipe = "base.toml"\nnet = {{ {own} }}\nwindows = {{ overlap = 8 }}\n'
+    (folder / "flow.toml").write_text(text)
+    flow = find_flow(folder / "flow.toml", ["a.infer.batch=3"])
+    assert flow is not None
+    choice = flow.stages[0].choice
+    assert isinstance(choice, Recipe)
+    assert (choice.net.name, choice.net.weights) == (name, weights)
+    assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
 
 
 def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:

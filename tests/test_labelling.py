@@ -461,7 +461,7 @@ def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Pa
     with pytest.raises(PlanError, match="would overwrite the volume"):
         plan_labels(str(chances), recipe((8, 8, 8)), chances, tmp_path)
     out.mkdir()
-    with pytest.raises(RunError, match="no labelling in .* made it"):
+    with pytest.raises(RunError, match=r"no labelling in .* made it"):
         labelled(chances, out, recipe((8, 8, 8)), fresh=True)
     out.rmdir()
     labelled(chances, out, recipe((8, 8, 8)))

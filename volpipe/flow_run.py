@@ -233,7 +233,8 @@ def is_complete(stage: StagePlan) -> bool:
         return told is not None and {key: told.get(key) for key in wanted} == wanted
     if isinstance(stage.work, LabelPlan):
         return is_labelled(stage.work)
-    return stage.folder.plan_file.is_file() and inspect_run(stage.out).is_complete
+    begun = stage.folder.load_plan()
+    return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.out).is_complete
 
 
 def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: FlowListener) -> StageReport:
