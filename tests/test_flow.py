@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,7 +232,7 @@ def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fres
     before = fingerprint(folder / "out" / "first.zarr")
     longer = TWO + f'[[stage]]\nname = "third"\ninput = "first"\nnet = {{ name = "identity" }}\n{WINDOWS}\n'
     changed, counted = flow_plan(folder, longer, "second.net.options={ add = 0.5 }"), Counted()
-    with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5"):
+    with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5.*over, all stages; to keep"):
         execute_flow(changed, counted.start)
     assert counted.num_starts == 0
     assert fingerprint(folder / "out" / "first.zarr") == before
@@ -254,6 +255,21 @@ def test_what_later_stages_have_read_is_not_made_again_behind_their_backs(folder
         RunError, match=r"^stage first: it is not complete, but stage second, which needs it, was begun"
     ):
         run(plan)
+
+
+def test_a_stage_that_is_taken_away_is_made_again_with_what_needs_it_and_no_other(folder: Path) -> None:
+    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
+    run(flow_plan(folder, SCORED))
+    before = (folder / "out" / "scores.json").read_text()
+    for name in ("second.zarr", "second.zarr.run"):
+        shutil.rmtree(folder / "out" / name)
+    stopped = flow_plan(folder, SCORED, "second.net.options={ add = 0.5 }")
+    with pytest.raises(Stopped):
+        execute_flow(stopped, Counted(most_tasks=1).start)
+    assert not (folder / "out" / "scores.json").exists()  # of another output than there will be
+    report = run(stopped)
+    assert [done.was_complete for done in report.stages] == [True, False, False]
+    assert (folder / "out" / "scores.json").read_text() != before
 
 
 def test_an_input_that_was_changed_by_others_is_refused(folder: Path) -> None:
@@ -317,6 +333,11 @@ def test_two_stages_may_read_one_and_a_level_of_it(folder: Path) -> None:
         ('[[stage]]\nname = "a"\nkind = "train"\nrecipe = "default"\n', r"stage 1: kind: .*'train'"),
         ('[[stage]]\nname = "a"\nnet = { nam = "x" }\n', r"stage a: unknown key net.nam .did you mean 'name'"),
         ('[net]\nname = "identity"\n' + TWO, r"net stands beside the stages; write it into one, as \[stage.net\]"),
+        ('[[stage]]\nname = ["a"]\nrecipe = "default"\n', r"stage 1: name: "),
+        ('[[stage]]\nname = "a"\ninput = ["b"]\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\ninput = { stage = 3 }\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\nnet = 3\n', r"stage a: net: "),
+        ("stage = []", r"it declares no stage"),
         ('stage = "a"', r"begin each stage with \[\[stage\]\]"),
         (
             SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
@@ -368,7 +389,7 @@ def test_outputs_in_the_way_are_refused_before_the_first_stage_begins(folder: Pa
     plan = flow_plan(folder, TWO)
     (folder / "out" / "second.zarr").mkdir(parents=True)
     for fresh in (False, True):
-        with pytest.raises(RunError, match=r"^stage second: .*second.zarr (exists and no run|was not made by a run)"):
+        with pytest.raises(RunError, match=r"^stage second: .*second.zarr exists and no run in .* made it"):
             run(plan, fresh=fresh)
     assert not (folder / "out" / "first.zarr").exists()
 

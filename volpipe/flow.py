@@ -102,6 +102,8 @@ def find_flow(
     entries = tree["stage"]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise RecipeError(f"{path}: stage is no list of tables; begin each stage with [[stage]]")
+    if not entries:
+        raise RecipeError(f"{path}: it declares no stage; write one as [[stage]], or leave `stage` out")
     trees = [dict(entry) for entry in entries]
     _spread(trees)
     _set_each(trees, settings)
@@ -126,11 +128,11 @@ def _spread(trees: Sequence[Tree]) -> None:
 
 def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
     """Write each of `settings` into the stage that it begins with."""
-    by_name = {entry.get("name"): entry for entry in trees}
+    by_name = {str(entry.get("name")): entry for entry in trees}
     for setting in settings:
         stage, dot, rest = setting.partition(".")
         if not dot or stage not in by_name or "=" in stage:
-            known = ", ".join(str(name) for name in by_name)
+            known = ", ".join(by_name)
             raise RecipeError(
                 f"--set {setting!r}: begin with the name of a stage, of {known}, such as "
                 f"{next(iter(by_name))}.windows.blend=hann"

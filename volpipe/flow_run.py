@@ -172,10 +172,15 @@ def _kept(plan: FlowPlan, start: Start, listener: FlowListener) -> Iterator[Star
 
 
 def _check_out(plan: FlowPlan) -> None:
+    """Refuse a place that holds what no flow made, before anything is deleted or begun."""
     if plan.folder.plan_file.is_file():
         raise RunError(f"{plan.folder.path} holds the run of one net; choose another --out for the stages")
     if plan.out.is_file():
         raise RunError(f"{plan.out} is a file; choose another --out")
+    for stage in plan.stages:
+        with named(stage.name):
+            if not isinstance(stage.work, Evaluation) and stage.out.exists() and not _is_begun(stage):
+                raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
 
 
 def _clear(plan: FlowPlan) -> None:
@@ -194,29 +199,46 @@ def _mark(work: Plan | LabelPlan) -> str:
 
 
 def _claim(plan: FlowPlan) -> None:
-    """Make sure that folder and outputs are this flow's to write, and that no stage is older than what it read."""
+    """Make sure that what is there is of this flow, and that no stage is older than what it read.
+
+    Scores of what is to be made again are deleted.
+    """
     for stage in plan.stages:
         with named(stage.name):
-            if not isinstance(stage.work, Evaluation) and stage.out.exists() and not _is_begun(stage):
-                raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
-            if isinstance(stage.work, Plan):
-                stage.folder.check_same(stage.work)
-            elif isinstance(stage.work, LabelPlan):
-                labelling.check_same(stage.folder, stage.work)
+            _check_same(stage)
             _check_later(plan, stage)
     entries = [Entry(name=s.name, kind=s.kind, out=str(s.out)).model_dump() for s in plan.stages]
     plan.out.mkdir(parents=True, exist_ok=True)
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
+def _check_same(stage: StagePlan) -> None:
+    """Refuse to go on with another recipe than that of what is there; an evaluation is done again."""
+    try:
+        if isinstance(stage.work, Plan):
+            stage.folder.check_same(stage.work)
+        elif isinstance(stage.work, LabelPlan):
+            labelling.check_same(stage.folder, stage.work)
+    except RunError as error:
+        raise RunError(
+            f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
+            "the same of stages that need it"
+        ) from error
+
+
 def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
     """Refuse to make again what a later stage has read: it would be of another input."""
-    begun = next((later for later in plan.after(stage.name) if _is_begun(later)), None)
-    if begun is not None and not is_complete(stage):
-        raise RunError(
-            f"it is not complete, but stage {begun.name}, which needs it, was begun: {stage.out} or its run was taken "
-            "away; put it back, or use --fresh to start over"
-        )
+    begun = [later for later in plan.after(stage.name) if _is_begun(later)]
+    if not begun or is_complete(stage):
+        return
+    for later in begun:
+        if not isinstance(later.work, Evaluation):
+            raise RunError(
+                f"it is not complete, but stage {later.name}, which needs it, was begun: {stage.out} or its run was "
+                f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
+                "start all stages over"
+            )
+        later.out.unlink()
 
 
 def _is_begun(stage: StagePlan) -> bool:
