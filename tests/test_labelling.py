@@ -34,8 +34,8 @@ from volpipe.overlaps import Overlaps, label_scores
 from volpipe.volume import open_volume
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
-BLOCKS = st.tuples(*[st.integers(1, 4).map(lambda n: 2 * n)] * 3)
-LAWS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)
+LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Crowd:
@@ -236,23 +236,25 @@ def walk_uphill(data: np.ndarray, smooth: tuple[int, int, int]) -> np.ndarray:
     number = np.arange(height.size).reshape(shape)
 
     def end(voxel: tuple[int, ...]) -> int:
-        steps = [tuple(v + s * (a == axis) for a, v in enumerate(voxel)) for axis in range(3) for s in (-1, 0, 1)]
-        inside = [s for s in steps if all(0 <= v < n for v, n in zip(s, shape, strict=True))]
-        best = max(inside, key=lambda s: (height[s], number[s]))
-        return int(number[voxel]) if best == voxel else end(best)
+        ways = []
+        for axis in range(3):
+            for step in (-1, 1):
+                to = tuple(v + step * (a == axis) for a, v in enumerate(voxel))
+                if 0 <= to[axis] < shape[axis] and (height[to], number[to]) > (height[voxel], number[voxel]):
+                    ways.append((int(data[axis][max(voxel, to)]), height[to], number[to], to))
+        return end(max(ways)[-1]) if ways else int(number[voxel])
 
     return np.array([1 + end(voxel) for voxel in np.ndindex(*shape)]).reshape(shape)
 
 
 def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None:
     truth = blobs((20, 31, 26))
-    make(tmp_path / "a.zarr", noisy(truth, 0.15))
+    make(tmp_path / "a.zarr", noisy(truth, 0.1))
     for agglomerate in ("mean", "mutex"):
-        chosen = recipe((8, 16, 16), agglomerate=agglomerate, smooth=(0, 0, 0), min_voxels=10)
+        chosen = recipe((10, 16, 26), agglomerate=agglomerate, smooth=(0, 0, 0), threshold=0.5)
         found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
         scored = label_scores(Overlaps.of(found, truth))
-        assert scored.split + scored.merge < 0.4
-        assert scored.num_truth <= scored.num_found <= scored.num_truth + 3
+        assert scored.split + scored.merge < 0.05
 
 
 # ---- the graph
@@ -315,7 +317,7 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
             elif frozenset((here, there)) not in forbidden:
                 owner[owner == there] = here
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = merged(num, edges, Objects(agglomerate="mutex"))
+        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
 
 
@@ -378,16 +380,16 @@ def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
 ) -> None:
     chosen = recipe((8, 8, 16), agglomerate=agglomerate, threshold=0.6)
     whole = Crowd()
-    _, known = labelled(chances, tmp_path / "known.zarr", chosen, whole)
+    _, known = labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole)
     total = whole.num_sent
     assert total == 3 * 12 + 1  # 2 × 3 × 2 blocks, three stages; and the graph
-    for most in (1, 7, 12, 13, 24, 25, 30, total - 1):
+    for most in (1, 7, 13, 25, total - 1):
         with pytest.raises(Stopped):
             labelled(chances, tmp_path / "l.zarr", chosen, Crowd(2, most), fresh=True)
         again = Crowd()
         _, made = labelled(chances, tmp_path / "l.zarr", chosen, again)
         assert again.num_sent <= total - most + 4  # of four under way none may have been noted
-        assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known.zarr")
+        assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
         assert made.table.read_bytes() == known.table.read_bytes()
     nothing = Crowd()
     _, made = labelled(chances, tmp_path / "l.zarr", chosen, nothing)
@@ -398,9 +400,9 @@ def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
 
 def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path: Path) -> None:
     chosen = recipe((8, 16, 32))
-    labelled(chances, tmp_path / "known.zarr", chosen)
+    labelled(chances, tmp_path / "known" / "l.zarr", chosen)
     labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=2))
-    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known.zarr")
+    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
     with pytest.raises(RunStopped, match="lost its worker 3 times"):
         labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=99), fresh=True)
 
@@ -465,7 +467,7 @@ def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Pa
         labelled(chances, out, recipe((8, 8, 8)), fresh=True)
     out.rmdir()
     labelled(chances, out, recipe((8, 8, 8)))
-    with pytest.raises(RunError, match=r"another recipe or input \(objects.threshold: 0.5 -> 0.7"):
+    with pytest.raises(RunError, match=r"another recipe or input \(objects.threshold: 0.3 -> 0.7"):
         labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
     labelled(chances, out, recipe((8, 8, 8), threshold=0.7), fresh=True)
     (tmp_path / "l.zarr").rename(tmp_path / "moved.zarr")
@@ -506,7 +508,7 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     make(tmp_path / "truth.zarr", truth.astype(np.uint16), chunks=(20, 31, 26))
     make(tmp_path / "a.zarr", noisy(truth, 0.1), chunks=(9, 20, 31, 26))
     give = giver(tmp_path, monkeypatch, capsys)
-    command = ("label", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.smooth=[0,0,0]")
+    command = ("label", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
     ended = give(*command)
     assert ended.code == 0, ended.err
     told = json.loads((tmp_path / "made.json").read_text())
@@ -517,8 +519,8 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     assert scored.code == 0, scored.err
     found = json.loads((tmp_path / "s.json").read_text())["scores"]["output"]
     assert found["split"] + found["merge"] < 0.2
-    refused = give(*command, "--set", "objects.threshold=0.9")
-    assert refused.code == 2 and "objects.threshold: 0.5 -> 0.9" in refused.err
+    refused = give(*command, "--set", "objects.min_voxels=9")
+    assert refused.code == 2 and "objects.min_voxels: 0 -> 9" in refused.err
     said = read_attributes(tmp_path / "a_labels.zarr")["volpipe"]
-    assert said["labelling"]["objects"]["smooth"] == [0, 0, 0]
+    assert said["labelling"]["objects"]["threshold"] == 0.5
     assert said["input"]["path"] == str(tmp_path / "a.zarr") and len(said["input"]["fingerprint"]) == 32

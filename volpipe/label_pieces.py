@@ -3,9 +3,9 @@
 Not here: which pieces are one (label_graph). A piece depends on voxels of its block and a few around it alone, and
 whatever the blocks are, pieces that are joined across their faces make the same fragments::
 
-    block 0     | block 1          each voxel points to its highest neighbour, equals to the one that comes last in
-    a > a > a > | b > b   c        C order; a piece is what comes together within a block (a, b, c), and the pointer
-                                   that leaves the block joins a to b
+    block 0     | block 1          each voxel points to the higher neighbour to which its affinity is strongest; a
+    a > a > a > | b > b   c        piece is what comes together within a block (a, b, c), and the pointer that leaves
+                                   the block joins a to b
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 
 from volpipe.access import Reader
 from volpipe.grid import Box
-from volpipe.label_fields import FULL, WHOLE, heights, nearest, read_chances, smoothed
+from volpipe.label_fields import FINE, FULL, WHOLE, heights, nearest, read_chances, smoothed
 from volpipe.label_plan import LabelPlan
 
 COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")
 # Neighbours in ascending order of their number; the voxel itself is between the third and the fourth.
 STEPS = ((0, -1), (1, -1), (2, -1), (2, 1), (1, 1), (0, 1))
 ITSELF = 3
+HEIGHT_BITS = (FULL * WHOLE * FINE).bit_length()
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Surroundings:
     Attributes:
         own: the block.
         shape: of the volume.
-        near: (3, z, y, x), uint8, of the block alone: affinities to the voxels before.
+        near: (3, z, y, x), uint8: affinities to the voxels before; 0 outside the volume.
         inside: (z, y, x), bool: which voxels may have a label; none outside the volume.
         height: (z, y, x), int32: smoothed, -1 where not inside; of a watershed alone.
     """
@@ -107,7 +108,7 @@ def look(plan: LabelPlan, reader: Reader, own: Box) -> Surroundings:
     return Surroundings(
         own,
         plan.shape,
-        near[:, *own.relative_to(wide.start).slices],
+        np.stack([_framed(each[inner], outer, own, 0) for each in near]),
         _framed(inside, outer, own, False),
         None if peaks is None else _framed(peaks, outer, own, -1),
     )
@@ -130,10 +131,10 @@ def components(around: Surroundings, least: int) -> tuple[np.ndarray, np.ndarray
     import cc3d
     import fastremap
 
-    inside = around.inside[1:-1, 1:-1, 1:-1]
+    inside = _inner(around.inside)
     graph = np.zeros(inside.shape, np.uint8)
     for axis in range(3):
-        joined = (around.near[axis] >= least) & inside & _moved(around.inside, axis, -1)
+        joined = (_inner(around.near[axis]) >= least) & inside & _moved(around.inside, axis, -1)
         joined[tuple(0 if a == axis else slice(None) for a in range(3))] = False
         graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: to the one before, and to the one behind
         graph |= _behind(joined, axis).astype(np.uint8) << np.uint8(2 * axis)
@@ -155,16 +156,15 @@ def _behind(joined: np.ndarray, axis: int) -> np.ndarray:
 def _low_faces(around: Surroundings, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for axis, stride in enumerate(around.strides):
         face = _face(ids.shape, axis, -1)
-        joined = (around.near[axis] >= least)[face.slices] & _moved(around.inside, axis, -1)[face.slices]
+        joined = (_inner(around.near[axis]) >= least)[face.slices] & _moved(around.inside, axis, -1)[face.slices]
         joined &= ids[face.slices] > 0
         yield ids[face.slices][joined], around.numbers(face)[joined] - stride
 
 
 def basins(around: Surroundings) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids and joins, as in Pieces, of the voxels that lead to the same peak by steepest ascent."""
-    assert around.height is not None
-    inside = around.inside[1:-1, 1:-1, 1:-1]
-    codes = np.where(inside, _steepest(around.height), np.uint8(ITSELF))
+    inside = _inner(around.inside)
+    codes = np.where(inside, _steepest(around), np.uint8(ITSELF))
     shape = inside.shape
     strides = (shape[1] * shape[2], shape[2], 1)
     moves = [step * strides[axis] for axis, step in STEPS]
@@ -182,17 +182,30 @@ def basins(around: Surroundings) -> tuple[np.ndarray, np.ndarray]:
     return ids, _joined(exits)
 
 
-def _steepest(height: np.ndarray) -> np.ndarray:
-    """Return the place in STEPS, counting ITSELF, of where each inner voxel leads: the highest, of equals the last."""
-    middle = height[1:-1, 1:-1, 1:-1]
-    best = np.full(middle.shape, -2, np.int32)
-    codes = np.zeros(middle.shape, np.uint8)
-    candidates = [_moved(height, axis, step) for axis, step in STEPS]
-    candidates.insert(ITSELF, middle)
-    for code, candidate in enumerate(candidates):
-        codes[candidate >= best] = code
-        np.maximum(best, candidate, out=best)
+def _steepest(around: Surroundings) -> np.ndarray:
+    """Return the place in STEPS, counting ITSELF, of where each inner voxel leads: over the strongest way up.
+
+    Up is to a higher voxel, of two that are as high to the one that comes last in C order. Of ways that are as strong
+    it is the one to the highest, of equals the last.
+    """
+    assert around.height is not None
+    own = _inner(around.height)
+    best = np.full(own.shape, -1, np.int32)
+    codes = np.full(own.shape, ITSELF, np.uint8)
+    for number, (axis, step) in enumerate(STEPS):
+        height, strength = _moved(around.height, axis, step), _affinity(around, axis, step)
+        is_up = height > own if step < 0 else height >= own
+        strength = np.where(is_up, (strength.astype(np.int32) << HEIGHT_BITS) | height, -1)
+        better = is_up & (strength >= best)
+        codes[better] = number + (number >= ITSELF)
+        best[better] = strength[better]
     return codes
+
+
+def _affinity(around: Surroundings, axis: int, step: int) -> np.ndarray:
+    """Return the affinity of each inner voxel to the one a `step` away on `axis`."""
+    near = around.near[axis]
+    return _inner(near) if step < 0 else _moved(near, axis, step)
 
 
 def _leaving(codes: np.ndarray) -> Iterator[tuple[Box, np.ndarray, int]]:
@@ -227,6 +240,10 @@ def _face(shape: tuple[int, ...], axis: int, step: int) -> Box:
     """Return the plane of a block of `shape` at its low (-1) or high (1) end on `axis`."""
     start = tuple(n - 1 if a == axis and step > 0 else 0 for a, n in enumerate(shape))
     return Box(start, tuple(s + 1 if a == axis else n for a, (s, n) in enumerate(zip(start, shape, strict=True))))
+
+
+def _inner(framed: np.ndarray) -> np.ndarray:
+    return framed[1:-1, 1:-1, 1:-1]
 
 
 def _moved(framed: np.ndarray, axis: int, step: int) -> np.ndarray:

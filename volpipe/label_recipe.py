@@ -47,18 +47,19 @@ class Objects(Section):
 
     components: voxels whose nearest affinity reaches `threshold` are joined; of one channel, neighbours that both reach
     it (fall to 1 - threshold, of a membrane).
-    watershed: the basins of the mean nearest affinity, after `smooth` passes of a binomial filter per axis (z, y, x);
-    these fragments are joined, the surest first. "mean": while the mean affinity between two reaches `threshold`.
+    watershed: a voxel goes with the neighbour to which its affinity is strongest, of those whose mean nearest affinity
+    is higher, after `smooth` passes of a binomial filter per axis (z, y, x). Where these walks meet is a fragment;
+    fragments are joined, the surest first. "mean": while the mean affinity between two reaches `threshold`.
     "mutex": affinities above `threshold` join, farther ones below `far_threshold` forbid it.
     background: voxels whose mean nearest affinity is below it get no label.
     min_voxels: smaller objects get none.
     """
 
     method: Literal["components", "watershed"] = "watershed"
-    threshold: Share = 0.5
+    threshold: Share = 0.3
     background: Share = 0.0
     min_voxels: int = Field(0, ge=0)
-    smooth: Passes = (2, 2, 2)
+    smooth: Passes = (1, 1, 1)
     agglomerate: Literal["mean", "mutex"] = "mean"
     far_threshold: Share = 0.5
 
