@@ -111,6 +111,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert (again.code, again.err) == (0, "")
     assert again.out.splitlines()[-1] == f"wrote {tmp_path / 'out' / 'objects.zarr'}"
     assert re.search(r"^restore +run +complete before ", again.out, re.MULTILINE)
+    assert re.search(r"^objects +label +[\d.]+ s +[\d.]+ KiB \(≤ .*B\) +[\d.]+ KiB \(≤ .*B\) ", again.out, re.MULTILINE)
     near, known = affinities(truth, [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
     made = open_volume(tmp_path / "out" / "affinities.zarr").open()[...]
     assert np.array_equal(made[known] == 255, near[known])

@@ -21,7 +21,7 @@ from volpipe.terminal import err, out
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
-    from volpipe.flow_cost import FlowCost
+    from volpipe.flow_cost import FlowCost, Need
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
     from volpipe.plan import Plan
@@ -65,9 +65,9 @@ def run(
                 on_progress,
             )
 
-    start = on_site(config)
+    start, cost = on_site(config), appraise_flow(plan)
     if not fresh:
-        appraise_flow(plan).check()
+        cost.check()
     listener = FlowListener(
         on_stage=lambda stage: _begin(plan, stage),
         on_end=lambda report: _tell_stage(report, tell),
@@ -82,7 +82,7 @@ def run(
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return True
-    out.print(report_table(report))
+    out.print(report_table(report, cost))
     if not report.is_complete:
         held = ", ".join(stage.name for stage in plan.stages[len(report.stages) :])
         err.print(
@@ -125,34 +125,38 @@ def _tell_stage(report: StageReport, tell: Callable[[Report, float], None]) -> N
         out.print(label_table(report.scores))
 
 
-def report_table(report: FlowReport) -> Table:
-    """Return how each stage ended, and what all took."""
+def report_table(report: FlowReport, cost: FlowCost) -> Table:
+    """Return how each stage ended and what all took, with what was planned behind it in brackets."""
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "kind", "time", "read", "written", "missing", "output"):
         table.add_column(name, justify="right" if name in ("time", "read", "written", "missing") else "left")
-    read = written = 0.0
+    needs = {each.stage.name: each.need for each in cost.stages}
     for each in report.stages:
-        totals = list(each.run.totals.values()) if each.run is not None else []
-        found = each.run.estimate if each.run is not None else None
-        taken = (sum(t.read_bytes for t in totals), sum(t.written_bytes for t in totals))
-        planned = (found.read_bytes, found.written_bytes) if found is not None else (None, None)
-        read, written = read + taken[0], written + taken[1]
         table.add_row(
             each.stage.name,
             each.stage.kind,
             "complete before" if each.was_complete else duration(each.seconds),
-            *(_beside(a, b, found is not None and not found.is_measured) for a, b in zip(taken, planned, strict=True)),
+            *_beside(each, needs[each.stage.name]),
             str(len(each.run.missing)) if each.run is not None else "",
             str(each.stage.out),
         )
-    table.caption = f"all stages: {duration(report.seconds)}; runs read {size(read)} and wrote {size(written)}"
+    read, written = (sum(getattr(each, name) for each in report.stages) for name in ("read_bytes", "written_bytes"))
+    table.caption = f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}"
     table.caption_justify = "left"
     return table
 
 
-def _beside(taken: float, planned: float | None, is_bound: bool) -> str:
-    """Return what was taken, and what was planned behind it in brackets."""
-    return f"{size(taken)} ({'≤ ' if is_bound else ''}{size(planned)})" if planned is not None else ""
+def _beside(report: StageReport, planned: Need | None) -> tuple[str, str]:
+    """Return what was read and what was written, each with what was planned; nothing where nothing was done."""
+    if planned is None or report.was_complete:
+        return "", ""
+    if report.run is not None and report.run.estimate is not None:
+        planned = planned.of_run(report.run.estimate)  # by then its input was there
+    bound = "" if planned.is_measured else "≤ "
+    return (
+        f"{size(report.read_bytes)} ({bound}{size(planned.read_bytes)})",
+        f"{size(report.written_bytes)} ({bound}{size(planned.written_bytes)})",
+    )
 
 
 def show_plan(plan: FlowPlan, config: str, *, quick: bool) -> None:

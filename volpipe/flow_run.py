@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -25,10 +26,11 @@ from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.metadata import read_json, write_json
+from volpipe.journal import read_records
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.labelling import Labelled, OnProgress, is_labelled, label
 from volpipe.plan import Plan
-from volpipe.run import TOLERATED_SHARE, Executors
+from volpipe.run import TOLERATED_SHARE, Executors, Totals
 from volpipe.tasks import Workers
 from volpipe.volume import open_volume
 from volpipe.worker import PLAN_FILE
@@ -63,6 +65,7 @@ class StageReport:
         run: how its run ended, of one that ran.
         labels: how a labelling ended.
         scores: of an evaluation that was done now.
+        totals: what tasks took in this session, by what they did; of an evaluation nobody knows.
     """
 
     stage: StagePlan
@@ -72,6 +75,15 @@ class StageReport:
     run: Report | None = None
     labels: Labelled | None = None
     scores: Scored | None = None
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(each.read_bytes for each in self.totals.values())
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(each.written_bytes for each in self.totals.values())
 
 
 @dataclass
@@ -268,16 +280,26 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     if isinstance(stage.work, Evaluation):
         return _score(stage, stage.work, start, began)
     if isinstance(stage.work, LabelPlan):
+        known = sum(1 for _ in read_records(stage.folder.journal))
         with listener.of_labels() as on_progress:
             made = label(stage.work, start, on_progress=on_progress)
-        return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made)
+        took = _totals(stage.folder, known)
+        return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made, totals=took)
     with listener.of_run(stage.work) as of_run:
         report = execute(
             stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
             tolerated=options.tolerated,
         )  # fmt: skip
     is_whole = report.was_complete or not report.missing
-    return StageReport(stage, is_whole, report.was_complete, time.monotonic() - began, report)
+    return StageReport(stage, is_whole, report.was_complete, time.monotonic() - began, report, totals=report.totals)
+
+
+def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
+    """Return what the journal in `folder` says of tasks, less the first `known` of them."""
+    found: dict[str, Totals] = {}
+    for record in islice(read_records(folder.journal), known, None):
+        found.setdefault(record.stage, Totals()).add(record)
+    return found
 
 
 def _check_given(stage: StagePlan) -> None:
