@@ -39,13 +39,14 @@ from volpipe.worker import Job
 log = logging.getLogger(__name__)
 
 LABELS = ("cpu", "gpu")
+LOOPBACK = "127.0.0.1"
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
 @dataclass
 class Started:
-    """A running Parsl: executors for "cpu" and "gpu" stages, and their workers."""
+    """A running Parsl: executors for "cpu" and "gpu" stages, their workers, and where these find the driver."""
 
     labels: dict[str, list[str]]
     slots: Mapping[str, int]
@@ -53,6 +54,7 @@ class Started:
     worker_bytes: int | None
     node_directory: str | None
     watch: Watch
+    address: str = LOOPBACK
 
     @property
     def shared(self) -> bool:
@@ -111,7 +113,8 @@ def started(config: Config) -> Iterator[Started]:
         watch.start()
         try:
             node_directory = _node_directory(config.executors)
-            yield Started(labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch)
+            address = _address(config.executors)
+            yield Started(labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address)
         finally:
             with INTERRUPTS.closing():
                 watch.stop()
@@ -182,6 +185,12 @@ def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
     """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
     named = [executor.node_directory for executor in executors if isinstance(executor, HoldingExecutor)]
     return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
+
+
+def _address(executors: Sequence[ParslExecutor]) -> str:
+    """Return where workers find the driver: loopback where all are on this machine, "" where nobody knows."""
+    away = [e for e in executors if isinstance(e, HighThroughputExecutor) and not isinstance(e.provider, LocalProvider)]
+    return str(away[0].address or "") if away else LOOPBACK
 
 
 def _worker_bytes(executor: ParslExecutor) -> int | None:

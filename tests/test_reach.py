@@ -14,13 +14,23 @@ from test_halos import NETS
 from torch import nn
 from volumes import noise, write_volume
 
+from volpipe.geometry import Geometry, UnmeasurableError
 from volpipe.models.unet3d import unet3d
 from volpipe.nets import describe
-from volpipe.reach import Geometry, UnmeasurableError, halo_errors, measure_geometry
+from volpipe.reach import halo_errors, measure_geometry
 from volpipe.recipe import NetChoice
 from volpipe.volume import open_volume
 
-SOME = ("identity", "shift-y", "upsample-linear", "unet-one-level", "unet-anisotropic", "unet-residual", "z4-1")
+SOME = (
+    "identity",
+    "shift-y",
+    "upsample-linear",
+    "unet-one-level",
+    "unet-anisotropic",
+    "unet-residual",
+    "superres-2",
+    "z4-1",
+)
 
 # Two convolutions, one that looks two voxels back along z alone, a pool and its way back; it says nothing of itself.
 SILENT = """

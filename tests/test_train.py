@@ -237,6 +237,7 @@ def test_the_command_trains_goes_on_and_refuses_another_recipe(
     ended = give(*base)
     assert (ended.code, ended.out) == (0, f"took 12 steps; the weights are in {folder}/recipe.train/{WEIGHTS}\n")
     assert "has its 12 steps already; nothing to do" in give(*base).out
+    (folder / "recipe.train" / "stop").touch()
     assert give(*base, "--set", "train.steps=16").code == 0
     assert [step for step, _ in losses_in(folder / "recipe.train")] == list(range(1, 17))
     refused = give(*base, "--set", "train.steps=16", "--set", "samples.swap=false")

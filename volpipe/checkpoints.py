@@ -22,7 +22,7 @@ SUFFIX = ".pt"
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:  # Any: tensors and numbers
     """Write `state` after `step` steps into `folder`, delete all but the newest `keep`, and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{step:09}{SUFFIX}"
+    path = checkpoint_at(folder, step)
     with whole_file(path) as partial:
         torch.save(dict(state), partial)
     for old in checkpoints(folder)[:-keep]:
@@ -49,6 +49,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, oldest first."""
     return sorted(folder.glob(f"[0-9]*{SUFFIX}"))
+
+
+def checkpoint_at(folder: Path, step: int) -> Path:
+    """Return where the checkpoint after `step` steps is, or would be, in `folder`."""
+    return folder / f"{step:09}{SUFFIX}"
 
 
 def step_of(path: Path) -> int:

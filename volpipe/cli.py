@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_train, cli_verify
+from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -72,6 +72,8 @@ app.add_typer(slurm, name="slurm")
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
 app.command()(cli_train.train)
+app.command()(cli_sweep.sweep)
+app.command()(cli_sweep.tune)
 app.command()(cli_evaluate.evaluate)
 app.command()(cli_label.label)
 app.command()(cli_net.net)
@@ -443,7 +445,7 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
 def _default_output(volume: str, net: str, output_format: str) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and the net."""
     from volpipe.formats.container import locate
-    from volpipe.nets import label_of
+    from volpipe.programs import label_of
 
     container, key = locate(volume)
     parts = [container.stem, *filter(None, key.split("/")), label_of(net)]

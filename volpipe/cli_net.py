@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
@@ -19,9 +19,10 @@ from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import nn
 
+    from volpipe.geometry import Geometry
     from volpipe.nets import NetFacts
-    from volpipe.reach import Geometry
     from volpipe.recipe import Recipe
 
 UNTRUE = 1
@@ -29,7 +30,7 @@ HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
 def net(
-    name: Annotated[str, typer.Argument(help="A shipped net, module:function, file.py:function, file.pt or file.pt2.")],
+    name: Annotated[str, typer.Argument(help="A shipped net, module:function, file.py:function, a file or a package.")],
     volume: Annotated[
         str | None, typer.Argument(help="Where a real window is taken from; else an invented one.")
     ] = None,
@@ -40,8 +41,9 @@ def net(
     costs: Annotated[bool, typer.Option(help="Try windows for their memory and speed.")] = True,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
-    from volpipe.nets import build_net, describe, normalising_layers
-    from volpipe.reach import UnmeasurableError, measure_geometry
+    from volpipe.geometry import UnmeasurableError
+    from volpipe.nets import build_net, describe, normalised, normalising_layers
+    from volpipe.reach import measure_geometry
     from volpipe.recipe import load_recipe
     from volpipe.resolve import shipped_recipe
 
@@ -51,10 +53,14 @@ def net(
     )
     folder = str(Path.cwd())
     facts = describe(chosen.net, folder)
-    varying = normalising_layers(build_net(chosen.net, folder))
+    chosen = normalised(chosen, facts)
+    module = build_net(chosen.net, folder)
+    varying = normalising_layers(module)
     out.print(
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
+    for line in _about_package(module):
+        out.print(line, markup=False)
     for layer in varying:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     bare = chosen.net.model_copy(update={"weights": None})
@@ -64,7 +70,7 @@ def net(
         err.print(f"its geometry cannot be measured: {problem}", markup=False)
         raise typer.Exit(UNTRUE) from None
     out.print(geometry_table(facts, found))
-    halo = _halos(chosen, facts, found, volume, error)
+    halo = found.halo if any(facts.fixed) else _halos(chosen, facts, found, volume, error)
     if costs:
         _costs(chosen, facts, halo)
     untrue = untruths(facts, found)
@@ -72,6 +78,22 @@ def net(
         err.print(sentence, markup=False)
     if untrue:
         raise typer.Exit(UNTRUE)
+
+
+def _about_package(module: nn.Module) -> list[str]:
+    """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
+    if not hasattr(module, "package"):
+        return []
+    from volpipe.package_nets import PackageNet
+
+    if not isinstance(module, PackageNet):
+        return []
+    outcome = module.test()
+    return [
+        f"package {module.package.name}, {module.kind} weights; its own test is reproduced: the largest difference is "
+        f"{outcome.largest:.2g}, where values reach {outcome.expected:.2g}",
+        *module.notes,
+    ]
 
 
 def geometry_table(facts: NetFacts, found: Geometry) -> Table:
@@ -107,7 +129,9 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
     core = core_of(found)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
-    module = build_net(chosen.net, str(Path.cwd()))
+    module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
+    if hasattr(module, "is_strict"):
+        module.is_strict = False  # halos are tried on windows that a package's own sizes may leave out
 
     def run(windows: np.ndarray) -> np.ndarray:
         with torch.inference_mode():

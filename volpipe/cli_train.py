@@ -45,6 +45,9 @@ def train(
     if learnt.was_complete:
         out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
         return
+    if learnt.was_stopped:
+        out.print(f"stopped after {learnt.steps:,} steps, as {folder}/stop asks; the same command again goes on")
+        return
     out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
 
 

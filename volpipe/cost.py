@@ -48,11 +48,15 @@ class Cost:
 
 
 def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
-    """Return windows around the net's own, in whole strides, that keep something of their voxels beside `halo`."""
+    """Return windows around the net's own, in whole strides, that keep something of their voxels beside `halo`.
+
+    Along an axis of which the net takes one size alone they have that.
+    """
     found = []
     for growth in GROWTHS:
         sizes = zip(facts.window, facts.stride, halo, strict=True)
-        z, y, x = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
+        grown = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
+        z, y, x = (only or size for only, size in zip(facts.fixed, grown, strict=True))
         found.append((z, y, x))
     return list(dict.fromkeys(found))
 

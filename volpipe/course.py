@@ -6,20 +6,20 @@ Not here: what a worker does (lesson), or how workers are started (apps.start).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as StillRunning
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from volpipe.errors import RunError, RunStopped, TaskLost
+from volpipe.errors import RunError, RunStopped, SiteError, TaskLost
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
 from volpipe.run import last_line
-from volpipe.training import CHECKPOINTS, LOSSES, WEIGHTS, TrainRecipe, check_same
+from volpipe.seats import ABANDONED, PEER_LOST, Seat
+from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,18 @@ ATTEMPTS = 3  # without a new checkpoint between them
 
 
 class Senders(Protocol):
-    """Workers that take a function by its name."""
+    """Workers that take a function by its name.
+
+    Attributes:
+        slots: how many tasks of "cpu" and of "gpu" stages run at once.
+        address: where the driver hears its workers, and so where ranks can hear each other.
+    """
+
+    @property
+    def slots(self) -> Any: ...  # Any: a mapping, of a field or of a property
+
+    @property
+    def address(self) -> str: ...
 
     def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:  # Any: the function's own
         """Return what `function` will give on a worker for "cpu" or "gpu" stages."""
@@ -47,11 +58,13 @@ class Learnt:
         weights: the file with the averaged weights.
         steps: how many were taken, over all sessions.
         was_complete: whether nothing was left to do.
+        was_stopped: whether it was asked to stop before its last step, so that there are no weights yet.
     """
 
     weights: Path
     steps: int
     was_complete: bool = False
+    was_stopped: bool = False
 
 
 def follow(
@@ -80,14 +93,16 @@ def follow(
     folder = RunFolder(out.absolute())
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
-        _claim(folder, training, fresh)
-        weights = folder.path / WEIGHTS
-        if weights.is_file() and newest(folder.path) >= recipe.train.steps:
-            return Learnt(weights, newest(folder.path), was_complete=True)
-        training.store(folder.path)
+        claim(folder, training, fresh=fresh)
+        if is_complete(folder.path, recipe):
+            return Learnt(folder.path / WEIGHTS, newest(folder.path), was_complete=True)
         with start(folder.parsl) as workers:
-            _attend(folder, workers, session, on_step)
-        return Learnt(weights, newest(folder.path))
+            course = Course(folder, training, workers, session)
+            while not course.look():
+                wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
+                on_step(last_step(folder.path / LOSSES))
+        stopped = not is_complete(folder.path, recipe)
+        return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)
 
 
 def newest(folder: Path) -> int:
@@ -95,8 +110,18 @@ def newest(folder: Path) -> int:
     return max((int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.pt")), default=0)
 
 
-def _claim(folder: RunFolder, training: Training, fresh: bool) -> None:
-    """Refuse a folder of another training, or clear it."""
+def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
+    """Return whether the training in `folder` has taken all steps of `recipe`."""
+    return (folder / WEIGHTS).is_file() and newest(folder) >= recipe.train.steps
+
+
+def claim(folder: RunFolder, training: Training, *, fresh: bool = False) -> None:
+    """Refuse a folder of another training, or clear it.
+
+    Raises:
+        RecipeError: the folder holds a training by another recipe.
+        RunError: it holds something else.
+    """
     if fresh:
         folder.clear()
     old = Training.load(folder.path)
@@ -110,37 +135,115 @@ def _claim(folder: RunFolder, training: Training, fresh: bool) -> None:
     check_same(old.recipe, training.recipe, newest(folder.path))
 
 
-def _attend(folder: RunFolder, workers: Senders, session: str, on_step: OnStep) -> None:
-    """Send lessons until one ends well: a worker that is lost costs the steps since the last checkpoint."""
-    reached, attempts = newest(folder.path), 0
-    while True:
-        try:
-            record = _wait(workers.send("gpu", learn, str(folder.path), session), folder, on_step)
-        except TaskLost as error:
-            now = newest(folder.path)
-            attempts = 1 if now > reached else attempts + 1
-            if attempts >= ATTEMPTS:
-                raise RunStopped(
-                    f"{attempts} workers were lost after step {now}, so the training stops: {error}"
-                ) from error
-            log.warning("a worker was lost after step %d: %s", now, error)
-            reached = now
-            continue
-        if record.failed:
-            reason = record.failed[0][1]
-            raise RunStopped(f"the training stops after step {newest(folder.path)}: {last_line(reason)}", reason)
-        return
+class TrainingFailed(RunStopped):
+    """One training cannot go on; others may."""
 
 
-def _wait(future: Future[Record], folder: RunFolder, on_step: OnStep) -> Record:
-    """Return what the lesson gives; meanwhile tell how far it is."""
-    while True:
-        try:
-            return future.result(TICK_SECONDS)
-        except StillRunning:
-            if future.done():  # a task's own time-out
-                raise
-            on_step(last_step(folder.path / LOSSES))
+class Course:
+    """A training under way: its tasks, one for each rank, and how often workers of it were lost. Nothing here waits.
+
+    Args:
+        folder: of the training, claimed for `session`.
+        training: what is done.
+        workers: that do it.
+        session: what the folder's lock says while this driver holds it.
+
+    Raises:
+        SiteError: fewer workers than ranks.
+    """
+
+    def __init__(self, folder: RunFolder, training: Training, workers: Senders, session: str) -> None:
+        check_slots(training.recipe, workers.slots)
+        self.folder, self.training, self.session = folder.path, training, session
+        self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest(folder.path)
+        (folder.path / STOP).unlink(missing_ok=True)
+        training.store(folder.path)
+        self._send()
+
+    @property
+    def futures(self) -> list[Future[Record]]:
+        """What the tasks under way will give."""
+        return [future for future in self._futures if not future.done()]
+
+    def look(self) -> bool:
+        """Return whether the training ended well; where a worker was lost, go on from the newest checkpoint.
+
+        Raises:
+            TrainingFailed: it cannot go on.
+        """
+        if self.futures:
+            if any(map(_is_bad, self._done())):  # the other ranks end, and those that still wait do not begin
+                (self.folder / ABANDONED).write_text(self._attempt, encoding="utf-8")
+            return False
+        lost = next(filter(None, map(_loss, self._futures)), None)
+        failed = [record for record in map(_record, self._futures) if record is not None and record.failed]
+        own = [record for record in failed if PEER_LOST not in record.result]
+        if own:
+            reason = own[0].failed[0][1]
+            raise TrainingFailed(
+                f"the training stops after step {newest(self.folder)}: {last_line(reason)}", reason
+            )  # fmt: skip
+        if lost is None and not failed:
+            return True
+        self._go_on(lost or RunError(last_line(failed[0].failed[0][1])))
+        return False
+
+    def _done(self) -> list[Future[Record]]:
+        return [future for future in self._futures if future.done()]
+
+    def _go_on(self, error: Exception) -> None:
+        """Begin another attempt, unless too many workers were lost after the same checkpoint."""
+        now = newest(self.folder)
+        self._lost = 1 if now > self._reached else self._lost + 1
+        if self._lost >= ATTEMPTS:
+            raise TrainingFailed(
+                f"{self._lost} workers were lost after step {now}, so the training stops: {error}"
+            ) from error
+        log.warning("a worker was lost after step %d: %s", now, error)
+        self._reached = now
+        self._send()
+
+    def _send(self) -> None:
+        self._sent += 1
+        self._attempt = f"attempt {self._sent} of {self.session}"
+        ranks = self.training.recipe.train.ranks
+        self._futures = [
+            self._workers.send(
+                "gpu", learn, str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
+            )
+            for rank in range(ranks)
+        ]
+
+
+def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
+    """Refuse a training whose ranks cannot all run at once.
+
+    Raises:
+        SiteError: with both numbers.
+    """
+    ranks, most = recipe.train.ranks, slots["gpu"]
+    if ranks > most:
+        raise SiteError(
+            f"train.ranks is {ranks}, and the site runs {most} tasks of gpu stages at once; all ranks must run "
+            f"together: give train.ranks={most}, or a site with more workers"
+        )
+
+
+def _loss(future: Future[Record]) -> TaskLost | None:
+    """Return how the worker of an ended task was lost, None if it was not; raise what else kept it from answering."""
+    error = future.exception()
+    if error is None or isinstance(error, TaskLost):
+        return error
+    raise error
+
+
+def _record(future: Future[Record]) -> Record | None:
+    return None if future.exception() is not None else future.result()
+
+
+def _is_bad(future: Future[Record]) -> bool:
+    record = _record(future)
+    return record is None or bool(record.failed)
 
 
 def last_step(path: Path) -> int:

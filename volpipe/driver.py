@@ -23,7 +23,7 @@ from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.nets import check_shapes, describe
+from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
@@ -101,6 +101,7 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
 def prepare_for(volume: Volume, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
     net = describe(recipe.net, str(search_path))
+    recipe = normalised(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)

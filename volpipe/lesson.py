@@ -5,6 +5,7 @@ Not here: the steps (train), or the driver that sends lessons (course). What arr
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from volpipe.errors import RunError
 from volpipe.journal import Record
 from volpipe.lock import check_holder
+from volpipe.seats import ALONE, PEER_LOST, Seat
 from volpipe.training import TrainRecipe
 from volpipe.worker import Outcomes, work
 
@@ -54,17 +56,25 @@ class Training(BaseModel):
             raise RunError(f"{path} is damaged ({error.errors()[0]['msg']}); use --fresh to start over") from error
 
 
-def learn(folder: str, session: str) -> Record:
-    """Train in `folder` until all steps are taken, for the driver that holds it as `session`."""
+def learn(folder: str, session: str, seat: Seat = ALONE) -> Record:
+    """Train in `folder` until all steps are taken, for the driver that holds it as `session`, as one of its ranks."""
+    lost: list[str] = []
 
     def check() -> None:
         check_holder(Path(folder), session)
 
     def outcomes() -> Outcomes:
+        from volpipe.ranks import PeerLost, joined
         from volpipe.train import train
 
         training = Training.load(Path(folder))
         assert training is not None, "the driver stores it before it sends anything"
-        yield train(training.recipe, Path(folder), training.search_path, check), None
+        try:
+            with joined(seat, Path(folder), check) as crew:
+                train(training.recipe, Path(folder), training.search_path, check, crew)
+        except PeerLost:
+            lost.append(PEER_LOST)
+            raise
+        yield seat.rank, None
 
-    return work(STAGE, [0], outcomes())
+    return dataclasses.replace(work(STAGE, [seat.rank], outcomes()), result=tuple(lost))

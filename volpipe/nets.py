@@ -4,7 +4,8 @@ Not here: the nets themselves (models/), or running them (infer). torch is impor
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a net from outside lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`,
-`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`.
+`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only
+size that it takes along an axis, 0 where it takes others; `normalise` is how it must find the volume.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe import descriptions, programs
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.reach import UnmeasurableError, measure_geometry
-from volpipe.recipe import NetChoice
+from volpipe.geometry import UnmeasurableError
+from volpipe.reach import measure_geometry
+from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class NetFacts(BaseModel):
     tile_invariant: bool
     num_parameters: int
     weights_sha256: str
+    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    normalise: Normalise | None = None
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -87,7 +91,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
         if name not in known:
             raise VolpipeError(
                 f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-                "file.py:function, file.pt, file.pt2"
+                "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
             )
         function = load_function(f"volpipe.models.{name}:{name}")
     try:
@@ -174,6 +178,7 @@ def _remember(memory: Path, text: str) -> None:
 def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built and asked."""
     net = build_net(choice, search_path)
+    programs.check_itself(net)
     given = {
         key: value
         for key in ("scale", "stride", "halo", "out_channels", "intensity")
@@ -188,6 +193,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "window": (64, 64, 64),
         "intensity": "raw",
         "tile_invariant": not normalising_layers(net),
+        "fixed": (0, 0, 0),
+        "normalise": None,
     }
     said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
     facts |= said
@@ -195,8 +202,9 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
         facts |= _measured(choice, search_path, missing, facts["in_channels"])
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
-    label = label_of(choice.name)
-    counts = sum(p.numel() for p in net.parameters())
+    facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
+    label = programs.label_of(choice.name)
+    counts = programs.num_parameters(net)
     is_program = programs.is_program(choice.name)
     digest = programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
     try:
@@ -209,6 +217,27 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         ) from error
 
 
+def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
+
+    Raises:
+        PlanError: it says another.
+    """
+    due, said = facts.normalise, recipe.normalise
+    if due is None or due == said:
+        return recipe
+    if said == Normalise():
+        log.info("net %s asks for normalise.method=%s", facts.label, due.method)
+        return recipe.model_copy(update={"normalise": due})
+    if said.method == due.method and (said.percentiles == due.percentiles or said.low is not None):
+        return recipe  # with numbers that are given
+    percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
+    raise PlanError(
+        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {said.method}; leave the recipe's "
+        "[normalise] out"
+    )
+
+
 def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_channels: int) -> dict[str, object]:
     """Return those of GEOMETRY that a net does not say of itself; none where they cannot be measured."""
     log.info("net %s does not say its %s, which is measured", choice.name, ", ".join(keys))
@@ -219,11 +248,6 @@ def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_chann
         log.warning("net %s: %s; declare what it is, such as net.halo", choice.name, error)
         return {}
     return {key: getattr(found, key) for key in keys}
-
-
-def label_of(name: str) -> str:
-    """Return what the net `name` is called in the names of files: its function or its file, without a folder."""
-    return PurePath(name).stem if programs.is_program(name) else name.rpartition(":")[2]
 
 
 def normalising_layers(net: nn.Module) -> list[str]:

@@ -322,6 +322,7 @@ def _windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Tri
     """Return window and overlap in voxels, aligned to the net's stride."""
     halo = _triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
     window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
+    _check_fixed(window, net)
     if choice.overlap != "auto":
         overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
     elif choice.blend == "crop":
@@ -334,7 +335,19 @@ def _windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Tri
         if choice.blend == "crop":
             _check_halo(axis, window[i], overlap[i], halo[i], net)
         _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
-    return (_fitted(window, overlap, net.stride, shape) if choice.shape == "auto" else window), overlap
+    if choice.shape == "auto":
+        fitted = _fitted(window, overlap, net.stride, shape)
+        window = _triple(only or size for only, size in zip(net.fixed, fitted, strict=True))
+    return window, overlap
+
+
+def _check_fixed(window: Triple, net: NetFacts) -> None:
+    """Refuse a window that the net does not take, for it takes those of one size alone."""
+    for axis, size, only in zip(AXES, window, net.fixed, strict=True):
+        if only and size != only:
+            raise PlanError(
+                f"axis {axis}: net {net.label} takes windows of {only} voxels alone, not {size}; set windows.shape=auto"
+            )
 
 
 def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
@@ -352,7 +365,8 @@ def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> T
 def _auto_window(net: NetFacts, halo: Triple) -> Triple:
     """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
     sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
-    return _triple(align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
+    aligned = (align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
+    return _triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
 
 
 def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:

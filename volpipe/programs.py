@@ -1,29 +1,57 @@
-"""Nets that come as files of code: TorchScript (.pt) and torch.export (.pt2), loaded only where they are trusted.
+"""Nets that come as files: TorchScript (.pt), torch.export (.pt2), ONNX (.onnx), and packages of bioimage.io.
 
-Not here: weights, which are data (nets). What these files do when they are loaded or run is up to whoever made them.
+Not here: weights alone, which are data (nets). ONNX is data as well. What files of code do when they are loaded or run
+is up to whoever made them: they are loaded only where they are trusted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 import warnings
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
 from volpipe.recipe import NetChoice
-from volpipe.resolve import told
+from volpipe.resolve import load_function, told
 
 if TYPE_CHECKING:
     from torch import nn
 
-KINDS = {".pt": "TorchScript", ".pth": "TorchScript", ".ts": "TorchScript", ".pt2": "torch.export"}
+    from volpipe.packages import Package, Weights
+
+PACKAGE = "a bioimage.io package"
+KINDS = {
+    ".pt": "TorchScript", ".pth": "TorchScript", ".ts": "TorchScript", ".pt2": "torch.export", ".onnx": "ONNX",
+    ".zip": PACKAGE, ".yaml": PACKAGE, ".yml": PACKAGE,
+}  # fmt: skip
+CODE = ("TorchScript", "torch.export")  # packages say themselves what is in them
 VARYING = ("instance_norm", "group_norm")
+
+log = logging.getLogger(__name__)
 
 
 def is_program(name: str) -> bool:
-    """Tell whether the net `name` is a file of code."""
-    return ":" not in name and PurePath(name).suffix in KINDS
+    """Tell whether the net `name` is a file, or a folder with a package, not a function."""
+    return ":" not in name and (PurePath(name).suffix in KINDS or "/" in name)
+
+
+def kind_of(name: str) -> str:
+    """Return what the file `name` holds, by its suffix; a folder holds a package."""
+    return KINDS.get(PurePath(name).suffix, PACKAGE)
+
+
+def label_of(name: str) -> str:
+    """Return what the net `name` is called in the names of files: its function, file or folder."""
+    path = PurePath(name)
+    if not is_program(name):
+        return name.rpartition(":")[2]
+    if path.suffix in (".yaml", ".yml") and path.parent.name:
+        path = path.parent
+    # Outputs are named after it, and people name files as they like.
+    return re.sub(r"[^\w.-]+", "_", path.stem if path.suffix in KINDS else path.name).lstrip("_.-") or "net"
 
 
 def load_program(choice: NetChoice, search_path: str) -> nn.Module:
@@ -33,22 +61,84 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
         VolpipeError: the recipe does not say that it is trusted, no such file, or one of another kind.
     """
     path = Path(search_path) / choice.name
-    kind = KINDS[path.suffix]
-    if not choice.trust_model:
+    kind = kind_of(choice.name)
+    if kind in CODE and not choice.trust_model:
         raise VolpipeError(
             f"net {choice.name} is a file of {kind}, which is code and runs with your rights; add --trust-model "
             "(net.trust_model = true) if you trust its maker, or take its weights as safetensors with a net of your own"
         )
+    if kind == PACKAGE:
+        return _load_package(choice, path)
     if choice.options:
         raise VolpipeError(f"net {choice.name} is a file of {kind}, which takes no options; leave out {choice.options}")
     if not path.is_file():
         raise VolpipeError(f"no net at {path}")
+    if kind == "ONNX":
+        return _load_onnx(choice, path)
     try:
         return _load(path, kind)
     except Exception as error:  # whatever torch makes of a file that is something else
         raise VolpipeError(
             f"{path} is no file of {kind}: {told(error)}; weights alone go to net.weights, and their net to net.name"
         ) from error
+
+
+def _load_onnx(choice: NetChoice, path: Path) -> nn.Module:
+    from volpipe.onnx_nets import load_onnx
+
+    if choice.weights is not None:
+        raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
+    return load_onnx(path)
+
+
+def _load_package(choice: NetChoice, path: Path) -> nn.Module:
+    from volpipe.package_nets import load_package
+
+    package = _package(choice, path)
+    return load_package(package, _wanted(choice), choice.trust_model, lambda weights: _load_code(package, weights))
+
+
+def _package(choice: NetChoice, path: Path) -> Package:
+    from volpipe.packages import open_package
+
+    if choice.weights is not None:
+        raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
+    if set(choice.options) - {"weights"}:
+        raise VolpipeError(
+            f"net {choice.name} is {PACKAGE}, whose one option is the format of weights; leave out {choice.options}"
+        )
+    if not path.exists():
+        raise VolpipeError(f"no net at {path}")
+    return open_package(path)
+
+
+def _wanted(choice: NetChoice) -> str | None:
+    """Return which weights of a package are asked for."""
+    found = choice.options.get("weights")
+    return None if found is None else str(found)
+
+
+def _load_code(package: Package, weights: Weights) -> nn.Module:
+    """Return the net of a package whose weights are TorchScript, or a state dict for code in the package."""
+    from volpipe.package_nets import architecture
+    from volpipe.packages import checked_file
+
+    try:
+        if weights.kind == "torchscript":
+            return _load(weights.file, "TorchScript")
+        import torch
+
+        said = architecture(weights)
+        place = str(checked_file(package.folder, said)) if "source" in said else said["import_from"]
+        net: nn.Module = load_function(f"{place}:{said['callable']}")(**said["kwargs"])
+        net.load_state_dict(torch.load(weights.file, map_location="cpu", weights_only=True))
+    except VolpipeError as error:
+        raise VolpipeError(f"package {package.name}: {error}") from error
+    except Exception as error:  # whatever torch and the package's code make of it
+        raise VolpipeError(
+            f"package {package.name}: its {weights.kind} weights cannot be loaded: {told(error)}"
+        ) from error
+    return net
 
 
 def _load(path: Path, kind: str) -> nn.Module:
@@ -63,15 +153,53 @@ def _load(path: Path, kind: str) -> nn.Module:
 
 
 def file_hash(choice: NetChoice, search_path: str) -> str:
-    """Return the SHA-256 of the file that `choice` names: of weights and code."""
-    with (Path(search_path) / choice.name).open("rb") as stream:
+    """Return the SHA-256 of the file that `choice` names: of weights and code, and of files beside it that it needs."""
+    path = Path(search_path) / choice.name
+    if kind_of(choice.name) == PACKAGE:
+        weights = _package(choice, path).weights
+        path = weights[_wanted(choice) or next(iter(weights))].file
+    if path.suffix == ".onnx":
+        from volpipe.onnx_nets import onnx_hash
+
+        return onnx_hash(path)
+    with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sources(name: str, search_path: Path) -> list[Path]:
+    """Return the files that are the code of the net in the file or folder `name`."""
+    path = search_path / name
+    if path.is_dir():
+        return sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml", ".py"))
+    return [path] if path.is_file() else []
+
+
+def check_itself(net: nn.Module) -> None:
+    """Have a net that brings a test of its own pass it.
+
+    Raises:
+        VolpipeError: it does not.
+    """
+    if hasattr(net, "package"):
+        from volpipe.package_nets import PackageNet
+
+        if isinstance(net, PackageNet):
+            outcome = net.check()
+            log.info("package %s: its own test differs by %.3g at most", net.package.name, outcome.largest)
+
+
+def num_parameters(net: nn.Module) -> int:
+    """Return how many numbers a net has learned, whatever it keeps them in."""
+    said = getattr(net, "num_parameters", None)
+    return said if isinstance(said, int) else sum(p.numel() for p in net.parameters())
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
     """Return the operators of a loaded file that look beyond a voxel's neighbourhood; [] for other nets."""
     import torch
 
+    if isinstance(found := getattr(net, "varying", None), list):
+        return found
     if isinstance(net, torch.jit.ScriptModule):
         graph: Any = net.inlined_graph  # Any: torch has no types for it
         return [name for name in VARYING if graph.findAllNodes(f"aten::{name}")]

@@ -31,13 +31,13 @@ from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan
-from volpipe.programs import is_program
-from volpipe.recipe import Recipe
+from volpipe.programs import is_program, sources
+from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
 
-PACKAGES = ("volpipe", "numpy", "parsl", "tensorstore", "torch", "z5py", "zarr")
+PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
@@ -83,8 +83,7 @@ def _sources(name: str, search_path: Path) -> list[Path]:
     """Return the files that the net `name` is made of, sorted."""
     place = name.rpartition(":")[0]
     if is_program(name) or place.endswith(".py"):
-        file = search_path / (name if is_program(name) else place)
-        return [file] if file.is_file() else []
+        return sources(name if is_program(name) else place, search_path)
     if not place:
         import volpipe.models
 
@@ -247,13 +246,15 @@ def settings_of(recipe: Recipe) -> list[str]:
     return lines
 
 
-def to_toml(recipe: Recipe) -> str:
-    """Return `recipe` as a file."""
+def to_toml(recipe: Section) -> str:
+    """Return `recipe`, of a run or of a training, as a file."""
     lines = []
-    for section, values in recipe.model_dump(mode="json").items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {toml(value)}" for key, value in values.items() if value is not None]
-        lines.append("")
+    for section, values in recipe.model_dump(mode="json", exclude_none=True).items():
+        tables = values if isinstance(values, list) else [values]
+        for table in tables:
+            lines.append(f"[[{section}]]" if tables is values else f"[{section}]")
+            lines += [f"{key} = {toml(value)}" for key, value in table.items()]
+            lines.append("")
     return "\n".join(lines)
 
 

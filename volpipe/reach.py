@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from volpipe.errors import VolpipeError
+from volpipe.geometry import Geometry, UnmeasurableError, run_net
 from volpipe.grid import Box, align_up
 from volpipe.measure import sampled_affine
+from volpipe.probes import reach_along
 from volpipe.sample import Sample
 from volpipe.volume import open_volume
 
@@ -38,40 +40,6 @@ CORE = 32  # voxels of a tile that halos are tried on, about
 HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
 
-class UnmeasurableError(VolpipeError):
-    """A net that cannot be measured from outside; the message says why."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What was measured of a net, in input voxels (z, y, x).
-
-    Attributes:
-        scale: output voxels per input voxel.
-        stride: by which its own grid repeats: windows, halos and their places must be multiples of it.
-        out_channels: of the output.
-        before, after: how far the input that acts on an output voxel lies below and above it, at most.
-    """
-
-    scale: Triple
-    stride: Triple
-    before: Triple
-    after: Triple
-    out_channels: int = 1
-
-    @property
-    def halo(self) -> Triple:
-        """The exact halo: with it, tiles are the whole."""
-        z, y, x = map(max, self.before, self.after)
-        return z, y, x
-
-    @property
-    def field(self) -> Triple:
-        """The receptive field."""
-        z, y, x = (b + 1 + a for b, a in zip(self.before, self.after, strict=True))
-        return z, y, x
-
-
 def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
     """Return the geometry of the net that `build` makes anew at each call.
 
@@ -82,13 +50,30 @@ def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
-        mixed, positive = _redrawn(build(), positive=False), _redrawn(build().double(), positive=True)
-        out_channels, scale = _channels_and_scale(mixed, in_channels)
-        strides = [_stride(mixed, in_channels, axis, scale[axis]) for axis in range(3)]
-        reaches = [_reach(positive, in_channels, axis, strides, scale[axis]) for axis in range(3)]
+        net = _bare(build())
+        sizes: Triple = getattr(net, "fixed", (0, 0, 0))
+        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)  # of nets without a gradient
+        mixed = _redrawn(net, positive=False) if redraw is None else redraw(positive=False)
+        out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
+        strides = [_stride(mixed, in_channels, axis, scale[axis], sizes) for axis in range(3)]
+        if redraw is None:
+            positive = _redrawn(_bare(build()).double(), positive=True)
+            reaches = [_reach(positive, in_channels, axis, strides, scale[axis]) for axis in range(3)]
+        else:
+            positive = redraw(positive=True)
+            reaches = [
+                reach_along(positive, in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes)
+                for axis in range(3)
+            ]
     (bz, az), (by, ay), (bx, ax) = reaches
     z, y, x = strides
     return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
+
+
+def _bare(net: nn.Module) -> nn.Module:
+    """Return what of a net is to be measured: that of a package without what is done to values before and after."""
+    found = getattr(net, "bare", net)
+    return found if hasattr(found, "forward") else net
 
 
 def _redrawn(net: nn.Module, *, positive: bool) -> nn.Module:
@@ -121,9 +106,9 @@ def _pool_by_mean(net: nn.Module) -> None:
                 setattr(module, name, mean)
 
 
-def _channels_and_scale(net: nn.Module, in_channels: int) -> tuple[int, Triple]:
-    shape = (max(STRIDES),) * 3
-    out = _run(net, _noise((1, in_channels, *shape))).shape
+def _channels_and_scale(net: nn.Module, in_channels: int, sizes: Triple) -> tuple[int, Triple]:
+    shape = tuple(n or max(STRIDES) for n in sizes)
+    out = run_net(net, _noise((1, in_channels, *shape))).shape
     if len(out) != 5 or any(m % n for m, n in zip(out[2:], shape, strict=True)):
         raise UnmeasurableError(
             f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple; nets that shrink windows "
@@ -133,33 +118,40 @@ def _channels_and_scale(net: nn.Module, in_channels: int) -> tuple[int, Triple]:
     return out[1], (z, y, x)
 
 
-def _stride(net: nn.Module, in_channels: int, axis: int, scale: int) -> int:
-    """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces."""
-    length = FIRST_LENGTH
-    while length <= MOST_LENGTH:
-        shape = [max(STRIDES)] * 3
+def _stride(net: nn.Module, in_channels: int, axis: int, scale: int, sizes: Triple) -> int:
+    """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces.
+
+    `sizes` are those of the only window that the net takes, 0 along an axis where it takes others too.
+    """
+    length = most = sizes[axis] or FIRST_LENGTH
+    while length <= (sizes[axis] or MOST_LENGTH):
+        most = length
+        shape = [n or max(STRIDES) for n in sizes]
         shape[axis] = length + max(STRIDES)
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
         line = _noise((1, in_channels, *shape)) * _noise((1, 1, *slices))  # no part of it is like another, on average
-        still = _run(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, 0, length * scale)
+        still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, 0, length * scale)
         largest = float(still.abs().max())
         for shift in STRIDES:
-            moved = _run(net, line.narrow(2 + axis, shift, length))
-            first, count = length // 3 * scale, length // 6 * scale
+            first, count = length // 3 * scale, max(1, length // 6) * scale
+            if first + shift * scale + count > length * scale:  # of a small window that cannot be made longer
+                break
+            moved = run_net(net, line.narrow(2 + axis, shift, length))
             difference = still.narrow(2 + axis, first + shift * scale, count) - moved.narrow(2 + axis, first, count)
-            if float(difference.abs().max()) <= SAME * largest and _takes(net, line, axis, length + shift, scale):
+            fits = bool(sizes[axis]) or _takes(net, line, axis, length + shift, scale)
+            if float(difference.abs().max()) <= SAME * largest and fits:
                 return shift
         length *= 2
     raise UnmeasurableError(
         f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
-        f"up to {MOST_LENGTH}; layers that look at the whole window (norms, attention) do that"
+        f"up to {most}; layers that look at the whole window (norms, attention) do that"
     )
 
 
 def _takes(net: nn.Module, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
     """Return whether windows may be so long along `axis`: nets that shift by one may still want whole multiples."""
     try:
-        return _run(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
+        return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
     except UnmeasurableError:
         return False
 
@@ -195,7 +187,9 @@ def _gradients(net: nn.Module, shape: tuple[int, ...], axis: int, places: range)
             window = torch.rand((1, *shape), dtype=torch.float64, requires_grad=True)
             try:
                 with torch.enable_grad():
-                    (slope,) = torch.autograd.grad(net(window).select(2 + axis, place).sum(), window)
+                    out = net(window).select(2 + axis, place)
+                    # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
+                    (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
             except Exception as error:  # whatever the net's code makes of it, and code without a gradient
                 raise UnmeasurableError(f"no gradient comes through it: {error}") from error
             acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
@@ -208,19 +202,6 @@ def _noise(shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
     return torch.rand(shape)
-
-
-def _run(net: nn.Module, windows: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    try:
-        with torch.inference_mode():
-            out: Any = net(windows)  # Any: whatever the net's code returns
-    except Exception as error:  # whatever the net's code makes of such a window
-        raise UnmeasurableError(f"windows of {tuple(windows.shape[2:])} voxels are not taken: {error}") from error
-    if not isinstance(out, torch.Tensor):
-        raise UnmeasurableError(f"it returns {type(out).__name__}, not a tensor")
-    return out
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class Input(Section):
 
 
 class NetChoice(Section):
-    """The net: a shipped name, ``module:function``, ``file.py:function``, or a file of TorchScript or torch.export.
+    """The net: a shipped name, ``module:function``, ``file.py:function``, a file, or a package of bioimage.io.
 
-    Such a file is code that its maker wrote, and is loaded only where `trust_model` says so.
+    TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
     """
 

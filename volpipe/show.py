@@ -65,6 +65,8 @@ def plan_table(plan: Plan, site: str) -> Table:
     if plan.mask is not None:
         table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
     table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
+    if plan.net.normalise is not None and plan.net.normalise.method != "none":
+        table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
     table.add_row(
         "windows",
         f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "

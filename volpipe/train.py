@@ -11,6 +11,7 @@ import copy
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from volpipe.adversary import Judge
-from volpipe.checkpoints import checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
+from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
 from volpipe.events import append_event, write_events
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import NetFacts, build_net, describe
+from volpipe.ranks import Crew
 from volpipe.samples import Sampler
-from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, WEIGHTS, Steps, TrainRecipe
+from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.validate import Held, hold, predict, validate
 from volpipe.windows import ahead
 
@@ -39,6 +41,10 @@ BATCHES_AHEAD = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Triple = tuple[int, int, int]
+DEFAULT_THREADS = torch.get_num_threads()  # a worker may have had a training with another number before
+SEEDING = threading.Lock()  # torch's numbers are one row for all threads of a process, as of the site "threads"
+ALONE = Crew()
+
 Batch = tuple[Tensor, Tensor]  # what the net sees, and the truth: (n, c, z, y, x), float32
 
 
@@ -99,34 +105,87 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
     return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device), logits=logits)
 
 
-def train(recipe: TrainRecipe, folder: Path, search_path: str = "", check: Callable[[], None] = lambda: None) -> int:
+def train(
+    recipe: TrainRecipe,
+    folder: Path,
+    search_path: str = "",
+    check: Callable[[], None] = lambda: None,
+    crew: Crew = ALONE,
+) -> int:
     """Take the steps of `recipe` that `folder` lacks; return how many there are then.
 
     Args:
         recipe: what to do.
-        folder: of the training; its checkpoints, losses and at the end its weights.
+        folder: of the training; its checkpoints, losses and at the end its weights. A file "stop" in it ends the
+            training where it next validates or writes a checkpoint.
         search_path: folder that the recipe's relative names count from.
         check: called before anything is written; it raises where this process may not write any more.
+        crew: those who take each step together.
     """
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    trainee = make_trainee(recipe, search_path)
-    _resume(trainee, folder)
+    torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
+    with SEEDING:
+        trainee = make_trainee(recipe, search_path)
+    _resume(trainee, folder, crew)
     check()
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    examiner = Examiner(recipe, facts, sampler, folder)
-    batches = ahead(_batches(recipe, sampler, trainee.step), BATCHES_AHEAD)
-    with contextlib.closing(batches), open_log(folder, trainee.step) as write:  # type: ignore[type-var]
+    keeper = Keeper(recipe, facts, sampler, folder, check, crew)
+    batches = ahead(_batches(recipe, sampler, trainee.step, crew), BATCHES_AHEAD)
+    with contextlib.closing(batches), keeper.keeping(trainee):  # type: ignore[type-var]
         while trainee.step < recipe.train.steps:
-            entry = take_step(trainee, recipe, facts.scale, batches)
-            write(entry | examiner.examine(trainee))
-            if trainee.step % recipe.train.checkpoint_every == 0 or trainee.step == recipe.train.steps:
-                check()
-                save_checkpoint(folder / CHECKPOINTS, trainee.step, trainee.state(), recipe.train.keep)
-    save_weights(folder / WEIGHTS, trainee.average.state_dict())
+            entry = take_step(trainee, recipe, facts.scale, batches, crew)
+            if keeper.keep(trainee, entry):
+                log.info("asked to stop after step %d", trainee.step)
+                return trainee.step
+    if crew.leads:
+        save_weights(folder / WEIGHTS, trainee.average.state_dict())
     return trainee.step
+
+
+@dataclass
+class Keeper:
+    """Keeps what a training leaves behind: its log, checkpoints, scores and predictions; rank 0 alone writes."""
+
+    recipe: TrainRecipe
+    facts: NetFacts
+    sampler: Sampler
+    folder: Path
+    check: Callable[[], None]
+    crew: Crew
+    _write: Callable[[Mapping[str, float]], None] = lambda entry: None
+
+    @contextlib.contextmanager
+    def keeping(self, trainee: Trainee) -> Iterator[None]:
+        """Have the log open meanwhile."""
+        if not self.crew.leads:
+            yield
+            return
+        with open_log(self.folder, trainee.step) as self._write:
+            yield
+
+    def keep(self, trainee: Trainee, entry: Mapping[str, float]) -> bool:
+        """Write what is due after a step of which `entry` is logged; return whether the training is to stop here."""
+        choice, step = self.recipe.train, trainee.step
+        saves = step % choice.checkpoint_every == 0 or step == choice.steps
+        pauses = saves or any(
+            _is_due(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
+        )
+        if not pauses:
+            self._write(entry)
+            return False
+        stops = 0
+        if self.crew.leads:
+            self._write({**entry, **self.examiner.examine(trainee)})
+            stops = int((self.folder / STOP).exists() and step < choice.steps)
+            if saves or stops:
+                self.check()
+                save_checkpoint(self.folder / CHECKPOINTS, step, trainee.state(), choice.keep)
+        return bool(self.crew.agree(f"stop at {step}", stops))
+
+    @cached_property
+    def examiner(self) -> Examiner:
+        return Examiner(self.recipe, self.facts, self.sampler, self.folder)
 
 
 @dataclass
@@ -157,10 +216,13 @@ def _is_due(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
-def take_step(trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch]) -> dict[str, float]:
-    """Take one step, and return what is logged of it."""
+def take_step(
+    trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch], crew: Crew = ALONE
+) -> dict[str, float]:
+    """Take one step, and return what is logged of it: means over the ranks of `crew`."""
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
-    torch.manual_seed(choice.seed * 1_000_003 + trainee.step)  # of dropout and its like
+    with SEEDING:
+        torch.manual_seed(choice.seed * 1_000_003 + trainee.step)  # of dropout and its like
     rate = choice.rate(trainee.step)
     for group in trainee.optimiser.param_groups:
         group["lr"] = rate
@@ -172,10 +234,13 @@ def take_step(trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Ite
         waited += time.perf_counter() - before
         for name, value in _learn(trainee, recipe, given, truth, scale).items():
             sums[name] = sums.get(name, 0.0) + value / choice.accumulate
+    crew.average_gradients(trainee.net)  # before they are looked at for infinities, so that all ranks find the same
     norm = _update(trainee, choice)
     if trainee.judge is not None:
+        crew.average_gradients(trainee.judge.net)
         trainee.judge.update()
     trainee.step += 1
+    sums = crew.average_numbers(sums, trainee.device)
     if not math.isfinite(sums["loss"]):
         raise RunError(
             f"step {trainee.step}: the loss is {sums['loss']}; give a smaller train.learning_rate or train.clip, or "
@@ -228,23 +293,28 @@ def _update(trainee: Trainee, choice: Steps) -> float:
     return float(norm)
 
 
-def _batches(recipe: TrainRecipe, sampler: Sampler, step: int) -> Iterator[Batch]:
-    """Yield the batches of all steps from `step` on, for ever."""
-    size = recipe.train.batch
+def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, crew: Crew) -> Iterator[Batch]:
+    """Yield the batches of all steps from `step` on, for ever; of n ranks, rank r has every n-th sample, from r on."""
+    size = recipe.train.batch * crew.size
     number = step * size * recipe.train.accumulate
     while True:
-        found = [sampler.sample(n) for n in range(number, number + size)]
+        found = [sampler.sample(n) for n in range(number + crew.rank, number + size, crew.size)]
         given, truth = np.stack([s.given for s in found]), np.stack([s.truth for s in found])
         yield torch.from_numpy(given), torch.from_numpy(truth)
         number += size
 
 
-def _resume(trainee: Trainee, folder: Path) -> None:
-    """Go on from the newest checkpoint in `folder`, if there is one."""
+def _resume(trainee: Trainee, folder: Path, crew: Crew) -> None:
+    """Go on from the newest checkpoint in `folder`, if there is one; that which rank 0 finds."""
     found = checkpoints(folder / CHECKPOINTS)
-    if found:
-        trainee.load(load_checkpoint(found[-1]))
-        log.info("going on from step %d", step_of(found[-1]))
+    step = crew.agree("begin at", step_of(found[-1]) if found else 0)
+    if step:
+        trainee.load(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
+        log.info("going on from step %d", step)
+        return
+    judge = [] if trainee.judge is None else [trainee.judge.net]
+    for net in (trainee.net, trainee.average, *judge):
+        crew.share(list(net.state_dict().values()))  # not every net draws the same weights each time
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
+STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
+VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Offset = tuple[int, int, int]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
@@ -151,6 +153,7 @@ class Steps(Section):
     """How many steps of which size, and how fast.
 
     batch: windows per pass; accumulate: passes per step, whose gradients are averaged.
+    ranks: tasks that take each step together, each with its own `batch` windows; their gradients are averaged.
     schedule: after `warm_up` steps the rate is constant, or falls to 0 as a cosine, or ("trapezoid") stays and then
     falls in a line over the last `decay` steps, so that `steps` may be changed until then.
     clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
@@ -164,6 +167,7 @@ class Steps(Section):
     steps: int = Field(10_000, ge=1)
     batch: int = Field(1, ge=1)
     accumulate: int = Field(1, ge=1)
+    ranks: int = Field(1, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
     schedule: Literal["constant", "cosine", "trapezoid"] = "cosine"
@@ -281,7 +285,8 @@ def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecip
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    return typed(TrainRecipe, load_tree(path, settings), str(path or "the settings"))
+    tree = load_tree(path, settings)
+    return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, str(path or "the settings"))
 
 
 def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
@@ -291,6 +296,8 @@ def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
         RecipeError: with the keys that differ.
     """
     changed = [line for line in differences(old, new) if line.split(":")[0] not in {f"train.{key}" for key in NEUTRAL}]
+    if old.train.ranks * old.train.batch == new.train.ranks * new.train.batch:  # the same windows in each step
+        changed = [line for line in changed if line.split(":")[0] not in ("train.ranks", "train.batch")]
     for recipe in (old, new):
         ends = [(each.train.steps, each.train.decay) for each in (old, new)]
         if ends[0] != ends[1] and not _is_open(recipe.train, step):

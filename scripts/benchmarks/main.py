@@ -23,11 +23,12 @@ from benchmarks import (
     report,
     scratch,
     start,
+    sweeps,
 )
 from benchmarks.row import Measured, Row, Setting, take
 from benchmarks.session import environment
 
-FAMILIES = (bare, floor, start, driver, fetches, nodes, scratch, memory, large, against_monai, against_dask)
+FAMILIES = (bare, floor, start, driver, fetches, nodes, scratch, memory, large, against_monai, against_dask, sweeps)
 WIDTH = 220  # of what goes to a file or a pipe
 
 

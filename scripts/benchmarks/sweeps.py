@@ -1,0 +1,74 @@
+"""A sweep of small trainings on two workers, against the same on one worker, one after another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import inputs
+from benchmarks.row import Outcome, Row, Setting, compared
+from volpipe.apps.start import on_site
+from volpipe.errors import VolpipeError
+from volpipe.sweep import load_sweep, run_sweep
+
+WORKERS = "VOLPIPE_WORKERS"
+RECIPE = """
+[net]
+name = "superres"
+options = { factor = 2, features = 8, num_blocks = 2 }
+[[data]]
+path = "PATH"
+[normalise]
+low = 0
+high = 255
+[degrade]
+kind = "bin"
+[samples]
+shape = [8, 32, 32]
+[train]
+steps = STEPS
+batch = 2
+threads = 1
+[sweep]
+"train.seed" = [0, 1, 2, 3]
+"train.learning_rate" = [1e-3, 3e-4]
+"""
+
+
+def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
+    recipe = setting.scratch / "recipe.toml"
+    steps = 10 if setting.short else 200
+    place = inputs.volume(setting, (128, 128, 128))
+    recipe.write_text(RECIPE.replace("PATH", place).replace("STEPS", str(steps)), encoding="utf-8")
+    yield from compared(repeats, lambda: _sweep(setting, recipe, 2), lambda: _sweep(setting, recipe, 1), "one worker")
+
+
+def _sweep(setting: Setting, recipe: Path, workers: int) -> float:
+    """Return the seconds of all trainings, from before the workers start until they are gone."""
+    before = os.environ.get(WORKERS)
+    os.environ[WORKERS] = str(workers)
+    try:
+        started = time.perf_counter()
+        rows = run_sweep(
+            load_sweep(recipe), setting.scratch / "sweep", on_site("local"), search_path=setting.scratch, fresh=True
+        )
+        seconds = time.perf_counter() - started
+    finally:
+        os.environ.pop(WORKERS) if before is None else os.environ.update({WORKERS: before})
+    if any(row.state != "done" for row in rows):
+        raise VolpipeError(next(row.reason for row in rows if row.state != "done"))
+    return seconds
+
+
+ROWS = [
+    Row(
+        "sweep",
+        "sweep on two workers ÷ on one",
+        1 / 1.8,
+        0.52,
+        measure,
+        why="8 trainings of 200 steps, a thread each, with the start of Parsl on both sides",
+    )
+]

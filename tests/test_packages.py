@@ -1,0 +1,527 @@
+"""bioimage.io packages: their own tests reproduce, runs honour what they say, and what is not served is refused."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import Give, giver
+from graphs import export_onnx
+from torch import nn
+from volumes import noise, write_volume
+from zoo import Smooth, changed, description, out_of, sha256, write_package, zipped
+
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.nets import build_net, describe, normalised
+from volpipe.package_nets import PackageNet, compare
+from volpipe.packages import Tolerance, open_package
+from volpipe.recipe import NetChoice, Normalise, Recipe
+from volpipe.volume import open_volume
+
+FORMS = ("0.4", "0.5")
+LARGE = np.random.default_rng(1).normal(100, 9, (1, 1, 32, 32, 32)).astype(np.float32)
+SEEN = np.random.default_rng(0).normal(100, 9, (1, 1, 6, 24, 20)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "volpipe" / "packages"
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def step(form: str, kind: str, **values: Any) -> dict[str, Any]:
+    return {"name" if form == "0.4" else "id": kind} | ({"kwargs": values} if values else {})
+
+
+def zero_mean(form: str) -> dict[str, Any]:
+    if form == "0.4":
+        return step(form, "zero_mean_unit_variance", mode="per_sample", axes="zyx")
+    return step(form, "zero_mean_unit_variance", axes=["z", "y", "x"])
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values.astype(np.float64)))
+
+
+def smooth(folder: Path, form: str = "0.5", *, kinds: tuple[str, ...] = ("onnx",), **how: Any) -> Path:
+    """Write a package of Smooth without steps."""
+    due = out_of(Smooth(), SEEN)
+    return write_package(folder, description(form, **how), Smooth(), SEEN, due, kinds=kinds)
+
+
+def facts_of(path: Path, **choice: Any) -> Any:
+    return describe(NetChoice(name=str(path), **choice))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+def test_a_package_says_what_its_net_is_and_passes_its_own_test(tmp_path: Path, form: str, kind: str) -> None:
+    due = sigmoid(out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())).astype(np.float32)
+    said = description(form, before=[zero_mean(form)], after=[step(form, "sigmoid")])
+    folder = write_package(tmp_path / "pack", said, Smooth(), SEEN, due, kinds=(kind,))
+    facts = facts_of(folder, trust_model=True)
+    assert (facts.label, facts.in_channels, facts.out_channels, facts.num_parameters) == ("pack", 1, 2, 140)
+    assert (facts.scale, facts.stride, facts.halo) == ((1, 1, 1), (1, 2, 2), (1, 3, 3))  # the halo was measured
+    assert (facts.intensity, facts.normalise.method, facts.fixed) == ("unit", "zscore", (0, 0, 0))
+    assert facts.weights_sha256 == sha256(folder / ("net.onnx" if kind == "onnx" else "net.pt"))
+    net = build_net(NetChoice(name=str(folder), trust_model=True))
+    assert isinstance(net, PackageNet)
+    assert net.test().largest < 1e-5 < 0.5 < net.test().expected
+    assert "statistics of the whole volume" in net.notes[0]
+
+
+def test_a_halo_that_a_package_declares_is_taken_in_voxels_of_the_input(tmp_path: Path) -> None:
+    for form in FORMS:
+        assert facts_of(smooth(tmp_path / form, form, halo=5, least={"z": 12})).halo == (5, 5, 5)
+    twice = description("0.5", "bczyx", least={"z": 32, "y": 32, "x": 32}, channels=1)
+    for axis in twice["outputs"][0]["axes"][2:]:
+        axis |= {"halo": 6, "scale": 0.5}  # twice as fine: 6 of its voxels are 3 of the input's
+    net = nn.Upsample(scale_factor=2.0)
+    folder = write_package(tmp_path / "fine", twice, net, LARGE, out_of(net, LARGE))
+    assert (facts_of(folder).scale, facts_of(folder).halo) == ((2, 2, 2), (3, 3, 3))
+
+
+def test_sizes_of_a_package_are_windows_and_strides(tmp_path: Path) -> None:
+    folder = smooth(tmp_path / "steps", least={"z": 8, "y": 64, "x": 96}, step={"z": 2, "y": 16, "x": 32})
+    facts = facts_of(folder)
+    assert (facts.stride, facts.window, facts.fixed) == ((2, 16, 32), (64, 64, 96), (0, 0, 0))
+    only = smooth(tmp_path / "only", least={"z": 12, "y": 40, "x": 44}, step={"z": 0, "y": 0, "x": 0})
+    facts = facts_of(only)
+    assert (facts.stride, facts.window, facts.fixed) == ((1, 2, 2), (12, 40, 44), (12, 40, 44))
+    odd = smooth(tmp_path / "odd", least={"z": 4, "y": 17, "x": 17}, step={"z": 1, "y": 2, "x": 2})
+    assert facts_of(odd).fixed == (0, 65, 65)  # no multiple of a stride: 17 + 24 · 2
+
+
+def run_over(give: Give, net: Path, *settings: str) -> np.ndarray:
+    chosen = (f"net.name={net}", "output.dtype=float32", "output.intensity=raw", *settings)
+    arguments = [part for setting in chosen for part in ("--set", setting)]
+    ended = give("run", "--config", "threads", *arguments, "--fresh", "-o", "out.zarr", "in.n5")
+    assert ended.code == 0, ended.err
+    return np.asarray(np.squeeze(open_volume("out.zarr").open()[...]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_takes_the_statistics_of_the_whole_volume(tmp_path: Path, give: Give, form: str) -> None:
+    due = sigmoid(out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())).astype(np.float32)
+    said = description(form, before=[zero_mean(form)], after=[step(form, "sigmoid")])
+    folder = write_package(tmp_path / "pack", said, Smooth(), SEEN, due)
+    volume = noise((10, 44, 40))
+    volume[:, :22] //= 4  # so that windows have other statistics
+    write_volume(tmp_path / "in.n5", volume)
+    found = run_over(give, zipped(folder, tmp_path / "pack.zip"), "windows.shape=[8,24,24]")
+    values = (volume - volume.mean()) / volume.astype(np.float64).std()
+    whole = out_of(Smooth(), np.pad(values, 4, mode="reflect")[None, None])[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(found, sigmoid(whole), atol=1e-5)
+
+
+def test_percentiles_of_a_package_are_those_of_the_whole_volume(tmp_path: Path, give: Give) -> None:
+    low, high = np.percentile(SEEN, (2, 97))
+    scaled = np.clip((SEEN - low) / (high - low), 0, 1)
+    before = [step("0.5", "scale_range", axes=["z", "y", "x"], min_percentile=2, max_percentile=97),
+              step("0.5", "clip", min=0, max=1)]  # fmt: skip
+    folder = write_package(
+        tmp_path / "pack", description("0.5", before=before), Smooth(), SEEN, out_of(Smooth(), scaled)
+    )
+    volume = noise((10, 20, 24))
+    write_volume(tmp_path / "in.n5", volume)
+    found = run_over(give, folder)
+    low, high = np.percentile(volume, (2, 97), method="inverted_cdf").astype(float)
+    values = np.clip((volume - low) / (high - low), 0, 1)
+    due = out_of(Smooth(), np.pad(values, 4, mode="reflect")[None, None])[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(found, due, atol=1e-5)
+
+
+def test_fixed_numbers_of_a_package_are_honoured_as_they_are(tmp_path: Path, give: Give) -> None:
+    before = [step("0.4", "scale_linear", gain=0.5, offset=3.0),
+              step("0.4", "zero_mean_unit_variance", mode="fixed", mean=40.0, std=20.0, axes="zyx"),
+              step("0.4", "clip", min=-1.5, max=2.0)]  # fmt: skip
+    after = [step("0.4", "binarize", threshold=0.1)]
+
+    def by_hand(values: np.ndarray) -> np.ndarray:
+        given = np.clip((values * 0.5 + 3 - 40) / 20, -1.5, 2)
+        return (out_of(Smooth(), given) > 0.1).astype(np.float32)
+
+    folder = write_package(
+        tmp_path / "pack", description("0.4", before=before, after=after), Smooth(), SEEN, by_hand(SEEN)
+    )
+    facts = facts_of(folder)
+    assert (facts.normalise.method, facts.intensity) == ("none", "unit")
+    volume = noise((9, 20, 24))
+    write_volume(tmp_path / "in.n5", volume)
+    due = by_hand(np.pad(volume.astype(np.float32), 4, mode="reflect")[None, None])[0, :, 4:-4, 4:-4, 4:-4]
+    assert 0.1 < due.mean() < 0.9
+    assert (run_over(give, folder) != due).mean() < 1e-4  # at the threshold, last bits decide
+
+
+class Last(nn.Module):
+    """A net (n, y, x, c) of slices whose channels come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, (5, 3), padding=(2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_slices_with_axes_in_another_order_are_served(tmp_path: Path, give: Give, form: str) -> None:
+    torch.manual_seed(1)
+    net = Last().eval()
+    seen = SEEN[0, :, 0, :, :, None]
+    folder = tmp_path / "pack"
+    write_package(folder, description(form, "byxc"), net, seen, out_of(net, seen), shape=(1, 24, 20, 1), kinds=())
+    export_onnx(folder / "net.onnx", net, (1, 24, 20, 1), free=False)
+    changed(folder, lambda said: said.update(weights={"onnx": {"source": "net.onnx", "opset_version": 17}}))
+    facts = facts_of(folder)
+    assert (facts.halo, facts.fixed, facts.out_channels) == ((0, 2, 1), (0, 24, 20), 2)
+    volume = noise((3, 40, 30))
+    write_volume(tmp_path / "in.n5", volume)
+    due = net.conv(
+        torch.from_numpy(np.pad(volume.astype(np.float32), ((0, 0), (2, 2), (2, 2)), mode="reflect"))[:, None]
+    )
+    expected = due.detach().numpy()[:, :, 2:-2, 2:-2].swapaxes(0, 1)
+    np.testing.assert_allclose(run_over(give, folder), expected, rtol=1e-4, atol=1e-3)
+
+
+Change = Callable[[Path], object]
+
+
+def said(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda folder: changed(folder, change)
+
+
+def second(what: str) -> Change:
+    def double(found: dict[str, Any]) -> None:
+        key, test = {"inputs": ("name", "test_inputs"), "outputs": ("name", "test_outputs")}[what]
+        found[what].append(found[what][0] | {key: "other"})
+        found[test] *= 2
+
+    return said(double)
+
+
+BROKEN: dict[str, tuple[Change, str]] = {
+    "other test": (
+        lambda folder: np.save(folder / "out.npy", out_of(Smooth(), SEEN) + np.float32(0.5)),
+        r"does not reproduce its own test: with its onnx weights the largest difference is 0\.5",
+    ),
+    "no array": (lambda folder: (folder / "in.npy").write_bytes(b"\x93NUMPY"), r"in\.npy holds no test tensor"),
+    "objects": (
+        lambda folder: np.save(folder / "in.npy", np.array([{}]), allow_pickle=True), r"in\.npy holds no test tensor",
+    ),
+    "fewer axes": (lambda folder: np.save(folder / "in.npy", SEEN[0]), r"in\.npy has 4 axes, its package says bczyx"),
+    "other weights": (
+        lambda folder: (folder / "net.onnx").write_bytes((folder / "net.onnx").read_bytes() + b"\0"),
+        r"its file net\.onnx has SHA-256 [0-9a-f]{64}, the description says .*it is another file",
+    ),
+    "no weights": (lambda folder: (folder / "net.onnx").unlink(), r"its file net\.onnx is missing"),
+    "no test": (lambda folder: (folder / "out.npy").unlink(), r"its file out\.npy is missing"),
+    "elsewhere": (
+        said(lambda found: found["weights"]["onnx"].update(source="../net.onnx")), "outside of its folder|describes no",
+    ),
+    "on the web": (
+        said(lambda found: found["weights"]["onnx"].update(source="https://example.org/net.onnx")), "is on the web",
+    ),
+    "two inputs": (second("inputs"), r"it has 2 inputs \(raw, other\); packages of one are run"),
+    "two outputs": (second("outputs"), r"it has 2 outputs \(made, other\)"),
+    "keras": (
+        said(lambda found: found.update(weights={"keras_hdf5": {"source": "in.npy", "tensorflow_version": "2.1"}})),
+        "it has weights of keras_hdf5; onnx, torchscript, pytorch_state_dict are run",
+    ),
+    "unknown step": (
+        said(lambda found: found["inputs"][0].update(preprocessing=[{"name": "melt"}])), "describes no model: .*melt",
+    ),
+    "by channel": (
+        said(lambda found: found["outputs"][0].update(postprocessing=[zero_mean("0.4")])),
+        "zero_mean_unit_variance of the output rests on statistics that nobody knows",
+    ),
+    "clip first": (
+        said(lambda found: found["inputs"][0].update(
+            preprocessing=[step("0.4", "clip", min=0, max=1), zero_mean("0.4")])),
+        "clip before zero_mean_unit_variance makes other statistics",
+    ),
+    "shrinking": (
+        said(lambda found: found["outputs"][0]["shape"].update(offset=[0, 0.5, 0, -4, -4])),
+        r"along y, its output has 1 times the voxels of its input and -8; .*nets that shrink windows must pad",
+    ),
+    "in time": (
+        said(lambda found: [found[side][0].update(axes="bctyx") for side in ("inputs", "outputs")]),
+        "its axes are bctyx; b, c, z, y, x are run",
+    ),
+    "a list": (lambda folder: (folder / "rdf.yaml").write_text("- 1\n"), "holds list, not a description"),
+    "no YAML": (lambda folder: (folder / "rdf.yaml").write_text("a: [1\n"), "is no YAML that can be read"),
+    "a bomb": (
+        lambda folder: (folder / "rdf.yaml").write_text(
+            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))),
+        "has 72 aliases",
+    ),
+    "a dataset": (said(lambda found: found.update(type="dataset")), "describes (no model|a dataset)"),
+    "nothing": (lambda folder: (folder / "rdf.yaml").unlink(), r"no bioimage.io package at .*no bioimageio.yaml"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smooth(tmp_path_factory.mktemp("whole") / "pack", "0.4")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_package_that_is_broken_or_not_served_is_refused(tmp_path: Path, whole: Path, name: str) -> None:
+    folder = zipped_copy(whole, tmp_path / "pack")
+    facts_of(folder, halo=(1, 3, 3))
+    change, sentence = BROKEN[name]
+    change(folder)
+    with pytest.raises(VolpipeError, match=sentence):
+        facts_of(folder, halo=(1, 3, 3))
+
+
+def zipped_copy(folder: Path, copy: Path) -> Path:
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def test_code_in_a_package_is_run_only_where_it_is_trusted(tmp_path: Path) -> None:
+    folder = smooth(tmp_path / "pack", kinds=("torchscript",))
+    with pytest.raises(VolpipeError, match=r"has its net as torchscript, which is code .*; add --trust-model"):
+        facts_of(folder)
+    assert facts_of(folder, trust_model=True).halo == (1, 3, 3)
+
+
+CODE = """
+import pathlib, torch
+pathlib.Path(__file__).with_name("ran").touch()
+class Scale(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.conv = torch.nn.Conv3d(1, features, 1)
+    def forward(self, x):
+        return self.conv(x)
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_state_dict_is_loaded_into_the_code_of_the_package(tmp_path: Path, form: str) -> None:
+    net = nn.Module()
+    net.conv = nn.Conv3d(1, 2, 1)
+    due = net.conv(torch.from_numpy(SEEN)).detach().numpy()
+    folder = write_package(tmp_path / "pack", description(form), net, SEEN, due, kinds=())
+    (folder / "code.py").write_text(CODE)
+    torch.save(net.state_dict(), folder / "net.pth")
+    entry: dict[str, Any] = {"source": "net.pth", "sha256": sha256(folder / "net.pth"), "pytorch_version": "2.6"}
+    digest = sha256(folder / "code.py")
+    if form == "0.4":
+        entry |= {"architecture": "code.py:Scale", "architecture_sha256": digest, "kwargs": {"features": 2}}
+    else:
+        entry["architecture"] = {"source": "code.py", "callable": "Scale", "kwargs": {"features": 2}, "sha256": digest}
+    changed(folder, lambda found: found.update(weights={"pytorch_state_dict": entry}))
+    with pytest.raises(VolpipeError, match="has its net as pytorch_state_dict, which is code"):
+        facts_of(folder)
+    assert not (folder / "ran").exists()
+    assert facts_of(folder, trust_model=True).halo == (0, 0, 0)
+    (folder / "code.py").write_text(CODE + "\n")
+    with pytest.raises(VolpipeError, match=r"its file code\.py has SHA-256"):
+        facts_of(folder, trust_model=True)
+
+
+def test_data_is_preferred_to_code_and_the_recipe_may_choose(tmp_path: Path) -> None:
+    folder = smooth(tmp_path / "pack", kinds=("torchscript", "onnx"))
+    assert facts_of(folder).weights_sha256 == sha256(folder / "net.onnx")
+    chosen = facts_of(folder, trust_model=True, options={"weights": "torchscript"})
+    assert chosen.weights_sha256 == sha256(folder / "net.pt")
+    for options, sentence in (({"weights": "keras"}, "has no keras weights; it has onnx, torchscript"),
+                              ({"depth": 3}, "whose one option is the format of weights")):  # fmt: skip
+        with pytest.raises(VolpipeError, match=sentence):
+            facts_of(folder, options=options)
+
+
+@pytest.mark.parametrize("inside", ["", "pack/"])
+def test_a_zip_is_unpacked_once_and_whole(tmp_path: Path, cache: Path, inside: str) -> None:
+    path = zipped(smooth(tmp_path / "pack"), tmp_path / "my pack (1).zip", inside)
+    assert facts_of(path).label == "my_pack_1_"
+    (folder,) = cache.iterdir()
+    assert folder.name == sha256(path)
+    before = folder.stat().st_mtime_ns
+    open_package(path)
+    assert (list(cache.iterdir()), folder.stat().st_mtime_ns) == ([folder], before)
+
+
+def entry(name: str, content: bytes = b"x", mode: int = 0) -> tuple[zipfile.ZipInfo, bytes]:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info, content
+
+
+ZIPS = {
+    "upwards": ([entry("../evil")], "holds '../evil', which leads out of it"),
+    "absolute": ([entry("/tmp/evil")], "holds '/tmp/evil', which leads out of it"),
+    "link": ([entry("link", b"/etc/passwd", stat.S_IFLNK | 0o777)], "holds the link 'link'"),
+    "bomb": ([entry("zeros")], "holds 1 files of 2147483648 bytes in 3; at most"),
+    "many": ([entry(str(i)) for i in range(1001)], "holds 1001 files"),
+}
+
+
+def says(path: Path, size: int) -> None:
+    """Have the directory of the zip at `path` say that its last file has `size` bytes."""
+    data = path.read_bytes()
+    place = data.rindex(b"PK\x01\x02") + 24
+    path.write_bytes(data[:place] + size.to_bytes(4, "little") + data[place + 4 :])
+
+
+@pytest.mark.parametrize("name", ZIPS)
+def test_a_zip_that_holds_more_than_a_package_is_refused_and_leaves_nothing(
+    tmp_path: Path, cache: Path, name: str
+) -> None:
+    entries, sentence = ZIPS[name]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for info, content in entries:
+            archive.writestr(info, content)
+    if name == "bomb":
+        says(tmp_path / "a.zip", 2**31)
+    with pytest.raises(VolpipeError, match=sentence):
+        open_package(tmp_path / "a.zip")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_zip_that_lies_about_its_sizes_or_is_cut_short_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = zipped(smooth(tmp_path / "pack"), tmp_path / "a.zip")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(VolpipeError, match=r"a\.zip is no zip that can be read"):
+        open_package(path)
+    path.write_bytes(data)
+    says(path, 5)
+    with pytest.raises(VolpipeError, match=r"a\.zip is no zip that can be read"):
+        open_package(path)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = zipped(smooth(tmp_path / "pack"), tmp_path / "a.zip")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(VolpipeError, match=r"cannot be unpacked to .*: Not a directory"):
+        open_package(path)
+
+
+def test_what_a_package_tolerates_of_itself_counts(tmp_path: Path) -> None:
+    folder = smooth(tmp_path / "pack")
+    expected = out_of(Smooth(), SEEN)
+    np.save(folder / "out.npy", expected + np.float32(0.005) * np.abs(expected).max())
+    with pytest.raises(VolpipeError, match="does not reproduce"):
+        facts_of(folder, halo=(1, 3, 3))
+    tolerance = {"relative_tolerance": 0.0, "absolute_tolerance": float(0.006 * np.abs(expected).max())}
+    for entries, passes in (
+        ([tolerance], True),
+        ([tolerance | {"weights_formats": ["torchscript"]}], False),
+        ([tolerance | {"output_ids": ["made"], "weights_formats": ["onnx"]}], True),
+    ):
+        config = {"bioimageio": {"reproducibility_tolerance": entries}}
+        changed(folder, lambda found, config=config: found.update(config=config))
+        if passes:
+            assert facts_of(folder, halo=(1, 3, 3)).halo == (1, 3, 3)
+        else:
+            with pytest.raises(VolpipeError, match="does not reproduce"):
+                facts_of(folder, halo=(1, 3, 3))
+
+
+def test_differences_are_counted_against_the_tolerance() -> None:
+    due = np.array([0.0, 1.0, -10.0, 5.0])
+    assert compare(due, due, None, False).is_reproduced
+    assert compare(due + 0.9e-3, due, None, False).is_reproduced  # 1e-4 of 10
+    assert not compare(due + 1.1e-3, due, None, False).is_reproduced
+    assert not compare(np.full(4, np.nan), due, None, False).is_reproduced
+    found = due + np.array([0, 0, 0.5, 0])
+    outcome = compare(found, due, Tolerance(0.01, 0.1, 250_000), False)
+    assert (outcome.largest, outcome.expected, outcome.mismatched, outcome.is_reproduced) == (0.5, 10.0, 250_000, True)
+    assert not compare(found, due, Tolerance(0.01, 0.1, 249_000), False).is_reproduced
+
+
+def test_a_recipe_that_normalises_otherwise_than_its_package_is_refused(tmp_path: Path, give: Give) -> None:
+    due = out_of(Smooth(), (SEEN - SEEN.mean()) / SEEN.std())
+    folder = write_package(tmp_path / "pack", description("0.5", before=[zero_mean("0.5")]), Smooth(), SEEN, due)
+    write_volume(tmp_path / "in.n5", noise((10, 24, 24)))
+    name = ("--set", f"net.name={folder}")
+    ended = give("plan", "--quick", *name, "--set", "normalise.method=percentile", "in.n5")
+    assert ended.code == 2
+    said = " ".join(ended.err.split())
+    assert "net pack asks for normalise.method=zscore, not percentile; leave the recipe's [normalise] out" in said
+    given = ("--set", "normalise.method=zscore", "--set", "normalise.mean=3", "--set", "normalise.std=2")
+    for settings in ((), given):
+        ended = give("plan", "--quick", *name, *settings, "in.n5")
+        assert ended.code == 0, ended.err
+        assert "asks for zscore: statistics of the whole volume, not of each window" in " ".join(ended.out.split())
+
+
+def test_numbers_that_a_recipe_gives_take_the_place_of_the_volumes(tmp_path: Path) -> None:
+    facts = facts_of(smooth(tmp_path / "pack"), halo=(1, 3, 3))
+    asking = facts.model_copy(update={"normalise": Normalise(method="percentile", percentiles=(2, 97))})
+    given = Recipe(normalise=Normalise(method="percentile", low=3, high=9))
+    assert normalised(given, asking) == given
+    assert normalised(Recipe(), asking).normalise == asking.normalise
+    assert normalised(given, facts.model_copy(update={"normalise": None})) == given
+    with pytest.raises(
+        PlanError, match=r"normalise\.method=percentile, normalise\.percentiles=\[2\.0, 97\.0\], not perc"
+    ):
+        normalised(Recipe(normalise=Normalise(method="percentile")), asking)
+
+
+def test_the_command_prints_how_the_packages_own_test_goes(tmp_path: Path, give: Give) -> None:
+    folder = smooth(tmp_path / "pack")
+    ended = give("net", "pack/rdf.yaml", "--no-costs")
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.out.split())
+    assert (
+        "net pack, 140 parameters, 1 → 2 channels package Small net, onnx weights; its own test is reproduced:" in said
+    )
+    assert "exact halo 1 3 3 1 × 3 × 3" in said
+    np.save(folder / "out.npy", np.zeros_like(out_of(Smooth(), SEEN)))
+    ended = give("net", "./pack", "--no-costs")
+    assert ended.code == 2
+    assert "does not reproduce its own test: with its onnx weights the largest difference is" in " ".join(
+        ended.err.split()
+    )
+
+
+def test_a_package_of_one_size_runs_over_a_volume_of_another(tmp_path: Path, give: Give) -> None:
+    folder = smooth(tmp_path / "pack", least={"z": 8, "y": 24, "x": 28}, step={"z": 0, "y": 0, "x": 0})
+    volume = noise((10, 30, 34))
+    write_volume(tmp_path / "in.n5", volume)
+    padded = np.pad(volume.astype(np.float32), 4, mode="reflect")[None, None]
+    due = out_of(Smooth(), padded)[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(run_over(give, folder), due, rtol=1e-4, atol=1e-3)
+
+
+def test_a_window_below_the_least_of_a_package_is_refused(tmp_path: Path, give: Give) -> None:
+    smooth(tmp_path / "pack", least={"z": 4, "y": 32, "x": 32})
+    write_volume(tmp_path / "in.n5", noise((10, 50, 50)))
+    ended = give("plan", "--set", "net.name=./pack", "--set", "windows.shape=[8,32,16]", "in.n5")
+    assert ended.code == 2
+    assert "takes windows of (4, 32, 32) voxels or more, not (8, 32, 16)" in " ".join(ended.err.split())
+
+
+def test_no_package_at_a_path_is_said(tmp_path: Path) -> None:
+    for name, sentence in (("none.zip", "no net at .*none.zip"), ("./none", "no net at .*none")):
+        with pytest.raises(VolpipeError, match=sentence):
+            describe(NetChoice(name=name), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_net_without_a_test_is_refused(tmp_path: Path) -> None:
+    folder = smooth(tmp_path / "pack")
+    changed(folder, lambda found: found["outputs"][0].pop("test_tensor"))
+    with pytest.raises((VolpipeError, PlanError), match=r"brings no test of made|describes no model"):
+        facts_of(folder)

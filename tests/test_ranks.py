@@ -1,0 +1,247 @@
+"""Ranks: they take the steps of one rank with a larger batch, and where one is lost the others end at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from command import begin, finish, processes_in, wait_until
+from torch import nn
+from trainings import Threads, losses_in, make_folder
+
+from volpipe import ranks
+from volpipe.checkpoints import checkpoints
+from volpipe.course import follow, last_step
+from volpipe.errors import RunStopped, SiteError
+from volpipe.journal import Record
+from volpipe.ranks import Crew, PeerLost, joined
+from volpipe.seats import ABANDONED, PEER_LOST, Seat
+from volpipe.train import train
+from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
+
+ADVERSARY = """
+[adversary]
+weight = 0.5
+start = 1
+features = 4
+learning_rate = 0.02
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
+    yield
+    for process in processes_in(tmp_path):
+        process.kill()
+
+
+def recipe(folder: Path, *settings: str) -> TrainRecipe:
+    return load_training(folder / "recipe.toml", settings)
+
+
+def learn(folder: Path, name: str, slots: int, *settings: str) -> Path:
+    follow(recipe(folder, *settings), folder / name, Threads(slots).start, search_path=folder)
+    return folder / name
+
+
+# ---- steps
+
+
+@pytest.mark.parametrize("more", ["", ADVERSARY])
+def test_two_ranks_learn_as_one_with_twice_the_batch(tmp_path: Path, more: str) -> None:
+    """Threads of one process, each with its own connections on loopback."""
+    folder = make_folder(tmp_path, more)
+    settings = ("train.accumulate=2", "train.validate_every=3")
+    two = learn(folder, "two", 2, "train.ranks=2", "train.batch=2", *settings)
+    one = learn(folder, "one", 1, "train.batch=4", *settings)
+    np.testing.assert_allclose(losses_in(two), losses_in(one), rtol=1e-4)
+    assert losses_in(two) != losses_in(learn(folder, "half", 1, "train.batch=2", *settings))
+    assert [path.name for path in checkpoints(two / "checkpoints")] == ["000000004.pt", "000000006.pt"]
+
+
+def test_two_ranks_that_were_stopped_go_on_to_the_same_bits(folder: Path) -> None:
+    whole = learn(folder, "whole", 2, "train.ranks=2")
+    learn(folder, "cut", 2, "train.ranks=2", "train.steps=3")
+    cut = learn(folder, "cut", 2, "train.ranks=2")
+    assert losses_in(cut) == losses_in(whole)
+    assert (cut / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+
+
+def test_ranks_may_change_while_the_windows_of_a_step_stay(folder: Path) -> None:
+    learn(folder, "t", 2, "train.ranks=2", "train.steps=4")
+    gone_on = learn(folder, "t", 1, "train.batch=2")
+    one = learn(folder, "one", 1, "train.batch=2")
+    np.testing.assert_allclose(losses_in(gone_on), losses_in(one), rtol=1e-4)
+    with pytest.raises(ValueError, match=r"train.ranks: 1 -> 2"):
+        learn(folder, "t", 2, "train.ranks=2", "train.batch=2")
+
+
+def test_a_crew_of_one_changes_nothing() -> None:
+    net = nn.Linear(2, 1)
+    net(torch.ones(1, 2)).sum().backward()
+    before = net.weight.grad
+    assert before is not None
+    kept = before.clone()
+    Crew().average_gradients(net)
+    assert torch.equal(net.weight.grad, kept)  # type: ignore[arg-type]
+    assert Crew().average_numbers({"loss": 0.1}, "cpu") == {"loss": 0.1}
+
+
+def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
+    with pytest.raises(SiteError, match=r"train.ranks is 2, and the site runs 1 tasks .* give train.ranks=1"):
+        learn(folder, "t", 1, "train.ranks=2")
+
+
+# ---- ranks that are lost
+
+
+def begin_rank(folder: Path, rank: int, *, fail_at: int = 1000) -> Future[int]:
+    """Train as one of two ranks in a thread; before its `fail_at`-th step it ends with an error of its own."""
+    future: Future[int] = Future()
+    seat = Seat(rank, 2, "attempt 1 of this")
+
+    def work() -> None:
+        try:
+            with joined(seat, folder / "t", lambda: None) as crew:
+                if rank:
+                    average, calls = crew.average, iter(range(10_000))
+
+                    def failing(tensors: list[torch.Tensor]) -> None:
+                        if next(calls) == 2 * fail_at:
+                            raise ValueError("of its own")
+                        average(tensors)
+
+                    crew.average = failing  # type: ignore[method-assign, assignment]
+                future.set_result(train(recipe(folder, "train.ranks=2"), folder / "t", str(folder), crew=crew))
+        except Exception as error:
+            future.set_exception(error)
+
+    (folder / "t").mkdir(exist_ok=True)
+    threading.Thread(target=work).start()
+    return future
+
+
+def test_where_a_rank_fails_the_other_ends_at_once_and_says_that_it_was_left(folder: Path) -> None:
+    first, second = begin_rank(folder, 0), begin_rank(folder, 1, fail_at=3)
+    with pytest.raises(ValueError, match="of its own"):
+        second.result(60)
+    failed = time.monotonic()
+    with pytest.raises(PeerLost, match="rank 0 lost another of the 2 ranks"):
+        first.result(60)
+    assert time.monotonic() - failed < 20
+    assert last_step(folder / "t" / LOSSES) == 3
+
+
+@dataclass
+class Told:
+    """Workers whose tasks end at once, as they are told: each with a reason, and whether that is a lost peer."""
+
+    ends: list[tuple[str, bool]]
+    address: str = "127.0.0.1"
+
+    @property
+    def slots(self) -> dict[str, int]:
+        return {"gpu": 2}
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Told]:
+        yield self
+
+    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        reason, is_peer = self.ends.pop(0)
+        failed = ((0, reason),) if reason else ()
+        future: Future[Any] = Future()
+        future.set_result(Record("train", (), failed, result=(PEER_LOST,) if is_peer else ()))
+        return future
+
+
+def test_the_reason_of_the_rank_that_failed_is_the_one_that_is_told(folder: Path) -> None:
+    workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)])
+    with pytest.raises(RunStopped, match="after step 0: ValueError: of its own"):
+        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+
+
+def test_a_connection_that_broke_is_tried_again_as_a_lost_worker_is(folder: Path) -> None:
+    workers = Told([("PeerLost: rank 0 lost another", True), ("PeerLost: rank 1 lost another", True)] * 4)
+    with pytest.raises(RunStopped, match=r"3 workers were lost after step 0, .* PeerLost: rank 0 lost another"):
+        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+    assert len(workers.ends) == 2
+
+
+def test_a_recipe_that_fails_on_every_rank_says_why(folder: Path) -> None:
+    with pytest.raises(RunStopped, match="longer than the volume"):
+        learn(folder, "t", 2, "train.ranks=2", "samples.shape=[40,16,16]")
+
+
+def test_a_rank_waits_in_vain_for_an_attempt_that_is_abandoned_or_never_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ABANDONED).write_text("this")
+    with pytest.raises(PeerLost, match="rank 1 does not begin"), joined(Seat(1, 2, "this"), folder, lambda: None):
+        pass
+    monkeypatch.setattr(ranks, "MEET_SECONDS", 0.3)
+    with (
+        pytest.raises(RuntimeError, match="not all 2 ranks were running; give fewer"),
+        joined(Seat(0, 2, "that"), folder, lambda: None),
+    ):
+        pass
+
+
+def test_rank_0_listens_on_the_address_towards_the_driver_alone(folder: Path) -> None:
+    listening: list[str] = []
+    own = psutil.Process()
+
+    def look() -> None:
+        found = [each for each in own.net_connections() if each.status == psutil.CONN_LISTEN]
+        listening.extend(str(each.laddr.ip) for each in found)
+        (folder / ABANDONED).write_text("this")
+
+    with pytest.raises(PeerLost), joined(Seat(0, 2, "this"), folder, look):
+        pass
+    assert "127.0.0.1" in listening
+    assert not {"0.0.0.0", "::"} & set(listening)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_attempt_and_the_training_goes_on_to_the_same_losses(folder: Path) -> None:
+    """By SIGKILL of rank 0, one of two worker processes of Parsl's own."""
+    settings = ("train.ranks=2", "train.steps=150", "train.checkpoint_every=5")
+    whole = learn(folder, "whole", 2, *settings)
+    options = [part for setting in settings for part in ("--set", setting)]
+    process = begin(folder, "train", "recipe.toml", "--out", "cut", *options, VOLPIPE_WORKERS="2")
+    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 120)
+    first_rank(folder).kill()
+    ended = finish(folder, process, 200)
+    assert ended.code == 0, ended.err
+    assert losses_in(folder / "cut") == losses_in(whole)
+    assert (folder / "cut" / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    one = learn(folder, "one", 1, "train.batch=2", *settings[1:])
+    np.testing.assert_allclose(losses_in(folder / "cut")[:30], losses_in(one)[:30], rtol=1e-3)
+    assert "attempt 2 of" in (folder / "cut" / "ranks.json").read_text()
+    wait_until(lambda: not processes_in(folder), 30)
+
+
+def first_rank(folder: Path) -> psutil.Process:
+    """Return the process of rank 0: it listens where the training's folder says."""
+    port = json.loads((folder / "cut" / "ranks.json").read_text())["port"]
+    for process in processes_in(folder):
+        for each in process.net_connections():
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                return process
+    raise AssertionError("nobody listens there")

@@ -1,0 +1,215 @@
+"""Sweeps: every combination is trained as if it were alone, once, and one that fails stops no other."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import giver
+from trainings import Threads, losses_in, make_folder
+
+from volpipe import train as module
+from volpipe.errors import RecipeError, RunError, SiteError
+from volpipe.sweep import combined, load_sweep, run_sweep
+from volpipe.train import train
+from volpipe.training import WEIGHTS, load_training
+from volpipe.trials import Row, placed
+from volpipe.tune import load_tuning
+
+SWEEP = """
+[sweep]
+"train.learning_rate" = [1e-3, 1e-2]
+net.options.features = [4, 6]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path, SWEEP)
+
+
+def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:
+    sweep = load_sweep(folder / "recipe.toml", settings)
+    return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh)
+
+
+# ---- which trainings
+
+
+def test_a_product_has_every_combination_and_zip_pairs_them() -> None:
+    lists = {"a": [1, 2], "b": ["x", "y"]}
+    assert combined(lists, "product") == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+    assert combined(lists, "zip") == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    with pytest.raises(RecipeError, match="zip needs lists of one length: a has 1, b has 2"):
+        combined(lists | {"a": [1]}, "zip")
+
+
+def test_values_are_put_at_their_keys_and_the_recipe_stays_as_it_was() -> None:
+    tree: dict[str, Any] = {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
+    found = placed(tree, {"data.1.path": "c", "net.options.features": 8, "train.steps": 2})
+    assert found["data"] == [{"path": "a"}, {"path": "c"}]
+    assert (found["net"], found["train"]) == ({"options": {"features": 8}}, {"steps": 2})
+    assert tree == {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
+    with pytest.raises(RecipeError, match="the recipe has no 2 there, but 2 tables"):
+        placed(tree, {"data.2.path": "c"})
+    with pytest.raises(RecipeError, match="steps is 1, not a table"):
+        placed(tree, {"train.steps.more": 1})
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("", r"has no \[sweep\]; add one"),
+        ('[sweep]\n"train.learning_rate" = 1e-3', r"train.learning_rate is 0.001; give a list"),
+        ('[sweep]\n"train.learning_rte" = [1]', r"trial 0: unknown key train.learning_rte \(did you mean"),
+        (
+            '[sweep]\n"train.learning_rate" = [1e-3, -1]',
+            r"trial 1: train.learning_rate: Input should be greater than 0",
+        ),
+        ('[sweep]\ncombine = "both"\n"train.seed" = [1]', r"combine is 'both'; write product or zip"),
+    ],
+)
+def test_a_sweep_that_is_wrong_is_refused_before_it_starts(tmp_path: Path, table: str, sentence: str) -> None:
+    make_folder(tmp_path, table)
+    with pytest.raises(RecipeError, match=sentence):
+        load_sweep(tmp_path / "recipe.toml")
+
+
+def test_one_recipe_may_have_tables_for_a_sweep_and_a_search_and_be_trained_as_it_is(tmp_path: Path) -> None:
+    more = '[sweep]\n"train.seed" = [1, 2]\n[tune]\n"train.seed" = { low = 1, high = 2 }'
+    path = make_folder(tmp_path, f"validate_every = 2\n{more}") / "recipe.toml"
+    assert [each.train.seed for each in load_sweep(path).recipes] == [1, 2]
+    assert load_tuning(path).recipe == load_training(path)
+
+
+# ---- trainings side by side
+
+
+def test_each_trial_learns_as_it_would_alone(folder: Path) -> None:
+    workers = Threads(2)
+    rows = swept(folder, workers)
+    assert [(row.number, row.values) for row in rows] == [
+        (0, {"train.learning_rate": 1e-3, "net.options.features": 4}),
+        (1, {"train.learning_rate": 1e-3, "net.options.features": 6}),
+        (2, {"train.learning_rate": 1e-2, "net.options.features": 4}),
+        (3, {"train.learning_rate": 1e-2, "net.options.features": 6}),
+    ]
+    assert {row.state for row in rows} == {"done"}
+    assert (workers.sent, workers.most) == (["000", "001", "002", "003"], 2)
+    alone = load_sweep(folder / "recipe.toml").recipes[2]
+    train(alone, folder / "alone", str(folder))
+    assert losses_in(folder / "s" / "002") == losses_in(folder / "alone")
+    assert (folder / "s" / "002" / WEIGHTS).read_bytes() == (folder / "alone" / WEIGHTS).read_bytes()
+    assert losses_in(folder / "s" / "000") != losses_in(folder / "s" / "002")
+    assert rows[2].loss == losses_in(folder / "alone")[-1]
+
+
+def test_what_is_done_is_left_alone_and_new_values_get_the_next_numbers(folder: Path) -> None:
+    swept(folder, Threads(2))
+    before = (folder / "s" / "001" / WEIGHTS).stat().st_mtime_ns
+    recipe = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(recipe.replace("[4, 6]", "[5, 6]"))
+    workers = Threads(2)
+    rows = swept(folder, workers)
+    assert workers.sent == ["004", "005"]
+    assert (folder / "s" / "001" / WEIGHTS).stat().st_mtime_ns == before
+    assert [(row.number, row.values["net.options.features"]) for row in rows] == [(1, 6), (3, 6), (4, 5), (5, 5)]
+    with pytest.raises(RecipeError, match=r"s/001: .*samples.swap: True -> False"):
+        swept(folder, Threads(2), "samples.swap=false")
+    workers = Threads(2)
+    swept(folder, workers, "samples.swap=false", fresh=True)
+    assert workers.sent == ["000", "001", "002", "003"]
+
+
+def test_a_trial_that_fails_stops_no_other_and_is_named(folder: Path) -> None:
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(
+        text.partition("[sweep]")[0] + '[sweep]\n"samples.shape" = [[4,16,16],[40,16,16]]'
+    )
+    rows = swept(folder, Threads(1))
+    assert [row.state for row in rows] == ["done", "failed"]
+    assert "longer than the volume" in rows[1].reason
+    table = json.loads((folder / "s" / "table.json").read_text())
+    assert [(line["trial"], line["state"], line["samples.shape"]) for line in table] == [
+        (0, "done", [4, 16, 16]),
+        (1, "failed", [40, 16, 16]),
+    ]
+    with (folder / "s" / "table.csv").open() as file:
+        assert [line["steps"] for line in csv.DictReader(file)] == ["6", "0"]
+
+
+def test_a_trial_whose_worker_is_lost_goes_on_and_one_that_is_lost_thrice_is_reported(folder: Path) -> None:
+    workers = Threads(2, victim="001", lose=2)
+    assert [row.state for row in swept(folder, workers)] == ["done"] * 4
+    assert workers.sent.count("001") == 3
+    workers = Threads(2, victim="002", lose=3)
+    rows = swept(folder, workers, fresh=True)
+    assert [row.state for row in rows] == ["done", "done", "failed", "done"]
+    assert "3 workers were lost after step 0" in rows[2].reason
+
+
+def test_folders_of_others_and_trainings_in_use_are_refused(folder: Path) -> None:
+    (folder / "s").mkdir()
+    (folder / "s" / "precious").touch()
+    with pytest.raises(RunError, match=r"holds precious and no sweep.json"):
+        swept(folder, Threads(1))
+    assert (folder / "s" / "precious").exists()
+
+
+def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
+    with pytest.raises(SiteError, match=r"train.ranks is 3, and the site runs 2 tasks"):
+        swept(folder, Threads(2), "train.ranks=3")
+
+
+# ---- the commands
+
+
+def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.partition("[sweep]")[0])
+    give = giver(folder, monkeypatch, capsys)
+    base = ("train", "recipe.toml", "--config", "threads")
+    take_step = module.take_step
+
+    def asking(trainee: module.Trainee, *rest: Any) -> dict[str, float]:
+        if trainee.step == 2:
+            (folder / "recipe.train" / "stop").touch()
+        return take_step(trainee, *rest)
+
+    monkeypatch.setattr(module, "take_step", asking)
+    assert give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; the same command again goes on\n"
+    monkeypatch.setattr(module, "take_step", take_step)
+    assert give(*base).out.startswith("took 6 steps; the weights are in")
+
+
+@pytest.mark.slow
+def test_the_command_sweeps_on_processes_of_this_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VOLPIPE_WORKERS", "2")
+    give = giver(folder, monkeypatch, capsys)
+    ended = give("sweep", "recipe.toml")
+    assert ended.code == 0, ended.err
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert lines[0] == [
+        "trial",
+        "train.learning_rate",
+        "net.options.features",
+        "steps",
+        "loss",
+        "score",
+        "seconds",
+        "state",
+    ]
+    assert [line[:4] for line in lines[1:5]] == [
+        ["000", "0.001", "4", "6"],
+        ["001", "0.001", "6", "6"],
+        ["002", "0.01", "4", "6"],
+        ["003", "0.01", "6", "6"],
+    ]
+    assert give("sweep", "recipe.toml").code == 0

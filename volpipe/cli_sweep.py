@@ -1,0 +1,118 @@
+"""`volpipe sweep` and `volpipe tune`: many trainings side by side, over lists of values or in search of the best.
+
+Not here: the trainings (sweep, tune, trials). Exit codes as in cli.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from volpipe.terminal import err, out
+
+if TYPE_CHECKING:
+    from volpipe.trials import Row
+
+INCOMPLETE = 1
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe of `volpipe train` with a table of values, as TOML.")]
+Site = Annotated[str, typer.Option("--config", help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
+Folder = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the trainings; a default is made here.")]
+Fresh = Annotated[bool, typer.Option(help="Delete the trainings in that folder, and start over.")]
+
+
+def sweep(
+    recipe: RecipePath,
+    config: Site = "local",
+    settings: Settings = None,
+    out_path: Folder = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
+    from volpipe.apps.start import on_site
+    from volpipe.resolve import shipped_recipe
+    from volpipe.sweep import load_sweep, run_sweep
+
+    chosen = load_sweep(shipped_recipe(recipe), settings or [])
+    folder = out_path or Path(f"{recipe.stem}.sweep")
+    with _interruptible(), _shown(len(chosen.recipes)) as on_row:
+        rows = run_sweep(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
+    show_rows(rows)
+    out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
+    if any(row.state != "done" for row in rows):
+        raise typer.Exit(INCOMPLETE)
+
+
+def tune(
+    recipe: RecipePath,
+    config: Site = "local",
+    settings: Settings = None,
+    out_path: Folder = None,
+    fresh: Fresh = False,
+) -> None:
+    """Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on."""
+    from volpipe.apps.start import on_site
+    from volpipe.resolve import shipped_recipe
+    from volpipe.tune import BEST, load_tuning, run_tuning
+
+    chosen = load_tuning(shipped_recipe(recipe), settings or [])
+    folder = out_path or Path(f"{recipe.stem}.tune")
+    with _interruptible(), _shown(chosen.search.trials) as on_row:
+        rows = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
+    show_rows(rows)
+    if rows[0].state != "done":
+        err.print("volpipe: no trial came to its end")
+        raise typer.Exit(INCOMPLETE)
+    out.print(f"the best is trial {rows[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
+    if any(row.state == "failed" for row in rows):
+        raise typer.Exit(INCOMPLETE)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("volpipe: interrupted; the same command again goes on from the newest checkpoints")
+        raise typer.Exit(INCOMPLETE) from None
+
+
+@contextmanager
+def _shown(total: int) -> Iterator[Callable[[Row], None]]:
+    """Give a listener that shows a bar on a terminal, and names each trial that failed."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("training"), MofNCompleteColumn(), BarColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+
+        def show(row: Row) -> None:
+            progress.advance(task)
+            if row.state == "failed":
+                err.print(f"volpipe: trial {row.number} failed: {row.reason}", markup=False)
+
+        yield show
+
+
+def show_rows(rows: Sequence[Row]) -> None:
+    """Print what became of each trial."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    keys = list(dict.fromkeys(key for row in rows for key in row.values))
+    for name in ("trial", *keys, "steps", "loss", "score", "seconds", "state"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for row in rows:
+        values = [_told(row.values.get(key, "")) for key in keys]
+        loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")
+        table.add_row(f"{row.number:03}", *values, str(row.steps), loss, score, f"{row.seconds:.1f}", row.state)
+    out.print(table)
+
+
+def _told(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,221 @@
+"""Nets in files of ONNX, run by onnxruntime: a module as any other to its callers, without a gradient.
+
+Not here: what else is in such a file (graphs). It is data: operators of ONNX's own and of onnxruntime's release, no
+code of its maker's; operators that need a library, and tensors outside of the file's folder, are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from volpipe.errors import VolpipeError
+from volpipe.graphs import Graph, GraphError, read_graph, redrawn
+from volpipe.resolve import told
+
+Triple = tuple[int, int, int]
+KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+TYPES = FLOATS | {f"tensor({name})": np.dtype(name).type for name in ("uint8", "int8", "uint16", "int16", "int32")}
+VARYING = (
+    "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "GlobalAveragePool", "GlobalMaxPool",
+)  # fmt: skip
+LARGEST_BYTES = 2**31  # of a protobuf message
+
+log = logging.getLogger(__name__)
+
+
+class OnnxGraph:
+    """A graph of one input and one output, of any axes, and onnxruntime's sessions for it, one for each device."""
+
+    def __init__(self, path: Path, data: bytes, graph: Graph) -> None:
+        self.path, self.graph = path, graph
+        self._data = data
+        self._sessions: dict[str, Any] = {}  # Any: onnxruntime has no types
+        session = self._session("cpu")
+        self.input, self.output = _single(path, "input", session), _single(path, "output", session)
+
+    @property
+    def varying(self) -> list[str]:
+        """Operators that look at the whole window."""
+        return [f"{op} of the graph" for op in VARYING if op in self.graph.operators]
+
+    def redrawn(self, *, positive: bool) -> OnnxGraph:
+        """Return this graph with other weights, drawn anew; with its own where those are in other files."""
+        if self.graph.external:
+            return self
+        return OnnxGraph(self.path, redrawn(self._data, self.graph, positive=positive), self.graph)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    def __call__(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the output for `data`, of the input's axes, as float32 on the same device."""
+        if data.device.type == "meta":
+            raise NotImplementedError("onnxruntime has no shapes without values")
+        session = self._session(data.device.type)
+        values = data.detach().cpu().contiguous().numpy().astype(TYPES[self.input.type], copy=False)
+        (out,) = session.run([self.output.name], {self.input.name: values})
+        return torch.from_numpy(out.astype(np.float32, copy=False)).to(data.device)
+
+    def _session(self, device: str) -> Any:  # Any: onnxruntime has no types
+        if device not in self._sessions:
+            self._sessions[device] = _start(self.path, self._data, self.graph, device)
+        return self._sessions[device]
+
+
+class OnnxNet(nn.Module):
+    """A net (n, c, z, y, x) -> (n, C, z', y', x') that onnxruntime runs; one of (n, c, y, x) is given slices.
+
+    Attributes:
+        fixed: the only size that it takes along z, y, x; 0 where it takes others too.
+        varying: operators that look at the whole window.
+        num_parameters: numbers in its tensors of floats.
+    """
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        super().__init__()
+        self._graph = graph
+        self._name = name = graph.path.name
+        shape = [n if isinstance(n, int) else 0 for n in graph.input.shape]
+        if graph.input.type not in FLOATS:
+            raise VolpipeError(f"net {name}: input {graph.input.name} is {graph.input.type}; floats are run")
+        if len(shape) not in (4, 5):
+            raise VolpipeError(
+                f"net {name}: input {graph.input.name} has {len(shape)} axes; nets of (n, c, z, y, x) and (n, c, y, x) "
+                "are run"
+            )
+        if shape[0] > 1:
+            raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
+        self._is_flat, self._takes_batches = len(shape) == 4, not shape[0]
+        self.in_channels = shape[1] or 1
+        self.fixed: Triple = (0, shape[2], shape[3]) if self._is_flat else (shape[2], shape[3], shape[4])
+        self.varying = graph.varying
+        self.num_parameters = graph.graph.num_parameters
+
+    def redrawn(self, *, positive: bool) -> OnnxNet:
+        """Return this net with other weights, as those of its graph."""
+        return OnnxNet(self._graph.redrawn(positive=positive))
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        if windows.device.type != "meta":
+            check_size(self._name, self.fixed, tuple(windows.shape[2:]))
+        if not self._is_flat:
+            return self._run(windows, one_by_one=not self._takes_batches)
+        n, c, z, y, x = windows.shape
+        out = self._run(windows.movedim(2, 1).reshape(n * z, c, y, x), one_by_one=True)  # a slice is a window
+        return out.reshape(n, z, *out.shape[1:]).movedim(1, 2)
+
+    def _run(self, windows: torch.Tensor, *, one_by_one: bool) -> torch.Tensor:
+        out = torch.cat([self._graph(part) for part in (torch.split(windows, 1) if one_by_one else [windows])])
+        if out.ndim != windows.ndim:
+            raise VolpipeError(f"net {self._name} makes {out.ndim} axes of {windows.ndim}; it must keep them")
+        return out
+
+
+def load_graph(path: Path) -> OnnxGraph:
+    """Return the graph in the file of ONNX at `path`, ready to run.
+
+    Raises:
+        VolpipeError: it is none, wants what is not served, or onnxruntime cannot run it.
+    """
+    if path.stat().st_size >= LARGEST_BYTES:
+        raise VolpipeError(f"{path} has {path.stat().st_size} bytes, a file of ONNX less than {LARGEST_BYTES}")
+    data = path.read_bytes()
+    try:
+        graph = read_graph(data)
+    except GraphError as error:
+        raise VolpipeError(f"{path} is no file of ONNX: {error}") from error
+    for operator in sorted(graph.operators - graph.functions):
+        domain = operator.rpartition(".")[0]
+        if domain not in KNOWN_DOMAINS:
+            raise VolpipeError(
+                f"net {path.name} needs the operator {operator}, which is none of ONNX's own; export it without, "
+                "or run it as TorchScript"
+            )
+    for name in graph.external:
+        external_file(path, name)
+    return OnnxGraph(path, data, graph)
+
+
+def load_onnx(path: Path) -> OnnxNet:
+    """Return the net in the file of ONNX at `path`; refused as by `load_graph`, and where its axes are not served."""
+    return OnnxNet(load_graph(path))
+
+
+def external_file(path: Path, name: str) -> Path:
+    """Return the file of tensors that the file of ONNX at `path` calls `name`.
+
+    Raises:
+        VolpipeError: it is outside of its folder, or not there.
+    """
+    folder = path.parent.resolve()
+    found = (folder / name).resolve()
+    if not name or folder not in found.parents:
+        raise VolpipeError(f"net {path.name} wants tensors from {name!r}, outside of its folder; put them beside it")
+    if not found.is_file():
+        raise VolpipeError(f"net {path.name} wants tensors from {name!r}, which is not beside it")
+    return found
+
+
+def onnx_hash(path: Path) -> str:
+    """Return the SHA-256 of the file of ONNX at `path`; where tensors lie in others, of that and of theirs."""
+    data = path.read_bytes()
+    digest = hashlib.sha256(data)
+    for name in sorted(set(read_graph(data).external)):
+        with external_file(path, name).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: onnxruntime has no types
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise VolpipeError(f"net {path.name} needs onnxruntime; pip install 'volpipe[models]'") from error
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
+    options.enable_cpu_mem_arena = False  # it keeps twice the largest tensor for good
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores are shared with other workers
+    providers: list[Any] = ["CPUExecutionProvider"]  # Any: a name, or a name with options
+    if device == "cuda":
+        if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+            exact = {"use_tf32": "0", "cudnn_conv_algo_search": "DEFAULT"}
+            providers.insert(0, ("CUDAExecutionProvider", exact))
+        else:
+            log.warning("net %s runs on the CPU: this onnxruntime has no CUDA; install onnxruntime-gpu", path.name)
+    try:
+        return onnxruntime.InferenceSession(os.fspath(path) if graph.external else data, options, providers=providers)
+    except Exception as error:  # onnxruntime has an exception for each of its codes
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in graph.opsets.items())
+        raise VolpipeError(
+            f"net {path.name} cannot be run by onnxruntime {onnxruntime.__version__} (opsets {opsets}): {told(error)}"
+        ) from error
+
+
+def _single(path: Path, what: str, session: Any) -> Any:  # Any: onnxruntime has no types
+    """Return the one input or output of `session`, with what is served of types and axes."""
+    found = session.get_inputs() if what == "input" else session.get_outputs()
+    names = ", ".join(entry.name for entry in found)
+    if len(found) != 1:
+        raise VolpipeError(f"net {path.name} has {len(found)} {what}s ({names}); nets of one are run")
+    if found[0].type not in TYPES:
+        raise VolpipeError(f"net {path.name}: {what} {names} is {found[0].type}; numbers are run: {', '.join(TYPES)}")
+    return found[0]
+
+
+def check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:
+    """Refuse a window of other sizes (z, y, x) than those that are `fixed`, 0 where they are not."""
+    due = tuple(f or n for f, n in zip(fixed, sizes, strict=True))
+    if due != sizes:
+        raise VolpipeError(f"net {name} takes windows of {due} voxels alone, not {sizes}; set windows.shape to it")

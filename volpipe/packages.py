@@ -1,0 +1,446 @@
+"""bioimage.io packages, formats 0.4 and 0.5: what their description says, checked, in our words and axes.
+
+Not here: running their net (package_nets), or what is done to values (processing). Everything is read from the package:
+nothing is fetched, and names that lead out of it are refused. bioimageio.spec checks the description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import stat
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from volpipe.errors import VolpipeError
+from volpipe.processing import Step, read_step
+from volpipe.resolve import told
+
+Triple = tuple[int, int, int]
+DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
+DISCRETE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool")
+MOST_TEXT = 4 << 20  # bytes of a description
+MOST_ALIASES = 16  # of which YAML may make a text that is exponentially longer
+MOST_FILES, MOST_BYTES = 1000, 16 << 30  # of a zip, unpacked
+MOST_RATIO = 1000  # of bytes unpacked by stored
+COPY_BYTES = 1 << 20
+SERVED = ("onnx", "torchscript", "pytorch_state_dict")  # in the order of preference: data before code
+SPACE = "zyx"
+TOLERANCE, PER_MILLION = 1e-3, 100  # where a package's own tolerance leaves one of its numbers out, as bioimageio.spec
+
+
+@dataclass(frozen=True)
+class Side:
+    """What goes in, or comes out.
+
+    Attributes:
+        name: of the tensor.
+        axes: letters of "bczyx", in its order.
+        channels: along c, 1 where there is none.
+        steps: what is done to values, before the net or after it.
+        test: the file of its test tensor, None where there is none.
+    """
+
+    name: str
+    axes: str
+    channels: int
+    steps: tuple[Step, ...]
+    test: Path | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights in one format: their file and what it must hash to, and what the description says besides."""
+
+    kind: str
+    file: Path
+    said: Mapping[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a test may be from what is expected: relative, absolute, and for how many of a million values not."""
+
+    relative: float
+    absolute: float
+    per_million: float
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of one input and one output.
+
+    Attributes:
+        folder: of its description.
+        least, step: sizes of windows (z, y, x) are least + k · step; step is 0 where the size is the only one.
+        scale: output voxels per input voxel.
+        halo: input voxels that its maker wants cropped; None where nothing is said.
+        tolerance: None where nothing is said.
+    """
+
+    name: str
+    folder: Path
+    input: Side
+    output: Side
+    least: Triple
+    step: Triple
+    scale: Triple
+    halo: Triple | None
+    weights: Mapping[str, Weights]
+    tolerance: Mapping[str, Tolerance]
+
+
+def open_package(path: Path) -> Package:
+    """Return the package at `path`: a folder, a zip, or the description in a folder.
+
+    Raises:
+        VolpipeError: it is none, or wants what is not served; the message says what.
+    """
+    file = description_file(path)
+    written = _parse(file)
+    said, version = _described(file, written)
+    try:
+        return _package(file.parent, said, written.get("config"), is_new=version >= (0, 5))
+    except VolpipeError as error:
+        raise VolpipeError(f"package {path.name}: {error}") from error
+
+
+def description_file(path: Path) -> Path:
+    """Return the description of the package at `path`, of a zip as it is unpacked."""
+    folder = unpacked(path) if path.suffix == ".zip" else path
+    if folder.is_file():
+        return folder
+    found = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), None)
+    if found is None:
+        inner = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
+        if path.suffix == ".zip" and len(inner) == 1:  # zipped with its folder
+            return description_file(inner[0])
+        raise VolpipeError(f"no bioimage.io package at {path}: it has no {' or '.join(DESCRIPTIONS[:2])}")
+    return found
+
+
+def unpacked(path: Path) -> Path:
+    """Return the folder in the user's cache that holds what is in the zip at `path`; it is made once, whole."""
+    if not path.is_file():
+        raise VolpipeError(f"no package at {path}")
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "volpipe" / "packages" / digest
+    if folder.is_dir():
+        return folder
+    partial = folder.with_name(f"{digest}.{uuid.uuid4().hex}")
+    try:
+        partial.mkdir(parents=True, mode=0o700)
+        _unpack(path, partial)
+        partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another worker was quicker
+            raise VolpipeError(f"{path} cannot be unpacked to {folder.parent}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            _check_entries(path, entries)
+            for entry in entries:
+                target = folder / PurePosixPath(entry.filename)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as source, target.open("xb") as stream:
+                    shutil.copyfileobj(source, stream, COPY_BYTES)  # zipfile stops at the size that it says
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # damaged, or encrypted
+        raise VolpipeError(f"{path} is no zip that can be read: {told(error)}") from error
+    except FileExistsError as error:
+        raise VolpipeError(f"{path} holds {error.filename} twice") from error
+
+
+def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse what leads out of the folder, links, and more than a package holds."""
+    for entry in entries:
+        place = PurePosixPath(entry.filename)
+        if place.is_absolute() or ".." in place.parts or "\\" in entry.filename:
+            raise VolpipeError(f"{path} holds {entry.filename!r}, which leads out of it")
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise VolpipeError(f"{path} holds the link {entry.filename!r}; packages hold files")
+    size, stored = sum(e.file_size for e in entries), sum(e.compress_size for e in entries)
+    if len(entries) > MOST_FILES or size > min(MOST_BYTES, MOST_RATIO * max(stored, COPY_BYTES)):
+        raise VolpipeError(
+            f"{path} holds {len(entries)} files of {size} bytes in {stored}; at most {MOST_FILES} files, {MOST_BYTES} "
+            f"bytes and {MOST_RATIO} times as many as are stored are unpacked"
+        )
+
+
+def _described(file: Path, written: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
+    """Return what is `written` in a description, checked and filled up by bioimageio.spec, and its format."""
+    try:
+        from bioimageio.spec import InvalidDescr, ValidationContext, build_description
+    except ImportError as error:
+        raise VolpipeError("packages of bioimage.io need bioimageio.spec; pip install 'volpipe[models]'") from error
+
+    context = ValidationContext(root=file.parent.absolute(), perform_io_checks=False, warning_level=50)
+    try:
+        found = build_description(written, context=context, format_version="discover")
+    except Exception as error:  # whatever the library makes of a description that is something else
+        raise VolpipeError(f"{file} describes no model: {told(error)}") from error
+    if isinstance(found, InvalidDescr):
+        raise VolpipeError(f"{file} describes no model: {' '.join(str(found.get_reason()).split())}")
+    if found.type != "model":
+        raise VolpipeError(f"{file} describes a {found.type}, not a model")
+    version = tuple(int(part) for part in str(found.format_version).split(".")[:2])
+    return found.model_dump(mode="json"), version
+
+
+def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
+    import yaml
+
+    if file.stat().st_size > MOST_TEXT:
+        raise VolpipeError(f"{file} has {file.stat().st_size} bytes; a description has at most {MOST_TEXT}")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        said = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise VolpipeError(f"{file} is no YAML that can be read: {told(error)}") from error
+    if num_aliases > MOST_ALIASES:
+        raise VolpipeError(
+            f"{file} has {num_aliases} aliases, of which an endless text can be made; at most {MOST_ALIASES} are read"
+        )
+    if not isinstance(said, dict):
+        raise VolpipeError(f"{file} holds {type(said).__name__}, not a description")
+    return said
+
+
+def _plain(value: Any) -> Any:  # Any: YAML
+    """Return `value` with dates as texts, and numbers such as 1e-3, which YAML 1.1 takes for texts, as numbers."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, str) and "e" in value.lower() and value[:1] in "+-.0123456789":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def _package(folder: Path, said: Mapping[str, Any], config: Any, *, is_new: bool) -> Package:  # Any: JSON
+    """Return the package that a description says; `config` is what it says of itself, without defaults."""
+    for what in ("inputs", "outputs"):
+        if len(said[what]) != 1:
+            names = ", ".join(str(tensor.get("id", tensor.get("name"))) for tensor in said[what])
+            raise VolpipeError(f"it has {len(said[what])} {what} ({names}); packages of one are run")
+    given, made = said["inputs"][0], said["outputs"][0]
+    read = _read_new if is_new else _read_old
+    axes, least, step, channels = _read_input(given, is_new=is_new)
+    sizes = dict(zip(axes, zip(least, step, strict=True), strict=True))
+    out_axes, scale, halo, out_channels = read(made, sizes, given)
+    if set(axes) - set("bc") != set(out_axes) - set("bc"):
+        raise VolpipeError(f"it makes axes {out_axes} of {axes}; those of space must stay")
+    tests = [_test(folder, side, said.get(key)) for side, key in ((given, "test_inputs"), (made, "test_outputs"))]
+    spatial = [sizes.get(axis, (1, 1)) for axis in SPACE]  # along z, slices go one by one
+    return Package(
+        name=str(said["name"]),
+        folder=folder,
+        input=Side(_name(given), axes, channels, _steps(given, "preprocessing"), tests[0]),
+        output=Side(_name(made), out_axes, out_channels, _steps(made, "postprocessing"), tests[1]),
+        least=_triple([n for n, _ in spatial]),
+        step=_triple([k for _, k in spatial]),
+        scale=_triple([scale.get(axis, 1) for axis in SPACE]),
+        halo=_triple([-(-halo.get(a, 0) // scale.get(a, 1)) for a in SPACE]) if any(halo.values()) else None,
+        weights=_weights(folder, said["weights"]),
+        tolerance=_tolerances(config, _name(made), is_discrete=_dtype(made) in DISCRETE),
+    )
+
+
+def _read_input(said: Mapping[str, Any], *, is_new: bool) -> tuple[str, list[int], list[int], int]:  # Any: JSON
+    """Return axes, least sizes, steps (0: the size is the only one) and channels of an input."""
+    if not is_new:
+        axes, shape = _served(said["axes"]), said["shape"]
+        least = list(shape["min"] if isinstance(shape, Mapping) else shape)
+        step = list(shape["step"]) if isinstance(shape, Mapping) else [0] * len(least)
+    else:
+        axes = _served("".join(map(_letter, said["axes"])))
+        by_name = {axis["id"]: axis for axis in said["axes"]}
+        pairs = [_size(axis, by_name, said["id"]) for axis in said["axes"]]
+        least, step = [n for n, _ in pairs], [k for _, k in pairs]
+    channels = least[axes.index("c")] if "c" in axes else 1
+    return axes, least, step, channels
+
+
+def _size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tuple[int, int]:  # Any: JSON
+    """Return the least size and the step of an axis of an input, 0 where it has one size alone."""
+    if axis["type"] == "channel":
+        return len(axis["channel_names"]), 0
+    size = axis.get("size")
+    if axis["type"] == "batch" or size is None:
+        return 1, 1
+    if isinstance(size, int):
+        return size, 0
+    if "min" in size:
+        return size["min"], size["step"]
+    other = others.get(size["axis_id"])
+    if other is not None and size["tensor_id"] == tensor and not size["offset"]:
+        theirs = other.get("size")
+        if isinstance(theirs, int) or (theirs and "min" in theirs):
+            return _size(other, others, tensor)
+    raise VolpipeError(f"the size of its axis {axis['id']} follows from {size['tensor_id']}.{size['axis_id']}")
+
+
+Outline = tuple[str, dict[str, int], dict[str, int], int]  # axes; by axis of space: scale and halo; channels
+Sizes = Mapping[str, tuple[int, int]]
+
+
+def _read_new(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -> Outline:  # Any: JSON
+    """Return axes, scale, halo and channels of an output of format 0.5."""
+    axes = _served("".join(map(_letter, said["axes"])))
+    scale, halo, channels = {}, {}, 1
+    theirs = {axis["id"]: axis for axis in given["axes"]}
+    for letter, axis in zip(axes, said["axes"], strict=True):
+        if letter == "c":
+            channels = len(axis["channel_names"])
+        if letter not in SPACE:
+            continue
+        size = axis["size"]
+        if isinstance(size, int):
+            scale[letter] = _ratio(letter, size, sizes)
+        elif size.get("axis_id") == axis["id"] and size["tensor_id"] == given["id"]:
+            factor = theirs[axis["id"]]["scale"] / axis["scale"]
+            scale[letter] = _whole(letter, factor, size["offset"])
+        else:
+            raise VolpipeError(f"the size of its output along {letter} does not follow from its input along {letter}")
+        halo[letter] = axis.get("halo") or 0
+    return axes, scale, halo, channels
+
+
+def _read_old(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -> Outline:  # Any: JSON
+    """Return axes, scale, halo and channels of an output of format 0.4."""
+    axes, shape = _served(said["axes"]), said["shape"]
+    scale, channels = {}, 1
+    for i, letter in enumerate(axes):
+        if isinstance(shape, Mapping):
+            factor, offset = shape["scale"][i] or 0.0, 2 * shape["offset"][i]
+            if letter == "c":
+                channels = round(sizes.get("c", (1, 0))[0] * factor + offset)
+            elif letter in SPACE:
+                scale[letter] = _whole(letter, factor, offset)
+        elif letter == "c":
+            channels = shape[i]
+        elif letter in SPACE:
+            scale[letter] = _ratio(letter, shape[i], sizes)
+    halo = dict(zip(axes, said.get("halo") or [0] * len(axes), strict=True))
+    return axes, scale, {letter: halo[letter] for letter in axes if letter in SPACE}, channels
+
+
+def _ratio(letter: str, size: int, sizes: Sizes) -> int:
+    least, step = sizes.get(letter, (1, 0))
+    if step:
+        raise VolpipeError(f"its output has {size} voxels along {letter} whatever its input has")
+    return _whole(letter, size / least, 0)
+
+
+def _whole(letter: str, factor: float, offset: float) -> int:
+    if offset or factor < 1 or not math.isclose(factor, round(factor), rel_tol=1e-6):
+        raise VolpipeError(
+            f"along {letter}, its output has {factor:g} times the voxels of its input and {offset:+g}; whole multiples "
+            "are run, so nets that shrink windows must pad, and coarser outputs are not served"
+        )
+    return round(factor)
+
+
+def _letter(axis: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return the letter of an axis of format 0.5: b, c, z, y, x, or "?"."""
+    known = {"batch": "b", "channel": "c"}.get(axis["type"], "")
+    return known or (axis["id"] if axis["type"] == "space" and axis["id"] in SPACE else f"?{axis['id']}")
+
+
+def _served(axes: str) -> str:
+    if not set(axes) <= set("bczyx") or not {"y", "x"} <= set(axes):
+        raise VolpipeError(
+            f"its axes are {axes.replace('?', ' ')}; b, c, z, y, x are run, of which y and x must be there"
+        )
+    return axes
+
+
+def _steps(said: Mapping[str, Any], key: str) -> tuple[Step, ...]:  # Any: JSON
+    return tuple(map(read_step, said.get(key) or ()))
+
+
+def _name(said: Mapping[str, Any]) -> str:  # Any: JSON
+    return str(said.get("id", said.get("name")))
+
+
+def _dtype(said: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return the type of a tensor's values, of format 0.5 or 0.4."""
+    data = said.get("data")
+    found = data[0] if isinstance(data, list) else data
+    return str(found["type"] if found else said.get("data_type"))
+
+
+def _triple(values: Sequence[int]) -> Triple:
+    z, y, x = values
+    return z, y, x
+
+
+def _test(folder: Path, said: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON
+    """Return the file of a test tensor, of format 0.5 or, where that is `old`, of 0.4."""
+    found = said.get("test_tensor") or ({"source": old[0]} if old else None)
+    return None if found is None else checked_file(folder, found)
+
+
+def checked_file(folder: Path, said: Mapping[str, Any]) -> Path:  # Any: JSON
+    """Return the file of the package that `said` names as its source, if its SHA-256 is the one that is said.
+
+    Raises:
+        VolpipeError: it is elsewhere, missing, or another.
+    """
+    source, due = str(said["source"]), said.get("sha256")
+    if "://" in source:
+        raise VolpipeError(f"its file {source} is on the web; nothing is fetched, so take the package with its files")
+    root = folder.resolve()
+    found = (root / source).resolve()
+    if root not in found.parents:
+        raise VolpipeError(f"its file {source!r} is outside of its folder")
+    if not found.is_file():
+        raise VolpipeError(f"its file {source} is missing")
+    with found.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest() if due else None
+    if due != digest:
+        raise VolpipeError(f"its file {source} has SHA-256 {digest}, the description says {due}: it is another file")
+    return found
+
+
+def _weights(folder: Path, said: Mapping[str, Any]) -> Mapping[str, Weights]:  # Any: JSON
+    there = {kind: entry for kind, entry in said.items() if entry}
+    found = {kind: Weights(kind, checked_file(folder, there[kind]), there[kind]) for kind in SERVED if kind in there}
+    if not found:
+        raise VolpipeError(f"it has weights of {', '.join(there) or 'no kind'}; {', '.join(SERVED)} are run")
+    return found
+
+
+def _tolerances(config: Any, name: str, is_discrete: bool) -> Mapping[str, Tolerance]:  # Any: YAML
+    """Return what a package tolerates of its output `name`, by format of weights; under "" for all."""
+    said = config.get("bioimageio") if isinstance(config, Mapping) else None
+    entries = said.get("reproducibility_tolerance") if isinstance(said, Mapping) else None
+    kind = "any_discrete_output" if is_discrete else "any_continuous_output"
+    found: dict[str, Tolerance] = {}
+    for entry in entries or ():
+        outputs = entry.get("output_ids") or (name,)
+        if name in outputs or outputs == kind:
+            tolerance = Tolerance(
+                float(entry.get("relative_tolerance", TOLERANCE)),
+                float(entry.get("absolute_tolerance", TOLERANCE)),
+                float(entry.get("mismatched_elements_per_million", PER_MILLION)),
+            )
+            found |= dict.fromkeys(entry.get("weights_formats") or ("",), tolerance)
+    return found

@@ -1,0 +1,158 @@
+"""A sweep: one recipe with lists of values, a training for each combination, all side by side, one table at the end.
+
+Not here: how trainings go on side by side (trials), or values that are searched for (tune).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from volpipe.course import Start, check_slots, is_complete
+from volpipe.errors import RecipeError, RunError
+from volpipe.folder import RunFolder
+from volpipe.recipe import load_tree, typed
+from volpipe.training import VARIED, TrainRecipe
+from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
+
+SECTION = "sweep"
+COMBINE = "combine"
+SWEEP_FILE = "sweep.json"  # the values of each trial, by number
+
+OnRow = Callable[[Row], None]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept.
+
+    Attributes:
+        combinations: the values of each training, in order.
+        recipes: one for each.
+    """
+
+    combinations: tuple[Values, ...]
+    recipes: tuple[TrainRecipe, ...]
+
+
+def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
+    """Return the sweep in the TOML file at `path`, with ``key=value`` settings on top; every recipe is checked.
+
+    Raises:
+        RecipeError: no [sweep], a value that is no list, lists of different lengths for zip, or a recipe that is wrong.
+    """
+    tree = load_tree(path, settings)
+    table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
+    if not isinstance(table, dict) or not table:
+        raise RecipeError(f'{path} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
+    how = table.pop(COMBINE, "product")
+    if how not in ("product", "zip"):
+        raise RecipeError(f"{path}: sweep.combine is {how!r}; write product or zip")
+    combinations = combined(dict(lists(table)), how)
+    recipes = [
+        typed(TrainRecipe, placed(tree, values), f"{path}, trial {number}")
+        for number, values in enumerate(combinations)
+    ]
+    return Sweep(tuple(combinations), tuple(recipes))
+
+
+def lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:  # Any: TOML values
+    """Yield key and values of each list in `table`, whose keys may be quoted with their dots, or be tables.
+
+    Raises:
+        RecipeError: a value is no list, or an empty one.
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from lists(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value:
+            yield f"{prefix}{key}", value
+        else:
+            raise RecipeError(f"sweep: {prefix}{key} is {value!r}; give a list of the values to try")
+
+
+def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values
+    """Return every combination of `values`, the last key fastest; with "zip" the first of each, the second of each...
+
+    Raises:
+        RecipeError: lists of different lengths are to be zipped.
+    """
+    lengths = {key: len(each) for key, each in values.items()}
+    if how == "product":
+        return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise RecipeError(f"sweep.combine zip needs lists of one length: {told}")
+    return [dict(zip(values, each, strict=True)) for each in zip(*values.values(), strict=True)]
+
+
+def run_sweep(
+    sweep: Sweep, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_row: OnRow = lambda row: None
+) -> list[Row]:
+    """Train every combination of `sweep` in a folder of its own in `out`, and return what became of each.
+
+    Trainings that are complete are left alone, others go on from their checkpoints; one that fails stops no other.
+
+    Args:
+        sweep: what is done.
+        out: the folder; made where it is missing.
+        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        search_path: folder that the recipes' relative names count from.
+        fresh: delete what is in the folder, and start over.
+        on_row: told what became of each trial, as it ends.
+
+    Raises:
+        RecipeError: a trial's folder holds a training by another recipe.
+        SiteError: the site cannot be used, or has fewer workers than a training has ranks.
+        RunError: the folder holds something else.
+    """
+    folder = RunFolder(out.absolute())
+    with folder.locked():
+        check_place(folder, SWEEP_FILE, fresh=fresh)
+        trials = _number(folder.path, sweep)
+        check_folders(trials, folder.path)
+        rows = {t.number: row_of(t, folder.path / t.name, "waiting") for t in trials}
+        left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
+        for trial in trials:
+            if trial not in left:
+                rows[trial.number] = row_of(trial, folder.path / trial.name, "done")
+        if left:
+            try:
+                for row in _train(left, folder, start, search_path):
+                    rows[row.number] = row
+                    on_row(row)
+            finally:
+                store_table(list(rows.values()), folder.path)
+        return list(rows.values())
+
+
+def _train(left: Sequence[Trial], folder: RunFolder, start: Start, search_path: Path) -> Iterator[Row]:
+    """Yield what became of each trial that is left, as it ends."""
+    waiting = list(left)
+    with start(folder.parsl) as workers, abreast(workers, folder.path, search_path) as trainings:
+        for trial in waiting:
+            check_slots(trial.recipe, workers.slots)
+        while waiting or trainings.trials:
+            while waiting and trainings.has_room(waiting[0].recipe):
+                trainings.begin(waiting.pop(0))
+            yield from trainings.ended()
+
+
+def _number(folder: Path, sweep: Sweep) -> list[Trial]:
+    """Return the trials of `sweep`, numbered as in `folder`; combinations that are new there get the next numbers."""
+    path = folder / SWEEP_FILE
+    try:
+        known: list[Values] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); use --fresh to start over") from error
+    plain = json.loads(json.dumps(sweep.combinations))
+    known += [values for i, values in enumerate(plain) if values not in known and values not in plain[:i]]
+    partial = path.with_name(f".{SWEEP_FILE}")
+    partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    partial.replace(path)
+    pairs = {known.index(values): recipe for values, recipe in zip(plain, sweep.recipes, strict=True)}
+    return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]
