@@ -240,8 +240,10 @@ def walk_uphill(data: np.ndarray, smooth: tuple[int, int, int]) -> np.ndarray:
         for axis in range(3):
             for step in (-1, 1):
                 to = tuple(v + step * (a == axis) for a, v in enumerate(voxel))
-                if 0 <= to[axis] < shape[axis] and (height[to], number[to]) > (height[voxel], number[voxel]):
+                if 0 <= to[axis] < shape[axis]:
                     ways.append((int(data[axis][max(voxel, to)]), height[to], number[to], to))
+        least = max(ways)[0] // 2
+        ways = [way for way in ways if way[0] >= least and way[1:3] > (height[voxel], number[voxel])]
         return end(max(ways)[-1]) if ways else int(number[voxel])
 
     return np.array([1 + end(voxel) for voxel in np.ndindex(*shape)]).reshape(shape)
@@ -317,7 +319,7 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
             elif frozenset((here, there)) not in forbidden:
                 owner[owner == there] = here
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5))
+        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
 
 

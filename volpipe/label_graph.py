@@ -17,7 +17,8 @@ from volpipe.label_recipe import Objects
 
 FIRST = 1  # column of a table with the number of the first voxel
 LEAST, MOST = slice(2, 5), slice(5, 8)
-PIECE_BYTES, JOIN_BYTES = 400, 64  # of the tables and what is made of them (measured 2026-11)
+# Of the tables and what is made of them: an upper bound; 0.4 and 0.5 of it were measured on noisy affinities, 2026-11.
+PIECE_BYTES, JOIN_BYTES = 400, 64
 EDGE_BYTES = {"mean": 900, "mutex": 500}
 FEW = 0.02  # of the fragments: when so few are merged at once, one by one is faster
 

@@ -186,15 +186,17 @@ def _steepest(around: Surroundings) -> np.ndarray:
     """Return the place in STEPS, counting ITSELF, of where each inner voxel leads: over the strongest way up.
 
     Up is to a higher voxel, of two that are as high to the one that comes last in C order. Of ways that are as strong
-    it is the one to the highest, of equals the last.
+    it is the one to the highest, of equals the last. A way is none whose affinity is less than half of the voxel's
+    strongest: what is thin would else run out through its surface.
     """
     assert around.height is not None
     own = _inner(around.height)
+    least = np.max([_affinity(around, *to) for to in STEPS], axis=0) // 2
     best = np.full(own.shape, -1, np.int32)
     codes = np.full(own.shape, ITSELF, np.uint8)
     for number, (axis, step) in enumerate(STEPS):
         height, strength = _moved(around.height, axis, step), _affinity(around, axis, step)
-        is_up = height > own if step < 0 else height >= own
+        is_up = (height > own if step < 0 else height >= own) & (strength >= least)
         strength = np.where(is_up, (strength.astype(np.int32) << HEIGHT_BITS) | height, -1)
         better = is_up & (strength >= best)
         codes[better] = number + (number >= ITSELF)

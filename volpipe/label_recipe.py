@@ -61,7 +61,7 @@ class Objects(Section):
     min_voxels: int = Field(0, ge=0)
     smooth: Passes = (1, 1, 1)
     agglomerate: Literal["mean", "mutex"] = "mean"
-    far_threshold: Share = 0.5
+    far_threshold: Share = 0.2
 
 
 class LabelOutput(Section):
