@@ -100,6 +100,7 @@ class UNet3D(nn.Module):
             self.ups.append(two_convolutions(fine + coarse, fine, kernel, norm, activation))
         self.last = nn.Conv3d(features[0], out_channels, 1)
         self.norm, self.output, self.residual = norm, output, residual
+        self.logits = False  # true: the sigmoid is left to the loss, while a net learns
         self.draw_weights()
 
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -125,7 +126,7 @@ class UNet3D(nn.Module):
         y = self.last(y)  # n,C,z,y,x
         if self.residual:
             y = y + x
-        return torch.sigmoid(y) if self.output == "sigmoid" else y
+        return torch.sigmoid(y) if self.output == "sigmoid" and not self.logits else y
 
     def longest_way(self) -> list[nn.Module]:
         """Return the layers from input to output through the bottom; every skip sees less than this way."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
-from volpipe.estimate import Estimate, Slots, estimate
+from volpipe.estimate import Estimate, Rates, Slots, estimate
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
+from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.rehearsal import Sample, rehearse, sample
 from volpipe.run import Executors
@@ -56,18 +57,44 @@ class Appraisal:
         return alternatives(self.plan, self.estimate, self.volume, self.sample.voxel_bytes, self.slots, self.share)
 
 
-def appraise(plan: Plan, folder: RunFolder, executors: Executors | None = None, share: float = 1.0) -> Appraisal:
+@dataclass(frozen=True)
+class Ahead:
+    """A volume that does not exist yet.
+
+    Attributes:
+        volume: as it will be.
+        voxel_bytes: stored, per voxel, all channels.
+        rates: what blocks took over a volume that stood in for it, if any were tried.
+    """
+
+    volume: Volume
+    voxel_bytes: float
+    rates: Rates | None = None
+
+
+def appraise(
+    plan: Plan,
+    folder: RunFolder,
+    executors: Executors | None = None,
+    share: float = 1.0,
+    *,
+    ahead: Ahead | None = None,
+) -> Appraisal:
     """Return what `plan` takes by what the run's `folder` knows of its rates.
 
     Args:
         share: of the region's blocks that are wanted, where a mask leaves some out.
+        ahead: what the plan reads, where that does not exist yet.
     """
-    volume, slots, worker_bytes = open_volume(plan.source.path, plan.source.key), UNKNOWN_SLOTS, None
+    slots, worker_bytes = UNKNOWN_SLOTS, None
     if executors is not None:
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
         worker_bytes = executors.worker_bytes
-    limits, seen = disk_limits(locate(plan.out), worker_bytes), sample(plan, volume)
-    found = estimate(plan, volume, seen.voxel_bytes, slots, folder.load_rates(plan), share)
+    volume = open_volume(plan.source.path, plan.source.key) if ahead is None else ahead.volume
+    seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
+    limits = disk_limits(locate(plan.out), worker_bytes)
+    rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
+    found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
     return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)
 

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_k8s, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
+from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -50,6 +50,8 @@ from volpipe.show import (
 from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
+    from volpipe.driver import Report
+    from volpipe.flow import Flow
     from volpipe.plan import Plan
     from volpipe.run import Progress
     from volpipe.volume import Volume
@@ -73,6 +75,7 @@ app.command()(cli_train.train)
 app.command()(cli_sweep.sweep)
 app.command()(cli_sweep.tune)
 app.command()(cli_evaluate.evaluate)
+app.command()(cli_label.label)
 app.command()(cli_net.net)
 app.command()(cli_verify.verify)
 app.command()(cli_verify.reproduce)
@@ -120,7 +123,17 @@ def run(
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
 ) -> None:
-    """Run a net over VOLUME; the same command again goes on where an interrupted run stopped."""
+    """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
+    flow = _find_flow(recipe, settings, roi, mask, trust_model)
+    if flow is not None:
+        if only is not None:
+            raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
+        with _interruptible():
+            is_complete = cli_flow.run(
+                cli_flow.plan_of(flow, volume, out_path), config,
+                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
+            )  # fmt: skip
+        raise typer.Exit(DONE if is_complete else INCOMPLETE)
     from volpipe.apps.start import on_site
     from volpipe.driver import Listener, execute
     from volpipe.region import find_part
@@ -141,7 +154,15 @@ def run(
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return
-    out.print(report_table(report, started=psutil.Process().create_time()))
+    _tell(report)
+    if report.missing:
+        raise typer.Exit(INCOMPLETE)
+    out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{plan.out}")
+
+
+def _tell(report: Report, started: float | None = None) -> None:
+    """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
+    out.print(report_table(report, started=started or psutil.Process().create_time()))
     if report.seams:
         out.print(seam_line(report.seams))
     if warning := seam_warning(report.seams):
@@ -159,8 +180,6 @@ def run(
             f"{len(report.missing)} parts are missing; the same command again tries them once more "
             f"(log: {report.folder}/volpipe.log)"
         )
-        raise typer.Exit(INCOMPLETE)
-    out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{plan.out}")
 
 
 @app.command()
@@ -176,6 +195,11 @@ def plan(
     quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
+    flow = _find_flow(recipe, settings, roi, mask, trust_model)
+    if flow is not None:
+        with _interruptible():
+            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), config, quick=quick)
+        return
     from volpipe.driver import preview
 
     with _interruptible():
@@ -231,11 +255,14 @@ def status(
     """Print how far the run that writes OUTPUT is, and which boxes failed, from its journal."""
     from volpipe.driver import inspect_run
 
-    found = inspect_run(output)
-    if found.missing:
-        out.print(missing_table(found.missing, None if every else MOST_ROWS))
-    out.print(status_table(found))
-    raise typer.Exit(DONE if found.is_complete else INCOMPLETE)
+    is_complete = cli_flow.show_status(output, None if every else MOST_ROWS)
+    if is_complete is None:
+        found = inspect_run(output)
+        is_complete = found.is_complete
+        if found.missing:
+            out.print(missing_table(found.missing, None if every else MOST_ROWS))
+        out.print(status_table(found))
+    raise typer.Exit(DONE if is_complete else INCOMPLETE)
 
 
 @app.command()
@@ -385,6 +412,21 @@ def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_
     named = {"roi": roi, "mask": mask}
     region = [f"input.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     return [*(settings or []), *region, *(["net.trust_model=true"] if trust_model else [])]
+
+
+def _find_flow(
+    recipe: Path | None, settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool
+) -> Flow | None:
+    """Return the stages that the recipe's file declares; None where it is the recipe of one net."""
+    from volpipe.flow import find_flow
+    from volpipe.resolve import shipped_recipe
+
+    if recipe is None:
+        return None
+    return find_flow(
+        shipped_recipe(recipe), settings or [],
+        for_volume=_added([], roi, mask, trust_model=False), for_runs=_added([], None, None, trust_model),
+    )  # fmt: skip
 
 
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:

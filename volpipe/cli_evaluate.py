@@ -5,22 +5,16 @@ Not here: the comparing (evaluate). Exit codes as in cli.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from volpipe.errors import RunError, VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.terminal import out
-
-if TYPE_CHECKING:
-    from volpipe.evaluate import Evaluation, ImageScores
-    from volpipe.overlaps import LabelScores
 
 
 def evaluate(
@@ -44,8 +38,8 @@ def evaluate(
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
     from volpipe.apps.start import on_site
+    from volpipe.evaluate import describe_scores, plan_evaluation
     from volpipe.evaluate import evaluate as judge
-    from volpipe.evaluate import plan_evaluation
 
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
@@ -65,29 +59,12 @@ def evaluate(
     else:
         out.print(label_table(scored))
     if json_out is not None:
-        _write_json(json_out, found, scored)
+        text = json.dumps(describe_scores(found, scored), indent=1, allow_nan=False)
+        json_out.write_text(f"{text}\n", encoding="utf-8")
     if picture is not None:
         from volpipe.gallery import draw
 
         draw(picture, found)
-
-
-def _write_json(path: Path, found: Evaluation, scored: dict[str, ImageScores] | LabelScores) -> None:
-    """Write the scores and what they are of; what is infinite or no number is null."""
-    each = scored if isinstance(scored, dict) else {"output": scored}
-    told = {
-        "output": str(found.output),
-        "reference": str(found.reference),
-        "given": found.given and str(found.given),
-        "box": str(found.box),
-        "data_range": found.data_range,
-        "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()},
-    }
-    path.write_text(json.dumps(told, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _plain(values: dict[str, object]) -> dict[str, object]:
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def _said_input(output: str) -> str | None:

@@ -63,6 +63,21 @@ def gaussian(factor: int) -> np.ndarray:
     return np.asarray(weights / weights.sum(), np.float32)
 
 
+def blurred(data: np.ndarray, deviation: float) -> np.ndarray:
+    """Return `data` (c, z, y, x), float32, under a Gaussian of `deviation` voxels, mirrored at its faces."""
+    radius = math.ceil(REACH * deviation)
+    if not radius:
+        return data
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / deviation) ** 2)
+    weights = (weights / weights.sum()).astype(np.float32)
+    for axis in (1, 2, 3):
+        size, reach = data.shape[axis], [(radius, radius) if a == axis else (0, 0) for a in range(4)]
+        around = np.moveaxis(np.pad(data, reach, mode="reflect"), axis, 0)
+        taps = (weight * around[tap : tap + size] for tap, weight in enumerate(weights))
+        data = np.moveaxis(sum(taps, np.zeros_like(around[:size])), 0, axis)
+    return data
+
+
 def _radius(factor: int) -> int:
     """Return how many whole voxels the blur reaches to either side."""
     return math.ceil(REACH * factor / FWHM)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
-from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.errors import RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable, try_writing
+from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
-from volpipe.limits import check_access
+from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
@@ -93,32 +93,23 @@ SILENT = Listener()
 def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
+    plan = prepare_for(volume, recipe, out, search_path)
+    check_access(files.locate(volume.path), files.locate(out))
+    return plan
+
+
+def prepare_for(volume: Volume, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
+    """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
     net = describe(recipe.net, str(search_path))
     recipe = normalised(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
-    _check_apart(target, volume, "volume")
+    check_apart(target, volume, "volume")
     if mask is not None:
-        _check_apart(target, mask, "mask")
-    check_access(files.locate(volume.path), target)
+        check_apart(target, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
     return plan
-
-
-def _check_apart(out: Location, volume: Volume, what: str) -> None:
-    """Refuse an output that cannot be written, or that would change what the run reads."""
-    if isinstance(out, Remote):
-        check_writable(out)
-    source, target = _resolved(files.locate(volume.path)), _resolved(out)
-    if target == source or target in source.parents:
-        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
-    if source in target.parents:
-        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
-
-
-def _resolved(place: Location) -> Location:
-    return place.resolve() if isinstance(place, Path) else place
 
 
 def _open_mask(location: str | None, search_path: Path) -> Volume | None:
@@ -161,9 +152,11 @@ def execute(
     """
     folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
-        _claim(folder, plan, fresh)
+        if fresh:
+            _forget(folder, files.locate(plan.out))
+        _claim(folder, plan)
         _agree_on_tensors(folder, keep_tensors)
-        with _logging_to(folder.log), Journal(folder.journal) as journal:
+        with logging_to(folder.log), Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 return _close(wanted, folder, journal, keep_tensors)
@@ -209,7 +202,7 @@ def preview(plan: Plan, start: Start | None) -> Appraisal:
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
         return appraise(plan, folder)
-    with folder.locked(), _logging_to(folder.log), start(folder.parsl) as executors:
+    with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
         return rehearsed(plan, folder, executors)
 
 
@@ -332,19 +325,36 @@ def inspect_run(output: str | Path) -> Standing:
     return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, missing)
 
 
-def _claim(folder: RunFolder, plan: Plan, fresh: bool) -> None:
-    """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
+def forget(out: Location, mark: str = PLAN_FILE) -> None:
+    """Delete the output at `out` and the run that made it, if there is one.
+
+    Args:
+        out: the output.
+        mark: the file in the run's folder by which it is known.
+
+    Raises:
+        RunError: somebody else made it, or a driver is at work on it.
+    """
+    folder = RunFolder.of_output(out)
+    if files.exists(out) or folder.path.is_dir():
+        with folder.locked():
+            _forget(folder, out, mark)
+
+
+def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
+    if files.exists(out) and not (folder.path / mark).is_file():
+        raise RunError(f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out")
+    if isinstance(out, Remote):
+        try_writing(out)
+    delete(out)  # first: without its run's folder, nobody would know any more whose it is
+    folder.clear()
+
+
+def _claim(folder: RunFolder, plan: Plan) -> None:
+    """Make sure that folder and output are this plan's to write."""
     out = files.locate(plan.out)
     if isinstance(out, Remote):
         try_writing(out)
-    if fresh:
-        if files.exists(out) and not folder.plan_file.is_file():
-            raise RunError(
-                f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out"
-            )
-        delete(out)  # first: without its run's folder, nobody would know any more whose it is
-        folder.clear()
-        return
     folder.check_same(plan)
     started = folder.journal.is_file() and folder.plan_file.is_file()
     if files.exists(out) and not started:
@@ -365,7 +375,7 @@ def _agree_on_tensors(folder: RunFolder, keep_tensors: bool) -> None:
 
 
 @contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def logging_to(path: Path) -> Iterator[None]:
     """Write volpipe's own log to the file at `path` meanwhile."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))

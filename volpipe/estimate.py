@@ -43,6 +43,7 @@ class Rates:
         sum_bytes: stored, per voxel of a block tensor that its block does not write to the output itself.
         output_bytes, coarse_bytes: stored, per voxel of level 0 and of coarser levels, all channels.
         peak_bytes: highest resident memory of a worker.
+        has_bytes: whether bytes were measured; else they are upper bounds, where blocks were tried on no real voxels.
     """
 
     num_blocks: int
@@ -58,6 +59,7 @@ class Rates:
     output_bytes: float
     coarse_bytes: float
     peak_bytes: int
+    has_bytes: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ class Estimate:
     scratch_files: int
     memory_bytes: float
     seconds: float | None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether bytes are what blocks took; else they are upper bounds."""
+        return self.rates is not None and self.rates.has_bytes
 
     @property
     def amplification(self) -> float:
@@ -203,7 +210,13 @@ def upper_bounds(plan: Plan) -> Rates:
     channels = plan.net.out_channels
     voxel = float(channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
-    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0)
+    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0, has_bytes=False)
+
+
+def timed_alone(rates: Rates, plan: Plan) -> Rates:
+    """Return the times and the memory of `rates`, and as bytes those of a `plan` whose voxels do not compress."""
+    bound, names = upper_bounds(plan), ("window_bytes", "sum_bytes", "output_bytes", "coarse_bytes")
+    return replace(rates, has_bytes=False, **{name: getattr(bound, name) for name in names})
 
 
 @dataclass(frozen=True)

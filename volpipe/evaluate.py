@@ -8,45 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from volpipe import scores
-from volpipe.errors import PlanError, RunStopped, TaskLost
+from volpipe.errors import PlanError
 from volpipe.grid import Box, Grid
 from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record
 from volpipe.ops import to_dtype
 from volpipe.overlaps import LabelScores, Overlaps, label_scores
 from volpipe.region import find_roi
-from volpipe.run import last_line
 from volpipe.scores import ImageSums
+from volpipe.tasks import Start, gather
 from volpipe.volume import Volume, open_volume
 from volpipe.worker import Outcomes, work
 
 AXES = "zyx"
 BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
-ATTEMPTS = 3
 OUTPUT = "output"
-
-
-class Workers(Protocol):
-    """Workers that take a function by its name."""
-
-    @property
-    def slots(self) -> Any: ...  # Any: a mapping, of a field or of a property
-
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]: ...  # Any: its own
-
-
-Start = Callable[[Path], AbstractContextManager[Workers]]
 
 
 @dataclass(frozen=True)
@@ -116,6 +101,9 @@ class ImageScores:
         return cls(scores.psnr(sums, data_range), scores.ssim(sums), half, seventh, half_z, seventh_z, curve)
 
 
+Scored = dict[str, ImageScores] | LabelScores
+
+
 def plan_evaluation(
     output: str,
     reference: str,
@@ -141,6 +129,24 @@ def plan_evaluation(
     """
     made, truth = open_volume(output), open_volume(reference)
     source = None if given is None else open_volume(given)
+    return fit_evaluation(made, truth, source, roi=roi, margin=margin, kind=kind, data_range=data_range)
+
+
+def fit_evaluation(
+    made: Volume,
+    truth: Volume,
+    source: Volume | None,
+    *,
+    roi: str | None = None,
+    margin: tuple[int, int, int] = (0, 0, 0),
+    kind: str = "image",
+    data_range: float | None = None,
+) -> Evaluation:
+    """Return what is to be compared, as `plan_evaluation`, of volumes that were opened, or are to be made.
+
+    Raises:
+        PlanError: as there.
+    """
     for volume in filter(None, (made, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to be judged as an array")
@@ -193,7 +199,7 @@ def _check_factors(found: Evaluation) -> None:
             )
 
 
-def evaluate(found: Evaluation, start: Start, folder: Path) -> dict[str, ImageScores] | LabelScores:
+def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
     """Return the scores of each candidate, or of the labels, from all blocks.
 
     Args:
@@ -216,49 +222,6 @@ def evaluate(found: Evaluation, start: Start, folder: Path) -> dict[str, ImageSc
     if found.kind == "labels":
         return label_scores(tables)
     return {name: ImageScores.of(each, found.data_range) for name, each in sums.items()}
-
-
-def gather(
-    workers: Workers, function: Callable[..., Record], job: object, units: Sequence[int]
-) -> Iterator[tuple[Any, ...]]:  # Any: plain values
-    """Yield what `function(job, unit)` gives for each unit, in their order; a bounded number is under way at a time.
-
-    Raises:
-        RunStopped: a unit failed, or its workers were lost too often.
-    """
-    most = 2 * max(1, workers.slots["cpu"])
-    under_way: dict[Future[Record], int] = {}
-    attempts: dict[int, int] = {}
-    left, ready, due = iter(units), dict[int, tuple[Any, ...]](), iter(units)
-    next_due = next(due, None)
-    while next_due is not None:
-        while len(under_way) + len(ready) < most and (unit := next(left, None)) is not None:
-            under_way[workers.send("cpu", function, job, unit)] = unit
-        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-            unit = under_way.pop(future)
-            record = _record(future, unit, attempts)
-            if record is None:
-                under_way[workers.send("cpu", function, job, unit)] = unit
-            else:
-                ready[unit] = record.result
-        while next_due in ready:
-            yield ready.pop(next_due)
-            next_due = next(due, None)
-
-
-def _record(future: Future[Record], unit: int, attempts: dict[int, int]) -> Record | None:
-    """Return what came back, None if it is worth another try."""
-    try:
-        record = future.result()
-    except TaskLost as error:
-        attempts[unit] = attempts.get(unit, 0) + 1
-        if attempts[unit] >= ATTEMPTS:
-            raise RunStopped(f"block {unit} lost its worker {ATTEMPTS} times: {error}") from error
-        return None
-    if record.failed:
-        reason = record.failed[0][1]
-        raise RunStopped(f"block {unit} cannot be scored: {last_line(reason)}", reason)
-    return record
 
 
 def score(found: Evaluation, block: int) -> Record:
@@ -304,3 +267,27 @@ def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
     if frequency is None or not frequency or size is None or not math.isclose(min(size), max(size), rel_tol=1e-3):
         return None
     return size[0] / frequency
+
+
+def describe_evaluation(found: Evaluation) -> dict[str, object]:
+    """Return what is compared with what, plain as JSON has it."""
+    return {
+        "output": str(found.output),
+        "reference": str(found.reference),
+        "given": found.given and str(found.given),
+        "kind": found.kind,
+        "box": str(found.box),
+        "data_range": found.data_range,
+    }
+
+
+def describe_scores(found: Evaluation, scored: Scored) -> dict[str, object]:
+    """Return the scores and what they are of, plain as JSON has it; what is infinite or no number is None."""
+    each = scored if isinstance(scored, dict) else {OUTPUT: scored}
+    return describe_evaluation(found) | {
+        "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()}
+    }
+
+
+def _plain(values: dict[str, object]) -> dict[str, object]:
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}

@@ -14,10 +14,13 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
+from volpipe.formats import files
 from volpipe.formats.files import Location
+from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import align_up
 from volpipe.plan import AXES, Plan
 from volpipe.quota import find_quotas
+from volpipe.volume import Volume
 
 GIB = 1 << 30
 LOOKS = 100  # files of a volume that are looked at before a run
@@ -59,11 +62,30 @@ def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
     return min(known, key=lambda limit: limit[0]) if known else (None, "")
 
 
-def check_access(source: Location, out: Location) -> None:
+def check_apart(out: Location, volume: Volume, what: str) -> None:
+    """Refuse an output that cannot be written, or that would change what the run reads, the `volume` or the `mask`.
+
+    Raises:
+        PlanError: with the places.
+    """
+    if isinstance(out, Remote):
+        check_writable(out)
+    source, target = _resolved(files.locate(volume.path)), _resolved(out)
+    if target == source or target in source.parents:
+        raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
+    if source in target.parents:
+        raise PlanError(f"the output {out} would lie inside the {what} {volume.path}; choose another --out")
+
+
+def _resolved(place: Location) -> Location:
+    return place.resolve() if isinstance(place, Path) else place
+
+
+def check_access(source: Location | None, out: Location) -> None:
     """Refuse to read what this user may not read, as far as a look at some files tells, or write where it may not.
 
     Args:
-        source: the volume's file or folder.
+        source: the volume's file or folder; None where it does not exist yet.
         out: the output, which need not exist yet.
 
     Raises:
@@ -132,17 +154,19 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
     if limits.free_files is not None and num_files > limits.free_files:
         raise PlanError(
             f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}"
-            f"{_of(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
+            f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
     num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
-    if limits.free_bytes is not None and estimate.rates is not None and num_bytes > limits.free_bytes:
+    if limits.free_bytes is not None and estimate.is_measured and num_bytes > limits.free_bytes:
         raise PlanError(
             f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free"
-            f"{_of(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, output.codec_level)"
+            f"{of_quota(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, "
+            "output.codec_level)"
         )
 
 
-def _of(name: str) -> str:
+def of_quota(name: str) -> str:
+    """Return whose quota a limit is, for the end of a sentence; "" where it is the disk."""
     return f" (quota of {name})" if name else ""
 
 

@@ -12,11 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from volpipe import checksums
+from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.ops import Affine, to_dtype, unit_scale
 from volpipe.plan import Plan
-from volpipe.volume import ArraySpec, Level, Multiscale, absolute, create_array, create_multiscale, open_writer
+from volpipe.volume import (
+    ArraySpec,
+    Level,
+    Multiscale,
+    Volume,
+    absolute,
+    create_array,
+    create_multiscale,
+    open_writer,
+)
 from volpipe.wanted import Wanted
 
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
@@ -59,21 +69,50 @@ def finish(plan: Plan, normalise: Affine, total: np.ndarray) -> np.ndarray:
 def create_output(plan: Plan, provenance: dict[str, object]) -> None:
     """Write the metadata of every level and of their group; voxels that are already there stay."""
     choice = plan.recipe.output
-    array_format = ARRAY_FORMATS[choice.format]
-    codec = choice.codec if choice.codec != "auto" else ("gzip" if array_format == "n5" else "zstd")
-    channels = _channels(plan)
     for level in range(len(plan.factors)):
-        spec = ArraySpec(
-            shape=(*channels, *plan.level_shape(level)),
-            dtype=plan.dtype,
-            chunks=(*(1 for _ in channels), *plan.chunk),
-            shards=(*channels, *plan.shard) if array_format == "zarr3" else None,
-            axes=_axes(plan),
-            codec=codec,
-            codec_level=choice.codec_level,
-        )
-        create_array(plan.out, level_key(level), spec, array_format)
+        create_array(plan.out, level_key(level), _spec(plan, level), ARRAY_FORMATS[choice.format])
     create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
+
+
+def _spec(plan: Plan, level: int) -> ArraySpec:
+    """Return the array of `level`."""
+    choice, channels = plan.recipe.output, _channels(plan)
+    array_format = ARRAY_FORMATS[choice.format]
+    return ArraySpec(
+        shape=(*channels, *plan.level_shape(level)),
+        dtype=plan.dtype,
+        chunks=(*(1 for _ in channels), *plan.chunk),
+        shards=(*channels, *plan.shard) if array_format == "zarr3" else None,
+        axes=_axes(plan),
+        codec=choice.codec if choice.codec != "auto" else ("gzip" if array_format == "n5" else "zstd"),
+        codec_level=choice.codec_level,
+    )
+
+
+def promised(plan: Plan, level: int = 0) -> Volume:
+    """Return `level` of the output as `open_volume` will find it once it is written; it need not exist yet.
+
+    Raises:
+        PlanError: the output has no such level.
+    """
+    if level >= len(plan.factors):
+        raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
+    spec, group, spatial = _spec(plan, level), _multiscale(plan), slice(len(_channels(plan)), None)
+    is_placed = group.voxel_size_nm is not None  # else nothing that is written has a unit to be read by
+    return Volume(
+        path=str(absolute(plan.out)),
+        key=level_key(level),
+        format=ARRAY_FORMATS[plan.recipe.output.format],
+        shape=spec.shape,
+        dtype=spec.dtype,
+        chunks=spec.chunks,
+        shards=spec.shards,
+        axes=spec.axes,
+        voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
+        origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
+        codec=spec.codec if spec.codec == "raw" else f"{spec.codec} {spec.codec_level}",
+        levels=tuple(each.key for each in group.levels),
+    )
 
 
 def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) -> str:

@@ -180,7 +180,7 @@ def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path} is not valid TOML: {error}") from error
     for setting in settings:
-        _set(tree, setting)
+        set_value(tree, setting)
     return tree
 
 
@@ -203,7 +203,12 @@ def differences(old: Section, new: Section) -> list[str]:
     return [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in keys if before.get(key) != after.get(key)]
 
 
-def _set(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
+def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
+    """Write ``key=value`` into `tree`; setting ``net.name`` to another net drops what `tree` has for its own.
+
+    Raises:
+        RecipeError: it has another form, or goes through a value as if that were a section.
+    """
     key, equals, text = setting.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {setting!r}: write key=value, such as windows.blend=hann")

@@ -132,7 +132,11 @@ def _whole(plan: Plan) -> Plan:
 def _mean(rates: list[Rates]) -> Rates:
     names = [field.name for field in dataclasses.fields(Rates)]
     means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
-    whole = {"num_blocks": sum(r.num_blocks for r in rates), "peak_bytes": max(r.peak_bytes for r in rates)}
+    whole = {
+        "num_blocks": sum(r.num_blocks for r in rates),
+        "peak_bytes": max(r.peak_bytes for r in rates),
+        "has_bytes": True,
+    }
     return dataclasses.replace(rates[0], **(means | whole))
 
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.dataset import WindowDataset
-from volpipe.degrade import context, degrade
+from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.measure import affine, needs_measuring
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise
 from volpipe.region import find_part, find_roi
+from volpipe.targets import targets
 from volpipe.tensors import SOURCE_KEY
-from volpipe.training import Data, TrainRecipe
+from volpipe.training import Data, Samples, TrainRecipe
 from volpipe.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
@@ -35,7 +36,10 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Sample:
-    """One pair: `given` (c, z, y, x), what the net sees, and `truth` (c, z * scale, ...); float32, normalised."""
+    """One pair: `given` (c, z, y, x), what the net sees, and `truth` (c, z * scale, ...); float32, normalised.
+
+    Where volumes have labels, the truth is what `targets` says of them, a channel for each offset.
+    """
 
     given: np.ndarray
     truth: np.ndarray
@@ -50,12 +54,16 @@ class Source:
         held_out: where no window may lie.
         normalise: of its values; nothing where windows were stored, which are normalised.
         stored: the stored windows, None where they are cut from the volume.
+        labels: of the volume's voxels, None where the truth is the volume itself.
+        weight: how many times as many windows it gives as its size would.
     """
 
     volume: Volume
     held_out: Box | None
     normalise: Affine
     stored: WindowDataset | None = None
+    labels: Volume | None = None
+    weight: float = 1.0
 
     @property
     def shape(self) -> Triple:
@@ -66,9 +74,35 @@ class Source:
     def reader(self) -> Reader:
         return self.volume.open(cache_bytes=CACHE_BYTES)
 
+    @cached_property
+    def label_reader(self) -> Reader | None:
+        return None if self.labels is None else self.labels.open(cache_bytes=CACHE_BYTES)
+
+    def labels_in(self, box: Box) -> np.ndarray | None:
+        """Return the labels (z, y, x) of `box`, which lies in the volume; None where it has none."""
+        return None if self.label_reader is None else self.label_reader.read(box)[0]
+
     def is_free(self, box: Box) -> bool:
         """Return whether no voxel of `box` is held out."""
         return self.held_out is None or (box & self.held_out).is_empty
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which of the axes z, y and x of a window are reversed, by number, and whether y and x are exchanged then."""
+
+    flips: tuple[int, ...] = ()
+    swap: bool = False
+
+    @classmethod
+    def draw(cls, choice: Samples, rng: np.random.Generator) -> Turn:
+        flips = tuple(AXES.index(axis) for axis in choice.flips if rng.random() < 0.5)
+        return cls(flips, choice.swap and rng.random() < 0.5)
+
+    def apply(self, data: np.ndarray) -> np.ndarray:
+        """Return `data` (..., z, y, x), turned."""
+        data = np.flip(data, tuple(axis - 3 for axis in self.flips))
+        return np.ascontiguousarray(data.swapaxes(-1, -2) if self.swap else data)
 
 
 class Sampler:
@@ -90,7 +124,7 @@ class Sampler:
         self.sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
         for source in self.sources:
             self._check_holds(source)
-        sizes = np.array([math.prod(source.shape) for source in self.sources], float)
+        sizes = np.array([math.prod(source.shape) * source.weight for source in self.sources], float)
         self.shares = sizes / sizes.sum()
 
     def sample(self, number: int) -> Sample:
@@ -98,25 +132,38 @@ class Sampler:
         rng = np.random.default_rng((self.recipe.train.seed, number))
         home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
         source = self.sources[home.choice(len(self.sources), p=self.shares)]
-        data = self._cut(source, home, rng) if source.stored is None else self._taken(source, source.stored, rng)
-        return self._pair(source, data, rng)
+        if source.stored is not None:
+            return self._pair(source, self._taken(source, source.stored, rng), None, rng)
+        box = self._drawn(source, home, rng)
+        return self._pair(source, self._around(source, box), source.labels_in(box), rng)
 
     def pair(self, source: Source, box: Box) -> Sample:
         """Return the truth in `box` of `source`, and what the net is to see of it, neither turned nor stretched."""
-        return self._pair(source, self._around(source, box), None)
+        return self._pair(source, self._around(source, box), source.labels_in(box), None)
 
-    def _pair(self, source: Source, data: np.ndarray, rng: np.random.Generator | None) -> Sample:
+    def _pair(
+        self, source: Source, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
+    ) -> Sample:
         """Return what is learnt from `data`, which has its `context`; turned and stretched by `rng`, if any."""
+        turn = Turn()
         if rng is None:
             gain, offset = np.float32(1), np.float32(0)
             given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
         else:
-            data = self._turned(data, rng)
+            turn = Turn.draw(self.recipe.samples, rng)
+            data = turn.apply(data)
             given = self._given(data, source, rng)
             gain, offset = self._intensity(rng)
+        if labels is not None:  # turned first: an offset has a direction
+            return Sample(source.normalise.apply(given) * gain + offset, self.targets(turn.apply(labels)))
         inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
         given, truth = (source.normalise.apply(part) * gain + offset for part in (given, data[(slice(None), *inner)]))
         return Sample(given, truth)
+
+    def targets(self, labels: np.ndarray) -> np.ndarray:
+        """Return what the net is to give where `labels` (z, y, x) are: (offset, z, y, x), float32."""
+        choice = self.recipe.affinities
+        return targets(labels, choice.offsets, choice.ignore).astype(np.float32)
 
     def seen(self, source: Source, box: Box, rng: np.random.Generator) -> np.ndarray:
         """Return what the net sees of `box` of `source`, (z, y, x), in units of the volume."""
@@ -142,8 +189,8 @@ class Sampler:
                 return window
         raise self._nothing_free(source)
 
-    def _cut(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> np.ndarray:
-        """Return a window from anywhere in a volume, by `home`, or from near there, by `rng`, where windows stay."""
+    def _drawn(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> Box:
+        """Return the box of a window anywhere in a volume, by `home`, or near there, by `rng`, where windows stay."""
         most = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
         for _ in range(MOST_DRAWS):
             corner = tuple(int(home.integers(0, m + 1)) for m in most)
@@ -152,7 +199,7 @@ class Sampler:
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
             box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
             if source.is_free(self._widened(box)):
-                return self._around(source, box)
+                return box
         raise self._nothing_free(source)
 
     def _nothing_free(self, source: Source) -> PlanError:
@@ -178,19 +225,12 @@ class Sampler:
                     f"the volume {source.volume}, which has {size}; give a smaller samples.shape"
                 )
 
-    def _turned(self, data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        choice = self.recipe.samples
-        for axis in choice.flips:
-            if rng.random() < 0.5:
-                data = np.flip(data, 1 + AXES.index(axis))
-        if choice.swap and rng.random() < 0.5:
-            data = data.swapaxes(2, 3)
-        return np.ascontiguousarray(data)
-
     def _given(self, data: np.ndarray, source: Source, rng: np.random.Generator) -> np.ndarray:
         """Return what is seen of `data`, in units of the volume."""
         choice, dtype = self.recipe.degrade, source.volume.dtype
         given = degrade(data, choice.kind, self.scale)
+        if choice.blur:
+            given = blurred(given, rng.uniform(0, choice.blur))
         if choice.noise:
             deviation = np.float32(rng.uniform(0, choice.noise))
             given = given + deviation * rng.standard_normal(given.shape, np.float32)
@@ -209,11 +249,11 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
     Raises:
         VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
     """
-    place = data.path if "://" in data.path else str(Path(search_path) / data.path)
+    place = _place(data.path, search_path)
     if data.stored:
         stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
         kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
-        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored)
+        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
     volume = open_volume(place, data.key, level=data.level)
     if needs_measuring(normalise, volume.dtype):
         raise PlanError(
@@ -221,7 +261,30 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
             "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
-    return Source(volume, held_out, affine(normalise, volume.dtype, None))
+    labels = None if data.labels is None else open_labels(data.labels, data.labels_key, volume, search_path)
+    return Source(volume, held_out, affine(normalise, volume.dtype, None), labels=labels, weight=data.weight)
+
+
+def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
+    """Return the labels of `volume`, opened.
+
+    Raises:
+        VolpipeError: there are none, or they do not fit the volume.
+    """
+    labels = open_volume(_place(path, search_path), key)
+    if labels.dtype.kind not in "iu":
+        raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
+    if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
+        raise PlanError(
+            f"the labels {labels} have shape {labels.shape}, their volume {volume} has {volume.spatial_shape} voxels "
+            "(z, y, x); give labels of that shape"
+        )
+    return labels
+
+
+def _place(path: str, search_path: str) -> str:
+    """Return the address that `path` means, which may count from `search_path`."""
+    return path if "://" in path else str(Path(search_path) / path)
 
 
 def _triple(values: Iterable[int]) -> Triple:

@@ -139,7 +139,7 @@ def _estimate_lines(found: Estimate, site: str) -> Iterator[str]:
 
 
 def _bound(found: Estimate, num_bytes: float) -> str:
-    return size(num_bytes) if found.rates else f"≤ {size(num_bytes)}"
+    return size(num_bytes) if found.is_measured else f"≤ {size(num_bytes)}"
 
 
 def alternatives_table(rows: Sequence[Alternative]) -> Table:

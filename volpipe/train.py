@@ -57,6 +57,7 @@ class Trainee:
         judge: the discriminator that it learns to fool, if there is one.
         average: the net whose weights are the running mean of those of `net`; what is saved, and validated.
         step: how many steps were taken.
+        logits: whether `net` leaves its sigmoid to the loss, which is exact where chances are near 0 and 1.
     """
 
     net: nn.Module
@@ -66,6 +67,7 @@ class Trainee:
     device: str
     judge: Judge | None = None
     step: int = 0
+    logits: bool = False
 
     def state(self) -> dict[str, Any]:  # Any: tensors and numbers
         return {
@@ -97,7 +99,10 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
     optimiser = torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas)
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
-    return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device))
+    logits = recipe.learns_labels and getattr(net, "logits", None) is False
+    if logits:
+        net.logits = True  # type: ignore[assignment]  # a module's attributes are tensors to its stubs
+    return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device), logits=logits)
 
 
 def train(
@@ -123,6 +128,7 @@ def train(
     _resume(trainee, folder, crew)
     check()
     facts = describe(recipe.net, search_path)
+    recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
     keeper = Keeper(recipe, facts, sampler, folder, check, crew)
     batches = ahead(_batches(recipe, sampler, trainee.step, crew), BATCHES_AHEAD)
@@ -196,10 +202,11 @@ class Examiner:
         return hold(self.sampler, self.folder)
 
     def examine(self, trainee: Trainee) -> dict[str, float]:
-        """Return the PSNR over what is held out, where it is due at this step; write predictions where they are."""
-        choice, found = self.recipe.train, {}
+        """Return the scores over what is held out, where due at this step; write predictions where they are."""
+        choice = self.recipe.train
+        found: dict[str, float] = {}
         if _is_due(trainee.step, choice.validate_every, choice.steps):
-            found["psnr"] = validate(trainee.average, self.facts, self.recipe, self.held, self.folder)
+            found |= validate(trainee.average, self.facts, self.recipe, self.held, self.folder)
         if _is_due(trainee.step, choice.predict_every, choice.steps):
             predict(trainee.average, self.sampler, self.folder, self.facts.label, trainee.step)
         return found
@@ -246,15 +253,15 @@ def take_step(
 
 def _learn(trainee: Trainee, recipe: TrainRecipe, given: Tensor, truth: Tensor, scale: Triple) -> dict[str, float]:
     """Add the gradient of one batch, and return its loss and the terms of it."""
-    choice, weights = recipe.train, recipe.loss
+    choice, weights = recipe.train, recipe.weights
     if choice.channels_last:
         given = given.contiguous(memory_format=torch.channels_last_3d)
     with torch.autocast(trainee.device, PRECISIONS[choice.precision], enabled=choice.precision != "float32"):
         out = trainee.net(given)
     margin = recipe.samples.margin
     out, truth = cropped(out.float(), margin, scale), cropped(truth, margin, scale)
-    terms = loss_terms(weights, out, truth)
-    if weights.consistency:
+    terms = loss_terms(weights, out, truth, logits=trainee.logits)
+    if recipe.loss.consistency:
         terms["consistency"] = consistency(out, cropped(given, margin), scale)
     loss = sum((getattr(weights, name) * term for name, term in terms.items()), torch.zeros((), device=out.device))
     judge = trainee.judge

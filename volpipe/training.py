@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from volpipe.affinities import OFFSETS
 from volpipe.errors import RecipeError
 from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree, typed
 
@@ -19,6 +20,7 @@ WEIGHTS = "weights.safetensors"
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+Offset = tuple[int, int, int]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
     "steps",
@@ -35,6 +37,8 @@ class Data(Section):
 
     stored: `path` leads to the window tensors that a run left behind. They are normalised, so that noise is in those
     units, and nothing is rounded; a box that is held out is in voxels.
+    labels, labels_key: whole numbers of the same shape, one for each object; the net learns affinities from them.
+    weight: so many times as many windows come from it as its size would give.
     """
 
     path: str
@@ -42,6 +46,17 @@ class Data(Section):
     level: int = Field(0, ge=0)
     held_out: str | None = None
     stored: bool = False
+    labels: str | None = None
+    labels_key: str | None = None
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Data:
+        if self.stored and self.labels is not None:
+            raise ValueError("labels need voxels, not stored windows; set stored to false, and path to the volume")
+        if self.labels is None and self.labels_key is not None:
+            raise ValueError("labels_key names an array in labels, which is missing; give labels")
+        return self
 
 
 class Degrade(Section):
@@ -49,12 +64,14 @@ class Degrade(Section):
 
     bin: the mean of the voxels. subsample: one of them. gaussian: blurred along each axis that is made coarser, by a
     full width at half maximum of the factor, then one of them. none: as they are.
-    `noise` is the largest standard deviation of white noise, in units of the volume, drawn anew for each window;
+    `noise` is the largest standard deviation of white noise, in units of the volume, and `blur` that of a Gaussian
+    before it, in voxels of the input; both are drawn anew for each window.
     `whole` rounds the input as an integer volume would.
     """
 
     kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
     noise: float = Field(0.0, ge=0, allow_inf_nan=False)
+    blur: float = Field(0.0, ge=0, allow_inf_nan=False)
     whole: bool = True
 
 
@@ -109,6 +126,29 @@ class Loss(Section):
         return self
 
 
+class Affinities(Section):
+    """What the net gives where volumes have labels: the chance of each offset that both voxels are of one object.
+
+    offsets: from a voxel to the other (z, y, x), one for each channel; see volpipe/affinities.py.
+    ignore: the label of voxels of which nothing is known. 0 is known: it is of no object.
+    bce: weight of the cross-entropy, in which of each channel all that is near counts as much as all that is apart.
+    dice: weight of 1 less the Dice coefficient of what is apart, the mean over channels.
+    """
+
+    offsets: tuple[Offset, ...] = Field(OFFSETS, min_length=1)
+    ignore: int | None = None
+    bce: float = Field(1.0, ge=0)
+    dice: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _some(self) -> Affinities:
+        if not self.bce and not self.dice:
+            raise ValueError("bce and dice are 0; give one above 0")
+        if (0, 0, 0) in self.offsets:
+            raise ValueError("offset (0, 0, 0) leads to the voxel itself; leave it out")
+        return self
+
+
 class Steps(Section):
     """How many steps of which size, and how fast.
 
@@ -119,7 +159,8 @@ class Steps(Section):
     clip: the largest norm of the gradient, 0 for any. ema: the decay of the averaged weights, which are what is saved.
     precision: of convolutions; weights stay float32.
     checkpoint_every, keep: steps between checkpoints, and how many of them stay.
-    validate_every: steps between runs over what is held out, whose PSNR is logged; 0 for none.
+    validate_every: steps between runs over what is held out, whose PSNR is logged (of affinities, how well they tell
+    objects apart); 0 for none.
     predict_every: steps between predictions of some held-out windows, kept as tensors; 0 for none.
     """
 
@@ -182,8 +223,19 @@ class TrainRecipe(Section):
     degrade: Degrade = Degrade()
     samples: Samples = Samples()
     loss: Loss = Loss()
+    affinities: Affinities = Affinities()
     adversary: Adversary = Adversary()
     train: Steps = Steps()
+
+    @property
+    def learns_labels(self) -> bool:
+        """Whether the truth is labels, not the volumes themselves."""
+        return self.data[0].labels is not None
+
+    @property
+    def weights(self) -> Loss | Affinities:
+        """The weights of the terms of the loss."""
+        return self.affinities if self.learns_labels else self.loss
 
     @model_validator(mode="after")
     def _possible(self) -> TrainRecipe:
@@ -192,6 +244,39 @@ class TrainRecipe(Section):
         if self.adversary.weight and self.train.precision == "float16":
             raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
         return self
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> TrainRecipe:
+        bare = [data.path for data in self.data if data.labels is None]
+        if 0 < len(bare) < len(self.data):
+            raise ValueError(f"data.labels is given for some volumes, not for {bare[0]}; give it for all or for none")
+        if bare and self.affinities != Affinities():
+            raise ValueError("affinities are learnt from labels; give data.labels")
+        if not bare and self.loss != Loss():
+            raise ValueError("loss is for images; of labels, affinities.bce and affinities.dice are the weights")
+        if not bare and self.adversary.weight:
+            raise ValueError("adversary is for images; leave it out, or data.labels")
+        return self
+
+    def check_net(self, out_channels: int, scale: Sizes, intensity: str) -> None:
+        """Refuse a net that does not give what is learnt from labels: a chance for each offset, on the same grid.
+
+        Raises:
+            RecipeError: with what the net gives, and what it should.
+        """
+        num_offsets = len(self.affinities.offsets)
+        if self.learns_labels and out_channels != num_offsets:
+            raise RecipeError(
+                f"net {self.net.name} gives {out_channels} channels, affinities.offsets are {num_offsets}; set the "
+                f"net's out_channels to {num_offsets}, or give other offsets"
+            )
+        if self.learns_labels and scale != (1, 1, 1):
+            raise RecipeError(f"net {self.net.name} has scale {scale}, labels are learnt at scale 1; choose another")
+        if self.learns_labels and intensity != "unit":
+            raise RecipeError(
+                f"net {self.net.name} gives intensity {intensity!r}, affinities are chances from 0 to 1; give it a "
+                'sigmoid at its end, such as net.options.output = "sigmoid", or net.intensity = "unit" if it has one'
+            )
 
 
 def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecipe:

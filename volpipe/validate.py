@@ -20,8 +20,9 @@ from volpipe.infer import Runner, block_sums
 from volpipe.nets import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
-from volpipe.recipe import Recipe
+from volpipe.recipe import Output, Recipe
 from volpipe.samples import Sampler, Source
+from volpipe.targets import accuracy, area, counts
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.training import TrainRecipe
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
@@ -37,7 +38,11 @@ NUM_WINDOWS = 4  # that are predicted
 
 @dataclass(frozen=True)
 class Held:
-    """What is held out of one volume: the truth, (z, y, x), in its own type, and the array of what the net is given."""
+    """What is held out of one volume: the truth, and the array of what the net is given.
+
+    Attributes:
+        truth: (z, y, x) in its own type; where there are labels, their targets (offset, z, y, x), int8.
+    """
 
     source: Source
     truth: np.ndarray
@@ -51,7 +56,8 @@ def hold(sampler: Sampler, folder: Path) -> list[Held]:
         if source.held_out is None or source.stored is not None:
             continue
         box = middle(source.held_out, EDGE, sampler.scale)
-        truth = source.reader.read(box)[0]
+        labels = source.labels_in(box)
+        truth = source.reader.read(box)[0] if labels is None else sampler.targets(labels).astype(np.int8)
         given = sampler.seen(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
         key, spec = f"s{i}", ArraySpec(given.shape, source.volume.dtype, given.shape)
         create_array(folder / GIVEN, key, spec, "zarr3")
@@ -62,11 +68,22 @@ def hold(sampler: Sampler, folder: Path) -> list[Held]:
     return held
 
 
-def validate(net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held: Sequence[Held], folder: Path) -> float:
-    """Return the PSNR in dB of what `net` makes of all that is held out, over the range of its type.
+def validate(
+    net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held: Sequence[Held], folder: Path
+) -> dict[str, float]:
+    """Return the scores of what `net` makes of all that is held out, by name.
+
+    psnr: in dB, over the range of the type. Of affinities, auc and accuracy: see `targets.area` and `targets.accuracy`.
 
     The net runs over windows with its halo, block by block, and what it gives is rounded and clipped as in a run.
     """
+    if recipe.learns_labels:
+        found = sum(
+            counts(made, one.truth[:, *box.slices])
+            for one in held
+            for box, made in tiled(net, facts, recipe, one, folder)
+        )
+        return {"auc": area(np.asarray(found)), "accuracy": accuracy(np.asarray(found))}
     squares, num, span = 0.0, 0, 1.0
     for one in held:
         for box, made in tiled(net, facts, recipe, one, folder):
@@ -74,7 +91,7 @@ def validate(net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held: Sequenc
             squares += float(np.square(made[0].astype(np.float64) - truth).sum())
             num += truth.size
         span = _span(one.truth)
-    return 10 * math.log10(span**2 * num / squares) if squares else math.inf
+    return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}
 
 
 def tiled(
@@ -83,7 +100,9 @@ def tiled(
     """Yield boxes of the output (z, y, x) and what `net` gives there (c, z, y, x), as a run of it would store them."""
     choice = recipe.net.model_copy(update={"accept_tile_variance": True, "weights": None})
     volume = open_volume(folder / GIVEN, held.key)
-    plan = make_plan(Recipe(net=choice, normalise=recipe.normalise), volume, facts, out=folder / "validated.zarr")
+    output = Output(dtype="uint8", intensity="unit") if recipe.learns_labels else Output()
+    tree = Recipe(net=choice, normalise=recipe.normalise, output=output)
+    plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, wanted = held.source.normalise, Wanted(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)

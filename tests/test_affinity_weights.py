@@ -1,0 +1,108 @@
+"""The shipped affinities: what their card says, and that they tell neurons apart where grey levels do not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from command import giver
+from conftest import ROOT
+from inline import Inline
+
+from volpipe.affinities import OFFSETS
+from volpipe.driver import execute, prepare
+from volpipe.nets import describe
+from volpipe.recipe import load_recipe
+from volpipe.resolve import shipped_recipe
+from volpipe.sample import Sample, write_sample
+from volpipe.samples import Sampler
+from volpipe.targets import area, counts, targets
+from volpipe.training import load_training
+from volpipe.volume import open_volume
+
+RECIPE = shipped_recipe(Path("affinities"))
+TRAINING = shipped_recipe(Path("train_affinities"))
+CARD = (ROOT / "models" / "affinities_fibsem.md").read_text(encoding="utf-8")
+MOST_BYTES = 8_000_000
+
+
+def grey(raw: np.ndarray) -> np.ndarray:
+    """Return what takes no net: of each pair the darker voxel, of means of 3 x 3 x 3; membranes are dark."""
+    means = np.lib.stride_tricks.sliding_window_view(np.pad(raw, 1, mode="edge"), (3, 3, 3)).mean((3, 4, 5))
+    pairs = [np.minimum(means, np.roll(means, tuple(-o for o in offset), (0, 1, 2))) for offset in OFFSETS]
+    return np.stack(pairs).astype(np.uint8)
+
+
+def test_the_card_has_the_sums_and_sizes_of_the_file() -> None:
+    weights = (ROOT / "models" / "affinities_fibsem.safetensors").read_bytes()
+    facts = describe(load_recipe(RECIPE).net)
+    assert len(weights) < MOST_BYTES
+    for fact in (
+        hashlib.sha256(weights).hexdigest(),
+        facts.weights_sha256,
+        f"{len(weights):,} bytes",
+        f"{facts.num_parameters:,} parameters",
+    ):
+        assert fact in CARD
+    assert (facts.out_channels, facts.intensity, facts.tile_invariant) == (len(OFFSETS), "unit", True)
+
+
+def test_the_card_has_every_channel_and_the_steps_of_the_recipe_that_made_it() -> None:
+    training = load_training(TRAINING)
+    assert training.net.options == load_recipe(RECIPE).net.options
+    assert training.affinities.offsets == OFFSETS
+    assert f"{training.train.steps:,} steps" in CARD
+    for channel, offset in enumerate(OFFSETS):
+        assert f"| {channel} | {', '.join(map(str, offset))} |" in CARD
+
+
+def test_it_learned_from_nothing_that_it_is_judged_by_or_that_may_not_be_shipped() -> None:
+    paths = {path for data in load_training(TRAINING).data for path in (data.path, str(data.labels))}
+    assert {path.partition("/")[0].partition("_")[0] for path in paths} == {"gala", "sample"}
+    for path in {path.rpartition("/")[0] for path in paths}:
+        assert path.removesuffix(".zarr") in CARD
+
+
+def test_the_command_gives_nine_channels_of_a_byte_that_tell_invented_cells_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sample(tmp_path / "v.zarr", Sample((24, 40, 48), 77, (8.0, 8.0, 8.0)), chunk=24, format="zarr3")
+    ended = giver(tmp_path, monkeypatch, capsys)("run", "--recipe", "affinities", "--config", "threads", "v.zarr/raw")
+    assert ended.code == 0, ended.err
+    made = open_volume(tmp_path / "v_raw_unet3d.zarr")
+    assert made.shape == (len(OFFSETS), 24, 40, 48) and made.dtype == np.uint8
+    truth = targets(open_volume(tmp_path / "v.zarr", "labels").open()[...], OFFSETS)
+    assert area(counts(made.open()[...], truth)) > 0.9
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_on_tissue_that_it_never_saw_it_beats_grey_levels(tmp_path: Path, shared: Path) -> None:
+    """The middle of ts2, which took part in no choice; the card has the scores of all of it."""
+    raw, bodies = (
+        tifffile.imread(shared / "fibsem_medulla" / f"ts2_{name}.tif")[85:165, 85:165, 85:165]
+        for name in ("raw", "bodies_gt")
+    )
+    tifffile.imwrite(tmp_path / "v.tif", raw)
+    plan = prepare(str(tmp_path / "v.tif"), load_recipe(RECIPE), tmp_path / "out.zarr", tmp_path)
+    assert execute(plan, Inline(slots=2).start).missing == []
+    truth = targets(bodies, OFFSETS, ignore=0)
+    by_net, by_grey = (area(counts(m, truth)) for m in (open_volume(tmp_path / "out.zarr").open()[...], grey(raw)))
+    assert by_net > by_grey + 0.1
+    assert by_net > 0.9
+
+
+@pytest.mark.real
+def test_the_recipe_finds_its_volumes_and_labels(tmp_path: Path, shared: Path) -> None:
+    """As scripts/affinity_data lays them out, but for the size of what is invented."""
+    (tmp_path / "gala_tinyfib").symlink_to(shared / "gala_tinyfib")
+    recipe = load_training(TRAINING, ["samples.shape=[24,32,32]"])
+    for data in recipe.data[4:]:
+        path = tmp_path / data.path.removesuffix("/raw")
+        write_sample(path, Sample((24, 32, 32), 5, (10.0, 10.0, 10.0)), chunk=16, format="zarr3")
+    few = recipe.model_copy(update={"data": (*recipe.data[:2], *recipe.data[4:])})
+    sample = Sampler(few, (1, 1, 1), str(tmp_path)).sample(0)
+    assert sample.truth.shape == (len(OFFSETS), 24, 32, 32)

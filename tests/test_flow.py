@@ -1,0 +1,473 @@
+"""Recipes of several stages: their order, their plans before anything exists, their runs, and how they go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from inline import Inline, Stopped
+from volumes import fingerprint, noise, write_volume
+
+from volpipe import limits
+from volpipe.driver import execute, prepare
+from volpipe.errors import PlanError, RecipeError, RunError
+from volpipe.flow import find_flow
+from volpipe.flow_cost import FlowCost, appraise_flow
+from volpipe.flow_plan import FlowPlan, plan_flow
+from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
+from volpipe.label_recipe import LabelRecipe
+from volpipe.provenance import read_origin
+from volpipe.recipe import Recipe, load_recipe
+from volpipe.resolve import shipped_recipe
+from volpipe.volume import open_volume
+
+SHAPE = (16, 24, 16)
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, channels=1, scale=1, add=0.0):
+        super().__init__()
+        self.in_channels, self.out_channels = 1, channels
+        self.scale, self.stride, self.halo = (scale, 1, 1), (1, 1, 1), (0, 0, 0)
+        self.window, self.intensity = (8, 8, 8), "same"
+        self.add = add
+
+    def forward(self, x):
+        return (x + self.add).repeat_interleave(self.scale[0], 2).repeat(1, self.out_channels, 1, 1, 1)
+
+def net(channels=1, scale=1, add=0.0):
+    return Net(channels, scale, add)
+"""
+WINDOWS = "windows = { shape = [8, 8, 8], overlap = [0, 0, 0], block = [1, 1, 1] }"
+TWO = f"""
+[[stage]]
+name = "first"
+net = {{ name = "nets.py:net", options = {{ scale = 2 }} }}
+{WINDOWS}
+
+[[stage]]
+name = "second"
+net = {{ name = "nets.py:net", options = {{ add = 0.25 }} }}
+{WINDOWS}
+"""
+SCORED = (
+    TWO
+    + """
+[[stage]]
+name = "scores"
+kind = "evaluate"
+input = "second"
+reference = "truth.n5"
+"""
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a volume lies, and nets."""
+    monkeypatch.chdir(tmp_path)
+    write_volume(tmp_path / "in.n5", noise(SHAPE), chunk=8)
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path
+
+
+def flow_plan(folder: Path, text: str, *settings: str, out: str = "out") -> FlowPlan:
+    (folder / "flow.toml").write_text(text)
+    flow = find_flow(folder / "flow.toml", settings)
+    assert flow is not None
+    return plan_flow(flow, str(folder / "in.n5"), folder / out, folder)
+
+
+def flow_cost(folder: Path, text: str, *settings: str) -> FlowCost:
+    return appraise_flow(flow_plan(folder, text, *settings))
+
+
+class Counted:
+    """Workers, and how often they were started."""
+
+    def __init__(self, most_tasks: int | None = None) -> None:
+        self.workers = Inline(most_tasks=most_tasks)
+        self.num_starts = 0
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Inline]:
+        self.num_starts += 1
+        with self.workers.start(folder) as workers:
+            yield workers
+
+
+def run(plan: FlowPlan, *, fresh: bool = False) -> FlowReport:
+    return execute_flow(plan, Counted().start, fresh=fresh)
+
+
+def test_stages_make_what_runs_given_one_by_one_make(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    assert run(plan).is_complete
+    before = "in.n5"
+    for stage, options in (("first", "scale = 2"), ("second", "add = 0.25")):
+        (folder / "one.toml").write_text(f'[net]\nname = "nets.py:net"\noptions = {{ {options} }}\n' + f"{WINDOWS}\n")
+        recipe = load_recipe(None, ["net.name=nets.py:net", f"net.options={{ {options} }}", *settings_of(WINDOWS)])
+        execute(prepare(before, recipe, folder / f"{stage}.zarr", folder), Counted().start)
+        before = f"{stage}.zarr"
+        assert fingerprint(folder / "out" / f"{stage}.zarr" / "s0") == fingerprint(folder / f"{stage}.zarr" / "s0")
+    # 0.25 of the normalised range of 255 / 2 is 31.875 grey values
+    wanted = np.clip(np.rint(noise(SHAPE).repeat(2, axis=0) + 31.875), 0, 255)
+    assert np.abs(open_volume(plan.result.out).open()[...] - wanted).max() <= 1
+
+
+def settings_of(table: str) -> list[str]:
+    """Return ``windows = { a = 1, b = 2 }`` as settings."""
+    section, _, values = table.partition(" = ")
+    return [f"{section}.{key}={value}" for key, value in re.findall(r"(\w+) = (\[.*?\])", values)]
+
+
+def test_a_later_stage_says_which_output_it_read(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    run(plan)
+    said = read_origin(plan.stages[1].out)
+    assert said.volume == str(plan.stages[0].out / "s0")
+    assert said.recipe.net.options == {"add": 0.25}
+
+
+def test_one_site_is_started_for_all_stages_and_none_where_nothing_is_left(folder: Path) -> None:
+    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
+    plan, counted, again = flow_plan(folder, SCORED), Counted(), Counted()
+    assert execute_flow(plan, counted.start).is_complete
+    assert execute_flow(plan, again.start).was_complete
+    assert (counted.num_starts, again.num_starts) == (1, 0)
+
+
+def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves_the_first_alone(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    run(plan)
+    whole = fingerprint(plan.out / "second.zarr")
+    first = plan.stages[0].folder.journal.read_text().count("\n")
+
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (plan.out / "first.zarr").rglob("*")}
+
+    with pytest.raises(Stopped):
+        execute_flow(plan, Counted(most_tasks=first + 3).start, fresh=True)
+    (standing,) = (is_done(entry) for entry in find_entries(plan.out) or [] if entry.name == "second")
+    assert not standing
+    before = state()
+    report = run(plan)
+    assert report.is_complete
+    assert [stage.was_complete for stage in report.stages] == [True, False]
+    assert report.stages[1].run is not None
+    assert report.stages[1].run.totals["infer"].units < len(plan.stages[1].work.blocks)
+    assert fingerprint(plan.out / "second.zarr") == whole
+    assert state() == before
+
+
+def test_totals_are_the_sums_and_files_are_as_many_as_are_written(folder: Path) -> None:
+    cost = flow_cost(folder, TWO)
+    plans = [appraise_flow(FlowPlan("", "", cost.plan.out, (stage,))) for stage in cost.plan.stages[:1]]
+    needs = [stage.need for stage in cost.stages]
+    assert cost.stages[0].need == plans[0].stages[0].need
+    assert cost.output_bytes == sum(need.output_bytes for need in needs if need)
+    run(cost.plan)
+    files = [path for out in cost.plan.out.glob("*.zarr") for path in out.rglob("*") if path.is_file()]
+    assert cost.output_files == len(files)
+    assert sum(path.stat().st_size for path in files if path.name != "zarr.json") <= cost.output_bytes
+    apart = 2 * np.prod(SHAPE) + 2 * np.prod(SHAPE)
+    assert cost.output_bytes == apart
+    assert cost.most_bytes == apart
+
+
+def test_scratch_of_stages_counts_once_and_outputs_stay(folder: Path) -> None:
+    cost = flow_cost(folder, TWO, "first.windows.blend=hann", "first.windows.overlap=[4,4,4]")
+    first, second = (stage.need for stage in cost.stages)
+    assert first is not None
+    assert second is not None
+    assert first.scratch_bytes > second.output_bytes
+    assert cost.most_bytes == first.output_bytes + first.scratch_bytes
+
+
+def test_disks_are_judged_by_what_all_stages_take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = flow_cost(folder, TWO)
+    most = max(need.output_files for stage in cost.stages if (need := stage.need))
+    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=most + 1))
+    with pytest.raises(
+        PlanError, match=rf"of all stages need {cost.output_files} files and .*out may have {most + 1};"
+    ):
+        cost.check()
+    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=cost.output_files))
+    cost.check()
+
+
+def test_what_is_complete_needs_no_more_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = flow_cost(folder, TWO)
+    run(cost.plan)
+    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=0))
+    appraise_flow(cost.plan).check()
+
+
+def test_a_stage_with_parts_missing_is_the_last_and_the_next_command_goes_on(folder: Path) -> None:
+    chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
+    good = chunk.read_bytes()
+    chunk.write_bytes(good[:-9])
+    plan = flow_plan(folder, TWO)
+    report = execute_flow(plan, Counted().start, options=FlowOptions(tolerated=1.0))
+    assert not report.is_complete
+    assert [done.stage.name for done in report.stages] == ["first"]
+    assert report.stages[0].run is not None
+    assert len(report.stages[0].run.missing) == 1
+    assert not (plan.out / "second.zarr").exists()
+    chunk.write_bytes(good)
+    assert run(plan).is_complete
+
+
+def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:
+    run(flow_plan(folder, TWO))
+    before = fingerprint(folder / "out" / "first.zarr")
+    longer = TWO + f'[[stage]]\nname = "third"\ninput = "first"\nnet = {{ name = "identity" }}\n{WINDOWS}\n'
+    changed, counted = flow_plan(folder, longer, "second.net.options={ add = 0.5 }"), Counted()
+    with pytest.raises(RunError, match=r"^stage second: .*another recipe.*add.*0.25.*0.5.*over, all stages; to keep"):
+        execute_flow(changed, counted.start)
+    assert counted.num_starts == 0
+    assert fingerprint(folder / "out" / "first.zarr") == before
+    assert run(changed, fresh=True).is_complete
+    assert read_origin(folder / "out" / "second.zarr").recipe.net.options == {"add": 0.5}
+
+
+def test_a_changed_first_stage_is_refused_before_a_later_one_is_touched(folder: Path) -> None:
+    run(flow_plan(folder, TWO))
+    with pytest.raises(RunError, match=r"^stage first: .*another recipe"):
+        run(flow_plan(folder, TWO, "first.net.options={ scale = 2, add = 0.5 }"))
+
+
+def test_what_later_stages_have_read_is_not_made_again_behind_their_backs(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    run(plan)
+    for path in (plan.stages[0].out, plan.stages[0].folder.path):
+        path.rename(folder / f"away_{path.name}")
+    with pytest.raises(
+        RunError, match=r"^stage first: it is not complete, but stage second, which needs it, was begun"
+    ):
+        run(plan)
+
+
+def test_a_stage_that_is_taken_away_is_made_again_with_what_needs_it_and_no_other(folder: Path) -> None:
+    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
+    run(flow_plan(folder, SCORED))
+    before = (folder / "out" / "scores.json").read_text()
+    for name in ("second.zarr", "second.zarr.run"):
+        shutil.rmtree(folder / "out" / name)
+    stopped = flow_plan(folder, SCORED, "second.net.options={ add = 0.5 }")
+    with pytest.raises(Stopped):
+        execute_flow(stopped, Counted(most_tasks=1).start)
+    assert not (folder / "out" / "scores.json").exists()  # of another output than there will be
+    report = run(stopped)
+    assert [done.was_complete for done in report.stages] == [True, False, False]
+    assert (folder / "out" / "scores.json").read_text() != before
+
+
+def test_an_input_that_was_changed_by_others_is_refused(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    only_first = FlowPlan(plan.source, plan.volume, plan.out, plan.stages[:1])
+    run(only_first)
+    file = plan.stages[0].out / "s0" / "zarr.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps(told | {"shape": [8, 24, 16]}))
+    with pytest.raises(RunError, match=r"^stage second: its input .* is uint8 \(8, 24, 16\) and was to be"):
+        run(plan)
+
+
+def test_an_evaluation_is_done_again_where_it_was_changed_and_left_alone_otherwise(folder: Path) -> None:
+    write_volume(folder / "truth.n5", noise(SHAPE).repeat(2, axis=0))
+    plan = flow_plan(folder, SCORED)
+    run(plan)
+    first = json.loads((folder / "out" / "scores.json").read_text())
+    assert first["scores"]["output"]["psnr"] < 40
+    assert first["reference"].endswith("truth.n5:raw")
+    assert run(plan).was_complete
+    other = run(flow_plan(folder, SCORED, "scores.input=first"))
+    assert [done.was_complete for done in other.stages] == [True, True, False]
+    second = json.loads((folder / "out" / "scores.json").read_text())
+    assert second["scores"]["output"]["psnr"] is None  # infinite: nothing differs
+
+
+def test_two_stages_may_read_one_and_a_level_of_it(folder: Path) -> None:
+    text = TWO.replace('name = "second"', 'name = "second"\ninput = { stage = "first", level = 1 }') + (
+        '[[stage]]\nname = "third"\ninput = "first"\nrecipe = "one.toml"\n[[stage]]\nname = "fourth"\n'
+        f'input = "volume"\nnet = {{ name = "identity" }}\n{WINDOWS}\n'
+    )
+    (folder / "one.toml").write_text(f'{WINDOWS}\n[net]\nname = "identity"\n')
+    plan = flow_plan(folder, text, "first.output.levels=1")
+    run(plan)
+    first, second, third, fourth = (open_volume(stage.out).open()[...] for stage in plan.stages)
+    assert np.array_equal(third, first)
+    assert np.array_equal(fourth, noise(SHAPE))
+    assert second.shape == open_volume(plan.stages[0].out, level=1).shape
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[[stage]]\nname = "a"\ninput = "b"\nrecipe = "default"\n', r"stage a, input: there is no stage b"),
+        ('[[stage]]\nname = "a"\ninput = "a"\nrecipe = "default"\n', r"stage a, input: it reads itself"),
+        (
+            TWO.replace('name = "first"', 'name = "first"\ninput = "second"'),
+            r"first, input: stages read each other in a ci",
+        ),
+        (
+            TWO.replace('name = "first"', 'name = "first"\ninput = "second"').replace(
+                'name = "second"', 'name = "second"\ninput = "volume"'
+            ),
+            r"first, input: second comes after it; move",
+        ),
+        (TWO.replace('"second"', '"first"'), r"2 stages are named first; give each"),
+        (TWO.replace('"second"', '"volume"'), r"no stage may be named volume"),
+        (TWO.replace('"second"', '"../second"'), r"stage 2: name: "),
+        ('[[stage]]\nname = "a"\n', r"stage a: it names no net"),
+        ('[[stage]]\nname = "a"\nkind = "train"\nrecipe = "default"\n', r"stage 1: kind: .*'train'"),
+        ('[[stage]]\nname = "a"\nnet = { nam = "x" }\n', r"stage a: unknown key net.nam .did you mean 'name'"),
+        ('[net]\nname = "identity"\n' + TWO, r"net stands beside the stages; write it into one, as \[stage.net\]"),
+        ('[[stage]]\nname = ["a"]\nrecipe = "default"\n', r"stage 1: name: "),
+        ('[[stage]]\nname = "a"\ninput = ["b"]\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\ninput = { stage = 3 }\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\nnet = 3\n', r"stage a: net: "),
+        ("stage = []", r"it declares no stage"),
+        ('stage = "a"', r"begin each stage with \[\[stage\]\]"),
+        (
+            SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
+            r"stage last, input: scores evaluates and makes no volume",
+        ),
+        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference: Field required"),
+        ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),
+    ],
+)
+def test_stages_without_an_order_or_with_unknown_keys_are_refused(folder: Path, text: str, sentence: str) -> None:
+    (folder / "flow.toml").write_text(text)
+    with pytest.raises(RecipeError, match=sentence):
+        find_flow(folder / "flow.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["second.net.options={ scale = 1, channels = 2 }"], r"stage labels: .* has 2 channels, input.offsets 9"),
+        (
+            ["labels.input.kind=foreground", "labels.input.channel=1"],
+            r"stage labels: .*has 1 channels, so none is number 1",
+        ),
+        (["second.input.level=9"], r"stage second: .*first.zarr will have no level 9"),
+        (["second.input.key=raw"], r"stage second: input.key raw is for the volume"),
+        (["second.windows.shape=[7,8,8]", "second.net.stride=[2,1,1]"], r"stage second: axis z: window 7"),
+        (["second.windows.shape=[512,8,8]"], r"stage second: axis z: window 512 .* is larger than the volume of 32"),
+    ],
+)
+def test_stages_that_do_not_fit_what_they_read_are_refused(folder: Path, settings: list[str], sentence: str) -> None:
+    text = TWO + '[[stage]]\nname = "labels"\nkind = "label"\n'
+    with pytest.raises(PlanError, match=sentence):
+        flow_plan(folder, text, *settings)
+    assert not (folder / "out").exists()
+
+
+def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begins(folder: Path) -> None:
+    plan, counted = flow_plan(folder, TWO, "second.windows.block=[4,3,2]"), Counted()
+    first, second = (cost.found.estimate.memory_bytes for cost in appraise_flow(plan).stages if cost.found)
+    assert first < second
+    counted.workers.worker_bytes = int(first) + 1
+    listener = FlowListener(on_workers=lambda workers: appraise_flow(plan, workers).check())
+    with pytest.raises(PlanError, match=r"^stage second: a worker needs .* GiB of memory and has "):
+        execute_flow(plan, counted.start, listener=listener)
+    assert not (folder / "out" / "first.zarr").exists()
+
+
+def test_outputs_in_the_way_are_refused_before_the_first_stage_begins(folder: Path) -> None:
+    plan = flow_plan(folder, TWO)
+    (folder / "out" / "second.zarr").mkdir(parents=True)
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"^stage second: .*second.zarr exists and no run in .* made it"):
+            run(plan, fresh=fresh)
+    assert not (folder / "out" / "first.zarr").exists()
+
+
+def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
+    text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (folder / "flow.toml").write_text(example)
+    flow = find_flow(folder / "flow.toml")
+    assert flow is not None
+    assert {stage.name: stage.reads for stage in flow.stages} == {
+        "finer": "volume", "restore": "finer", "affinities": "restore", "labels": "affinities", "scores": "labels",
+        "psnr": "restore",
+    }  # fmt: skip
+    assert isinstance(flow.stages[1].choice, Recipe)
+    assert flow.stages[1].choice.windows.block == (2, 2, 2)
+    assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "weights"),
+    [("options = { features = [8] }", "unet3d", "w.pt"), ('name = "identity"', "identity", None)],
+)
+def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothing_of_the_first(
+    folder: Path, own: str, name: str, weights: str | None
+) -> None:
+    (folder / "base.toml").write_text(
+        '[net]\nname = "unet3d"\nweights = "w.pt"\n[windows]\nblend = "hann"\noverlap = 4'
+    )
+    text = f'[[stage]]\nname = "a"\nrecipe = "base.toml"\nnet = {{ {own} }}\nwindows = {{ overlap = 8 }}\n'
+    (folder / "flow.toml").write_text(text)
+    flow = find_flow(folder / "flow.toml", ["a.infer.batch=3"])
+    assert flow is not None
+    choice = flow.stages[0].choice
+    assert isinstance(choice, Recipe)
+    assert (choice.net.name, choice.net.weights) == (name, weights)
+    assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
+
+
+def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:
+    flow = find_flow(shipped_recipe(Path("segment")))
+    assert flow is not None
+    assert [(stage.name, stage.kind, stage.reads) for stage in flow.stages] == [
+        ("affinities", "run", "volume"), ("labels", "label", "affinities"),
+    ]  # fmt: skip
+    run_of, labels = (stage.choice for stage in flow.stages)
+    assert isinstance(run_of, Recipe)
+    assert isinstance(labels, LabelRecipe)
+    assert run_of.net.options["out_channels"] == len(labels.input.offsets)
+
+
+def test_a_setting_without_its_stage_is_refused(folder: Path) -> None:
+    with pytest.raises(RecipeError, match=r"begin with the name of a stage, of first, second, such as first\.windows"):
+        flow_plan(folder, TWO, "windows.blend=hann")
+
+
+def test_an_output_may_not_lie_where_the_volume_or_a_reference_does(folder: Path) -> None:
+    write_volume(folder / "out" / "second.zarr", noise(SHAPE).repeat(2, axis=0))
+    with pytest.raises(PlanError, match=r"^stage second: the output .* would overwrite the reference"):
+        flow_plan(folder, SCORED.replace("truth.n5", "out/second.zarr"))
+
+
+def test_a_folder_with_another_run_is_refused(folder: Path) -> None:
+    recipe = load_recipe(None, ["net.name=identity"])
+    execute(prepare("in.n5", recipe, folder / "out", folder), Counted().start)
+    with pytest.raises(RunError, match=r"out.run holds the run of one net; choose another --out"):
+        run(flow_plan(folder, TWO))
+
+
+def test_a_recipe_of_one_net_is_no_flow(folder: Path) -> None:
+    (folder / "one.toml").write_text('[net]\nname = "identity"\n')
+    assert find_flow(folder / "one.toml") is None
+
+
+def test_the_listener_hears_of_each_stage_in_order(folder: Path) -> None:
+    heard: list[str] = []
+    listener = FlowListener(
+        lambda stage: heard.append(f"+{stage.name}"), lambda done: heard.append(f"-{done.stage.name}")
+    )
+    execute_flow(flow_plan(folder, TWO), Counted().start, listener=listener)
+    assert heard == ["+first", "-first", "+second", "-second"]

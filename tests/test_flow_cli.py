@@ -1,0 +1,188 @@
+"""Recipes of several stages, as commands: planned, run, interrupted, resumed and reported as one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import THREADS, Give, begin, finish, giver, wait_until
+from skimage.measure import label as labelled
+from volumes import write_volume
+
+from volpipe.affinities import affinities
+from volpipe.sample import Sample, write_sample
+from volpipe.volume import open_volume
+
+OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
+# What a perfect net would give, of a volume that shows each object in a grey value of its own.
+NETS = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Affinities(nn.Module):
+    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    window, intensity = (10, 10, 10), "unit"
+
+    def forward(self, x):
+        before = [functional.pad(x, pad)[(..., *cut)] for pad, cut in (
+            ((0, 0, 0, 0, 1, 0), (slice(-1), slice(None), slice(None))),
+            ((0, 0, 1, 0, 0, 0), (slice(None), slice(-1), slice(None))),
+            ((1, 0, 0, 0, 0, 0), (slice(None), slice(None), slice(-1))),
+        )]
+        return torch.cat([((x == b) & (x > 0)).float() for b in before], 1)
+
+def net():
+    return Affinities()
+"""
+FLOW = f"""
+[[stage]]
+name = "restore"
+net = {{ name = "identity" }}
+windows = {{ shape = [8, 8, 8], overlap = 0, block = [1, 1, 1] }}
+
+[[stage]]
+name = "affinities"
+net = {{ name = "nets.py:net" }}
+normalise = {{ method = "none" }}
+windows = {{ shape = [10, 10, 10], overlap = 2, block = [1, 1, 1] }}
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = {{ stage = "affinities", offsets = {OFFSETS} }}
+objects = {{ method = "components", min_voxels = 2 }}
+output = {{ block = [16, 32, 32], chunk = [16, 16, 16] }}
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+labels = true
+reference = "truth.n5"
+"""
+SHAPE = (32, 32, 48)
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> np.ndarray:
+    """Labels of a sample, few enough for grey values, as `in.n5` and as `truth.n5`; nets and a recipe beside them."""
+    write_sample(tmp_path / "sample.n5", Sample(SHAPE, 3))
+    found = open_volume(tmp_path / "sample.n5", "labels").open()[...]
+    grey = (np.unique(found, return_inverse=True)[1].reshape(SHAPE) % 255 + (found.min() > 0)).astype(np.uint8)
+    write_volume(tmp_path / "in.n5", grey)
+    write_volume(tmp_path / "truth.n5", grey)
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "flow.toml").write_text(FLOW)
+    return grey
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+COMMAND = ("run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5")
+
+
+def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
+    tmp_path: Path, truth: np.ndarray, give: Give
+) -> None:
+    process = begin(tmp_path, *COMMAND)
+    journal = tmp_path / "out" / "affinities.zarr.run" / "journal.jsonl"
+    wait_until(lambda: journal.is_file() and journal.stat().st_size, 120)
+    process.send_signal(signal.SIGINT)
+    stopped = finish(tmp_path, process)
+    assert stopped.code == 1
+    assert "interrupted; the same command again goes on from here" in stopped.err
+    assert not (tmp_path / "out" / "objects.zarr").exists()
+
+    status = give("status", "out")
+    assert status.code == 1
+    assert re.findall(r"(\w+)\.\w+: (complete|not complete)", status.out) == [
+        ("restore", "complete"), ("affinities", "not complete"),
+        ("objects", "not complete"), ("scores", "not complete"),
+    ]  # fmt: skip
+
+    again = give(*COMMAND)
+    assert (again.code, again.err) == (0, "")
+    assert again.out.splitlines()[-1] == f"wrote {tmp_path / 'out' / 'objects.zarr'}"
+    assert re.search(r"^restore +run +complete before ", again.out, re.MULTILINE)
+    assert re.search(r"^objects +label +[\d.]+ s +[\d.]+ KiB \(≤ .*B\) +[\d.]+ KiB \(≤ .*B\) ", again.out, re.MULTILINE)
+    near, known = affinities(truth, [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
+    made = open_volume(tmp_path / "out" / "affinities.zarr").open()[...]
+    assert np.array_equal(made[known] == 255, near[known])
+    objects = open_volume(tmp_path / "out" / "objects.zarr").open()[...]
+    wanted = labelled(truth, connectivity=1)
+    wanted[np.bincount(wanted.ravel())[wanted] == 1] = 0  # nothing tells such a voxel from one between objects
+    pairs = {(int(a), int(b)) for a, b in zip(objects.ravel(), wanted.ravel(), strict=True)}
+    assert len(pairs) == len(np.unique(wanted)) == len(np.unique(objects))  # one in one, whatever the numbers
+    assert (0, 0) in pairs
+    told = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert told["scores"]["output"]["merge"] < 1e-3  # of the single voxels
+    assert give("status", "out").code == 0
+    assert give("verify", "out/affinities.zarr").code == 0
+    assert "out/restore.zarr" in give("reproduce", "out/affinities.zarr").out
+
+
+def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
+    planned = give("plan", *COMMAND[1:])
+    assert (planned.code, planned.err) == (0, "")
+    assert [int(n) for n in re.findall(r"^stage (\d) of 4", planned.out, re.MULTILINE)] == [1, 2, 3, 4]
+    assert f"{tmp_path / 'out' / 'restore.zarr'} s0" in planned.out  # which stage 2 reads
+    rows = planned.out[planned.out.rindex("stage ") :].splitlines()
+    assert [row.split()[0] for row in rows[1:6]] == ["restore", "affinities", "objects", "scores", "all"]
+    assert all(re.search(r"\d s$", row) for row in rows[1:3])  # blocks of both runs were tried
+    assert "≤" not in rows[1]
+    assert "≤" in rows[2]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
+    assert not (tmp_path / "out" / "affinities.zarr.run" / "stand_in").exists()
+
+
+def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    planned = give("plan", "--quick", *COMMAND[1:])
+    assert (planned.code, planned.err) == (0, "")
+    assert len(re.findall("no block was tried, so no time", planned.out)) == 2
+    assert re.search(r"at the highest ≤ .* in \d+ files: outputs stay", planned.out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_roi_and_a_mask_are_about_what_reads_the_volume(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
+    planned = give("plan", "--quick", "--roi", "0:16,:,:", *COMMAND[1:-1], "in.n5", "--set", "scores.roi=0:16,:,:")
+    assert planned.code == 0
+    assert planned.out.count("16 × 32 × 48 voxels") >= 2
+    (tmp_path / "flow.toml").write_text('[[stage]]\nname = "a"\nkind = "label"\n')
+    refused = give("plan", "--quick", "--roi", "0:16,:,:", *COMMAND[1:])
+    assert refused.code == 2
+    assert "no run reads the volume, so input.roi=" in refused.err
+
+
+def test_what_is_for_one_net_is_refused_for_stages(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
+    refused = give("run", "--only", "0:8,:,:", *COMMAND[1:])
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--only is for one net" in refused.err
+    remote = give("plan", "--quick", *THREADS, "--recipe", "flow.toml", "-o", "s3://bucket/out", "in.n5")
+    assert remote.code == 2
+    assert "go to a folder on a disk" in remote.err
+
+
+def test_a_volume_is_named_by_itself_and_the_recipe_where_nobody_says(
+    tmp_path: Path, truth: np.ndarray, give: Give
+) -> None:
+    planned = give("plan", "--quick", *THREADS, "--recipe", "flow.toml", "in.n5")
+    assert f"output   {tmp_path / 'in_flow' / 'restore.zarr'}" in planned.out
+
+
+def test_missing_parts_end_the_command_with_their_code_and_name_what_waits(
+    tmp_path: Path, truth: np.ndarray, give: Give
+) -> None:
+    chunk = tmp_path / "in.n5" / "raw" / "1" / "1" / "1"
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    ended = give("run", "--tolerate", "1", *COMMAND[1:])
+    assert ended.code == 1
+    assert "stage restore is not complete, so affinities, objects, scores did not begin" in ended.err
+    assert not (tmp_path / "out" / "affinities.zarr").exists()

@@ -1,0 +1,528 @@
+"""Labels made by blocks are those made in one piece, to the last voxel; and those are what brute force finds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import make
+from command import giver
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inline import Stopped
+from scipy import ndimage
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from skimage import measure
+
+from volpipe import label_graph
+from volpipe.affinities import OFFSETS, affinities
+from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, WorkerLost
+from volpipe.formats.container import read_attributes
+from volpipe.label_fields import as_bytes
+from volpipe.label_graph import Edges, merged, united
+from volpipe.label_recipe import Objects
+from volpipe.labelling import Labelled, LabelRecipe, label, load_labelling, plan_labels
+from volpipe.overlaps import Overlaps, label_scores
+from volpipe.volume import open_volume
+
+SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
+BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)
+LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Crowd:
+    """Workers for tests, threads of this process; after `most` tasks the driver is interrupted."""
+
+    def __init__(self, slots: int = 1, most: int | None = None, lost: int = 0) -> None:
+        self.slots = {"cpu": slots, "gpu": slots}
+        self.worker_bytes: int | None = None
+        self.num_sent = 0
+        self._most, self._lost = most, lost
+
+    def send(self, name: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if self.num_sent == self._most:
+            raise Stopped
+        self.num_sent += 1
+        if self._lost:
+            self._lost -= 1
+            future: Future[Any] = Future()
+            future.set_exception(WorkerLost("killed"))
+            return future
+        return self._pool.submit(function, *arguments)
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Crowd]:
+        with ThreadPoolExecutor(self.slots["cpu"]) as self._pool:
+            yield self
+
+
+def recipe(block: Sequence[int], kind: str = "affinities", **objects: Any) -> LabelRecipe:
+    return LabelRecipe.model_validate(
+        {"input": {"kind": kind}, "objects": objects, "output": {"block": block, "chunk": (2, 2, 2)}}
+    )
+
+
+def labelled(
+    source: Path, out: Path, chosen: LabelRecipe, workers: Crowd | None = None, **options: Any
+) -> tuple[np.ndarray, Labelled]:
+    """Return the labels (z, y, x) that are made of `source`, and how that ended."""
+    made = label(plan_labels(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
+    found = open_volume(out)
+    return np.asarray(found.open().read_raw(...)), made
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return what is in `folder`, but for when it was made."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.relative_to(folder).parts[0] != "run"}
+
+
+@pytest.fixture
+def chances(tmp_path: Path) -> Path:
+    """Noisy affinities (9, 13, 22, 17) of blobs at a.zarr, uint8."""
+    make(tmp_path / "a.zarr", noisy(blobs((13, 22, 17)), 0.2))
+    return tmp_path / "a.zarr"
+
+
+def blobs(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+    """Return labels (z, y, x) of cells around random points, each voxel in the cell of the nearest."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform(0, shape, (12, 3))
+    grid = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)
+    return 1 + np.linalg.norm(grid[..., None, :] - points, axis=-1).argmin(-1)
+
+
+def noisy(labels: np.ndarray, strength: float, seed: int = 1) -> np.ndarray:
+    """Return affinities of `labels`, uint8, with noise of so much of the full range."""
+    near, _ = affinities(labels)
+    data = near + np.random.default_rng(seed).normal(0, strength, near.shape)
+    return np.rint(255 * data.clip(0, 1)).astype(np.uint8)
+
+
+def renumbered(labels: np.ndarray) -> np.ndarray:
+    """Return the same objects, numbered from 1 in the order of their first voxels; 0 stays."""
+    values, first = np.unique(labels, return_index=True)
+    order = values[np.argsort(first)]
+    number = {value: i for i, value in enumerate(order[order != 0].tolist(), 1)} | {0: 0}
+    return np.vectorize(number.get)(labels)
+
+
+# ---- components
+
+
+@LAWS
+@given(shape=SHAPES, block=BLOCKS, slots=st.integers(1, 4), share=st.floats(0.2, 0.8), seed=st.integers(0, 99))
+def test_components_by_blocks_are_those_of_scikit_image_in_one_piece(
+    tmp_path_factory: pytest.TempPathFactory,
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int],
+    slots: int,
+    share: float,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("components")
+    mask = np.random.default_rng(seed).random(shape) < share
+    make(folder / "f.zarr", mask.astype(np.uint8) * 255)
+    chosen = recipe(block, "foreground", method="components")
+    found, made = labelled(folder / "f.zarr", folder / "l.zarr", chosen, Crowd(slots))
+    known = measure.label(mask, connectivity=1)  # which numbers them in the order of their first voxels
+    np.testing.assert_array_equal(found, known)
+    assert made.num_objects == known.max()
+
+
+@LAWS
+@given(shape=SHAPES, block=BLOCKS, slots=st.integers(1, 4), threshold=st.floats(0.3, 1.0), seed=st.integers(0, 99))
+def test_components_of_affinities_are_those_of_the_graph_of_all_voxels(
+    tmp_path_factory: pytest.TempPathFactory,
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int],
+    slots: int,
+    threshold: float,
+    seed: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("components")
+    data = np.random.default_rng(seed).random((9, *shape)).astype(np.float32)
+    make(folder / "a.zarr", data)
+    number = np.arange(np.prod(shape)).reshape(shape)
+    ends: list[tuple[np.ndarray, np.ndarray]] = []
+    for axis in range(3):
+        joined = np.rint(np.take(data[axis], range(1, shape[axis]), axis) * 255) >= threshold * 255 - 1e-9
+        here, before = (np.take(number, range(a, shape[axis] - 1 + a), axis)[joined] for a in (1, 0))
+        ends.append((here, before))
+    rows, columns = (np.concatenate(side) for side in zip(*ends, strict=True))
+    graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(number.size,) * 2)
+    known = renumbered(connected_components(graph)[1].reshape(shape) + 1)
+    found, _ = labelled(folder / "a.zarr", folder / "l.zarr", recipe(block, method="components", threshold=threshold))
+    np.testing.assert_array_equal(found, known)
+
+
+def test_membranes_part_what_foreground_joins(tmp_path: Path) -> None:
+    inside = np.random.default_rng(3).integers(0, 256, (9, 8, 7)).astype(np.uint8)
+    for kind, data in (("foreground", inside), ("membrane", 255 - inside)):
+        make(tmp_path / f"{kind}.zarr", data)
+        for method in ("components", "watershed"):
+            labelled(
+                tmp_path / f"{kind}.zarr",
+                tmp_path / f"{kind}_{method}.zarr",
+                recipe((4, 4, 4), kind, method=method, threshold=0.6),
+            )
+    for method in ("components", "watershed"):
+        one, other = (open_volume(tmp_path / f"{kind}_{method}.zarr") for kind in ("foreground", "membrane"))
+        np.testing.assert_array_equal(one.open().read_raw(...), other.open().read_raw(...))
+
+
+# ---- watershed
+
+
+@LAWS
+@given(
+    shape=SHAPES,
+    block=BLOCKS,
+    slots=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    smooth=st.tuples(*[st.integers(0, 2)] * 3),
+    agglomerate=st.sampled_from(["mean", "mutex"]),
+    background=st.sampled_from([0.0, 0.45]),
+)
+def test_a_watershed_by_blocks_is_that_in_one_piece(
+    tmp_path_factory: pytest.TempPathFactory, shape: tuple[int, int, int], block: tuple[int, int, int],
+    slots: int, seed: int, **choices: Any,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("watershed")
+    levels = np.random.default_rng(seed).choice([0, 100, 200, 255], (9, *shape))  # few, so that there are ties
+    make(folder / "a.zarr", levels.astype(np.uint8))
+    found = []
+    for name, size in (("blocks", block), ("whole", (14, 14, 14))):
+        chosen = recipe(size, threshold=0.55, min_voxels=2, **choices)
+        data, made = labelled(folder / "a.zarr", folder / f"{name}.zarr", chosen, Crowd(slots))
+        found.append((data, made.table.read_text()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    np.testing.assert_array_equal(found[0][0], renumbered(found[0][0]))
+
+
+@pytest.mark.parametrize("smooth", [(0, 0, 0), (2, 0, 1)])
+def test_fragments_are_where_a_walk_uphill_ends(tmp_path: Path, smooth: tuple[int, int, int]) -> None:
+    data = np.random.default_rng(5).integers(0, 255, (9, 7, 8, 9)).astype(np.uint8)  # no mean reaches 255
+    make(tmp_path / "a.zarr", data)
+    found, _ = labelled(tmp_path / "a.zarr", tmp_path / "l.zarr", recipe((4, 2, 6), threshold=1.0, smooth=smooth))
+    np.testing.assert_array_equal(found, renumbered(walk_uphill(data, smooth)))
+    assert 5 < found.max() < found.size / 3
+
+
+def walk_uphill(data: np.ndarray, smooth: tuple[int, int, int]) -> np.ndarray:
+    """Return the number of the peak, from 1 on, that a walk from each voxel ends at, one voxel at a time."""
+    shape = data.shape[1:]
+    height = np.zeros(shape, np.int64)
+    for voxel in np.ndindex(*shape):
+        around = []
+        for axis in range(3):
+            if voxel[axis] > 0:
+                around.append(int(data[axis][voxel]))
+            if voxel[axis] < shape[axis] - 1:
+                around.append(int(data[axis][tuple(v + (a == axis) for a, v in enumerate(voxel))]))
+        height[voxel] = 256 * (60 * sum(around) // len(around))
+    for axis, passes in enumerate(smooth):
+        for _ in range(passes):
+            height = ndimage.correlate1d(height, [1, 2, 1], axis, mode="nearest") // 4
+    number = np.arange(height.size).reshape(shape)
+
+    def end(voxel: tuple[int, ...]) -> int:
+        ways = []
+        for axis in range(3):
+            for step in (-1, 1):
+                to = tuple(v + step * (a == axis) for a, v in enumerate(voxel))
+                if 0 <= to[axis] < shape[axis]:
+                    ways.append((int(data[axis][max(voxel, to)]), height[to], number[to], to))
+        least = max(ways)[0] // 2
+        ways = [way for way in ways if way[0] >= least and way[1:3] > (height[voxel], number[voxel])]
+        return end(max(ways)[-1]) if ways else int(number[voxel])
+
+    return np.array([1 + end(voxel) for voxel in np.ndindex(*shape)]).reshape(shape)
+
+
+def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None:
+    truth = blobs((20, 31, 26))
+    make(tmp_path / "a.zarr", noisy(truth, 0.1))
+    for agglomerate in ("mean", "mutex"):
+        chosen = recipe((10, 16, 26), agglomerate=agglomerate, smooth=(0, 0, 0), threshold=0.5)
+        found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
+        scored = label_scores(Overlaps.of(found, truth))
+        assert scored.split + scored.merge < 0.05
+
+
+# ---- the graph
+
+
+def random_edges(rng: np.random.Generator, num: int) -> Edges:
+    """Return edges between some pairs of `num` fragments, of means that are all different."""
+    pairs = rng.integers(0, num, (4 * num, 2))
+    counts = rng.integers(1, 10**6, (4 * num, 2))
+    sums = (rng.random((4 * num, 2)) * counts * 255).astype(int)
+    return Edges.total(pairs, np.stack([sums[:, 0], counts[:, 0], sums[:, 1], counts[:, 1]], axis=1))
+
+
+def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
+    """Return the owner of each fragment, the best pair being looked for among all after each merge."""
+    owner = np.arange(num)
+    between = {(a, b): sums for (a, b), sums in zip(edges.pairs.tolist(), edges.sums[:, :2].tolist(), strict=True)}
+    while between:
+        a, b = max(between, key=lambda pair: between[pair][0] / between[pair][1])
+        if between[a, b][0] / between[a, b][1] / 255 < threshold:
+            break
+        owner[owner == b] = a
+        left: dict[tuple[int, int], list[int]] = {}
+        for pair, (total, count) in between.items():
+            low, high = sorted(a if c == b else c for c in pair)
+            if low != high:
+                known = left.get((low, high), [0, 0])
+                left[low, high] = [known[0] + total, known[1] + count]
+        between = left
+    return owner
+
+
+@pytest.mark.parametrize("few", [0.0, 0.1, 2.0])  # all at once, some, one by one
+def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_graph, "FEW", few)
+    rng = np.random.default_rng(7)
+    for _ in range(30):
+        num, threshold = int(rng.integers(2, 30)), float(rng.random())
+        edges = random_edges(rng, num)
+        found = merged(num, edges, Objects(threshold=threshold))
+        known = merged_by_search(num, edges, threshold)
+        np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
+
+
+def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(30):
+        num = int(rng.integers(2, 30))
+        edges = random_edges(rng, num)
+        weights = edges.sums[:, [0, 2]] / edges.sums[:, [1, 3]] / 255 - 0.5
+        all_edges = [(w, *pair) for pair, ws in zip(edges.pairs.tolist(), weights, strict=True) for w in
+                     ((ws[0],) if ws[0] > 0 else ()) + ((ws[1],) if ws[1] < 0 else ())]  # fmt: skip
+        owner, forbidden = np.arange(num), set[frozenset[int]]()
+        for weight, a, b in sorted(all_edges, key=lambda edge: -abs(edge[0])):
+            here, there = int(owner[a]), int(owner[b])
+            if here == there:
+                continue
+            if weight < 0:
+                forbidden.add(frozenset((here, there)))
+            elif frozenset((here, there)) not in forbidden:
+                owner[owner == there] = here
+                forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
+        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
+        np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
+
+
+@given(num=st.integers(1, 40), data=st.data())
+def test_sets_are_united_and_numbered_by_their_first(num: int, data: st.DataObject) -> None:
+    pair = st.tuples(st.integers(0, num - 1), st.integers(0, num - 1))
+    joins = np.array(data.draw(st.lists(pair, max_size=60)), np.int64).reshape(-1, 2)
+    first = np.array(data.draw(st.permutations(range(num))))
+    graph = coo_array((np.ones(len(joins)), (joins[:, 0], joins[:, 1])), shape=(num, num))
+    known = connected_components(graph, directed=False)[1]
+    found = united(num, joins, first)
+    np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
+    leaders = [first[found == group].min() for group in range(found.max() + 1)]
+    assert leaders == sorted(leaders)
+
+
+# ---- what is left out, and the table
+
+
+def test_voxels_of_the_background_and_small_objects_get_no_label(chances: Path, tmp_path: Path) -> None:
+    all_of_it, _ = labelled(chances, tmp_path / "all.zarr", recipe((8, 8, 8), method="components", threshold=0.9))
+    sizes = np.bincount(all_of_it.ravel())
+    large, _ = labelled(
+        chances, tmp_path / "large.zarr", recipe((8, 8, 8), method="components", threshold=0.9, min_voxels=20)
+    )
+    np.testing.assert_array_equal(large, renumbered(np.where(sizes[all_of_it] >= 20, all_of_it, 0)))
+    assert 0 < large.max() < all_of_it.max()
+    bright, _ = labelled(chances, tmp_path / "bright.zarr", recipe((8, 8, 8), background=0.6))
+    near = open_volume(chances).open().read_raw(...)[:3].astype(float)
+    total, count = np.zeros(near.shape[1:]), np.zeros(near.shape[1:])
+    for axis in range(3):
+        inner = np.take(near[axis], range(1, near.shape[axis + 1]), axis)
+        for side in ((1, 0), (0, 1)):
+            around = [side if a == axis else (0, 0) for a in range(3)]
+            total += np.pad(inner, around)
+            count += np.pad(np.ones_like(inner), around)
+    np.testing.assert_array_equal(bright == 0, total / count < 0.6 * 255)
+
+
+def test_the_table_says_what_the_labels_show(tmp_path: Path) -> None:
+    data = noisy(blobs((9, 14, 11)), 0.3)
+    make(tmp_path / "a.zarr", data, attributes={"resolution": [4, 8, 40], "units": ["nm"] * 3}, chunks=(3, 4, 4, 4))
+    found, made = labelled(tmp_path / "a.zarr", tmp_path / "l.zarr", recipe((4, 8, 6), min_voxels=2))
+    with made.table.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    known = measure.regionprops(found.astype(int))
+    assert [int(row["label"]) for row in rows] == [region.label for region in known] == list(range(1, found.max() + 1))
+    for row, region in zip(rows, known, strict=True):
+        assert int(row["voxels"]) == region.area
+        assert tuple(int(row[name]) for name in ("z0", "y0", "x0", "z1", "y1", "x1")) == region.bbox
+        assert [float(row[name]) for name in "zyx"] == pytest.approx(region.centroid, abs=6e-4)
+
+
+# ---- stopped, lost, resumed
+
+
+@pytest.mark.parametrize("agglomerate", ["mean", "mutex"])
+def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
+    chances: Path, tmp_path: Path, agglomerate: str
+) -> None:
+    chosen = recipe((8, 8, 16), agglomerate=agglomerate, threshold=0.6)
+    whole = Crowd()
+    _, known = labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole)
+    total = whole.num_sent
+    assert total == 3 * 12 + 1  # 2 × 3 × 2 blocks, three stages; and the graph
+    for most in (1, 7, 13, 25, total - 1):
+        with pytest.raises(Stopped):
+            labelled(chances, tmp_path / "l.zarr", chosen, Crowd(2, most), fresh=True)
+        again = Crowd()
+        _, made = labelled(chances, tmp_path / "l.zarr", chosen, again)
+        assert again.num_sent <= total - most + 4  # of four under way none may have been noted
+        assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
+        assert made.table.read_bytes() == known.table.read_bytes()
+    nothing = Crowd()
+    _, made = labelled(chances, tmp_path / "l.zarr", chosen, nothing)
+    assert made.was_complete and nothing.num_sent == 0 and made.num_objects == known.num_objects
+    left = {path.name for path in (tmp_path / "l.zarr.run").iterdir()}
+    assert left == {"journal.jsonl", "label.json", "lock", "objects.csv", "volpipe.log"}
+
+
+def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path: Path) -> None:
+    chosen = recipe((8, 16, 32))
+    labelled(chances, tmp_path / "known" / "l.zarr", chosen)
+    labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=2))
+    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
+    with pytest.raises(RunStopped, match="lost its worker 3 times"):
+        labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=99), fresh=True)
+
+
+def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tmp_path: Path) -> None:
+    class Overtaken(Crowd):
+        def send(self, name: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            (tmp_path / "l.zarr.run" / "lock").write_text("another\n")
+            return super().send(name, function, *arguments)
+
+    with pytest.raises(RunStopped, match="no longer held"):
+        labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), Overtaken())
+    assert not list((tmp_path / "l.zarr.run" / "pieces").iterdir())
+    assert not (tmp_path / "l.zarr").exists()
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "choices", "sentence"),
+    [
+        (np.zeros((3, 4, 4, 4), np.uint8), {}, r"has 3 channels, input.offsets 9; name as many"),
+        (np.zeros((4, 4, 4), np.uint8), {}, r"has 1 channels, .* say input.kind=foreground"),
+        (np.zeros((2, 4, 4, 4), np.uint8), {"input": {"kind": "membrane", "channel": 2}}, "none is number 2"),
+        (np.zeros((9, 4, 4, 4), np.int16), {}, r"has int16 voxels; chances are floats .* output.dtype=uint8"),
+        (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (6, 6, 6), "chunk": (4, 4, 4)}}, "6 voxels on axis z"),
+        (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (4096, 4096, 4096)}}, "more voxels than a task can"),
+    ],
+)
+def test_what_does_not_fit_is_refused(data: np.ndarray, choices: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    make(tmp_path / "a.zarr", data)
+    with pytest.raises(PlanError, match=sentence):
+        plan_labels(str(tmp_path / "a.zarr"), LabelRecipe.model_validate(choices), tmp_path / "l.zarr", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("objects.treshold=0.4", "did you mean 'threshold'"),
+        ("input.offsets=[[0,0,-1]]", "offsets must begin with those to the nearest"),
+        ("input.offsets=[[-1,0,0],[0,-1,0],[0,0,-1],[0,0,0]]", "leads nowhere"),
+    ],
+)
+def test_a_recipe_that_cannot_be_understood_is_refused(setting: str, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        load_labelling(None, [setting])
+
+
+def test_a_mutex_without_far_affinities_is_refused() -> None:
+    near = f"input.offsets={json.dumps(OFFSETS[:3])}"
+    with pytest.raises(RecipeError, match="agglomerate mutex needs affinities to farther voxels"):
+        load_labelling(None, [near, "objects.agglomerate=mutex"])
+
+
+def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Path) -> None:
+    out = tmp_path / "l.zarr"
+    with pytest.raises(PlanError, match="would overwrite the volume"):
+        plan_labels(str(chances), recipe((8, 8, 8)), chances, tmp_path)
+    out.mkdir()
+    with pytest.raises(RunError, match=r"no labelling in .* made it"):
+        labelled(chances, out, recipe((8, 8, 8)), fresh=True)
+    out.rmdir()
+    labelled(chances, out, recipe((8, 8, 8)))
+    with pytest.raises(RunError, match=r"another recipe or input \(objects.threshold: 0.3 -> 0.7"):
+        labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
+    labelled(chances, out, recipe((8, 8, 8), threshold=0.7), fresh=True)
+    (tmp_path / "l.zarr").rename(tmp_path / "moved.zarr")
+    with pytest.raises(RunError, match="speaks of an output that is gone"):
+        labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
+    (tmp_path / "n.zarr.run").mkdir()
+    (tmp_path / "n.zarr.run" / "plan.json").write_text("{}")
+    with pytest.raises(RunError, match="holds a run of a net"):
+        labelled(chances, tmp_path / "n.zarr", recipe((8, 8, 8)))
+
+
+def test_memory_that_is_not_there_is_refused(chances: Path, tmp_path: Path) -> None:
+    poor = Crowd()
+    poor.worker_bytes = 100_000
+    with pytest.raises(PlanError, match=r"use fewer workers, or --set output.block=\[4, 4, 4\]"):
+        labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), poor)
+    small = recipe((8, 8, 8)).model_copy(
+        update={"output": recipe((8, 8, 8)).output.model_copy(update={"graph_gib": 1e-6})}
+    )
+    with pytest.raises(RunStopped, match=r"the graph of [\d,]+ pieces and [\d,]+ edges takes up to"):
+        labelled(chances, tmp_path / "m.zarr", small)
+
+
+# ---- values, metadata, the command
+
+
+def test_stored_chances_become_bytes_whatever_their_type() -> None:
+    shares = np.array([0, 0.25, 0.5, 1.0])
+    assert as_bytes(np.array([-1, 0.5, 2, np.nan], np.float32)).tolist() == [0, 128, 255, 0]
+    assert as_bytes((shares * 65535).astype(np.uint16)).tolist() == [0, 63, 127, 255]
+    assert as_bytes((shares * (2**32 - 1)).astype(np.uint32)).tolist() == [0, 63, 127, 255]
+
+
+def test_the_command_labels_and_what_it_wrote_can_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = blobs((20, 31, 26))
+    make(tmp_path / "truth.zarr", truth.astype(np.uint16), chunks=(20, 31, 26))
+    make(tmp_path / "a.zarr", noisy(truth, 0.1), chunks=(9, 20, 31, 26))
+    give = giver(tmp_path, monkeypatch, capsys)
+    command = ("label", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
+    ended = give(*command)
+    assert ended.code == 0, ended.err
+    told = json.loads((tmp_path / "made.json").read_text())
+    assert told["objects"] >= 12 and set(told["seconds"]) == {"pieces", "edges", "graph", "paint"}
+    assert f"wrote {told['objects']} objects" in ended.out
+    assert "is complete already" in give(*command).out
+    scored = give("evaluate", "a_labels.zarr", "truth.zarr", "--config", "threads", "--labels", "--json", "s.json")
+    assert scored.code == 0, scored.err
+    found = json.loads((tmp_path / "s.json").read_text())["scores"]["output"]
+    assert found["split"] + found["merge"] < 0.2
+    refused = give(*command, "--set", "objects.min_voxels=9")
+    assert refused.code == 2 and "objects.min_voxels: 0 -> 9" in refused.err
+    said = read_attributes(tmp_path / "a_labels.zarr")["volpipe"]
+    assert said["labelling"]["objects"]["threshold"] == 0.5
+    assert said["input"]["path"] == str(tmp_path / "a.zarr") and len(said["input"]["fingerprint"]) == 32

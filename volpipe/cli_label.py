@@ -1,0 +1,102 @@
+"""`volpipe label`: objects from a volume of affinities, block by block on a site's workers.
+
+Not here: the labelling. Exit codes as in cli.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from volpipe.terminal import err, out
+
+if TYPE_CHECKING:
+    from volpipe.labelling import Labelled, LabelPlan
+
+INCOMPLETE = 1
+GIB = 1 << 30
+
+
+def label(
+    affinities: Annotated[str, typer.Argument(help="Affinities, a channel per offset; or a map of one kind of voxel.")],
+    out_path: Annotated[
+        str | None, typer.Option("--out", "-o", help="The labels, also s3://; by default NAME_labels.zarr here.")
+    ] = None,
+    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
+    recipe: Annotated[Path | None, typer.Option(help="How, as TOML; without one, the defaults.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    fresh: Annotated[bool, typer.Option(help="Delete these labels and what made them, and start over.")] = False,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write how it ended to this file.")] = None,
+) -> None:
+    """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
+    from volpipe.apps.start import on_site
+    from volpipe.labelling import label as make
+    from volpipe.labelling import load_labelling, plan_labels
+    from volpipe.resolve import shipped_recipe
+
+    chosen = load_labelling(None if recipe is None else shipped_recipe(recipe), settings or [])
+    start = on_site(config)
+    plan = plan_labels(affinities, chosen, out_path or _default_output(affinities), Path.cwd())
+    out.print(planned(plan))
+    try:
+        with shown() as on_progress:
+            made = make(plan, start, fresh=fresh, on_progress=on_progress)
+    except KeyboardInterrupt:
+        err.print("volpipe: interrupted; the same command again goes on from here")
+        raise typer.Exit(INCOMPLETE) from None
+    if json_out is not None:
+        ended = {"out": made.out, "table": str(made.table), "objects": made.num_objects, "seconds": made.stage_seconds}
+        json_out.write_text(json.dumps(ended, indent=1) + "\n", encoding="utf-8")
+    if made.was_complete:
+        out.print(f"{made.out} is complete already; nothing to do (--fresh starts over)")
+        return
+    out.print(told(made))
+
+
+def told(made: Labelled) -> str:
+    """Return how a labelling ended, on two lines."""
+    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.stage_seconds.items())
+    return (
+        f"wrote {made.num_objects:,} objects to {made.out} in {made.seconds:.1f} s (tasks: {took})\n"
+        f"what each is, is in {made.table}"
+    )
+
+
+def planned(plan: LabelPlan) -> str:
+    """Return what the labelling will take, on a line."""
+    shape = " × ".join(map(str, plan.shape))
+    return (
+        f"{shape} voxels in {len(plan.blocks):,} blocks of {' × '.join(map(str, plan.block))}: up to "
+        f"{plan.task_bytes / GIB:.2f} GiB of memory per task, {plan.scratch_bytes / GIB:.2f} GiB of scratch, and "
+        f"{plan.recipe.output.graph_gib:g} GiB for the graph of all fragments"
+    )
+
+
+def _default_output(volume: str) -> str:
+    """Return a name in this folder: of the container, and of the key in it where it was given."""
+    from volpipe.formats.container import locate
+
+    container, key = locate(volume)
+    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a listener that shows a bar for each stage on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=total)
+            progress.update(bars[stage], completed=done)
+
+        yield on_progress

@@ -1,0 +1,217 @@
+"""The flow: a recipe of several stages, each reading what an earlier one makes; parsed, and its order checked.
+
+Not here: whether the stages fit their volumes (flow_plan), or running them (flow_run).
+
+    [[stage]]                      [[stage]]
+    name = "restore"               name = "scores"
+    recipe = "superres_z4"         kind = "evaluate"
+                                   reference = "truth.n5/raw"
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from volpipe.errors import RecipeError, VolpipeError
+from volpipe.label_recipe import LabelRecipe
+from volpipe.recipe import Recipe, Section, Triple, load_tree, set_value, typed
+from volpipe.resolve import nearest, shipped_recipe
+
+VOLUME = "volume"  # what a stage reads that reads the command's argument
+Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
+
+
+class Head(Section):
+    """What every stage says, beside what its kind asks for.
+
+    `input` is the stage that is read, or "volume"; the sections of a run's recipe may say which level of it.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]  # it is part of paths
+    kind: Literal["run", "label", "evaluate"] = "run"
+    recipe: str | None = None
+    input: str | None = None
+
+
+class Comparison(Section):
+    """What a stage of kind "evaluate" compares its input with; as the options of `volpipe evaluate`."""
+
+    reference: str
+    given: str | None = None
+    labels: bool = False
+    roi: str | None = None
+    margin: Triple = (0, 0, 0)
+    data_range: float | None = None
+
+
+@dataclass(frozen=True)
+class FlowStage:
+    """One stage: `reads` is the name of an earlier one, or "volume"; `choice` is what to do, checked by its kind."""
+
+    name: str
+    kind: str
+    reads: str
+    choice: Recipe | LabelRecipe | Comparison
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The stages of the file `source`, each after the one that it reads."""
+
+    source: str
+    stages: tuple[FlowStage, ...]
+
+
+@contextmanager
+def named(stage: str) -> Iterator[None]:
+    """Begin what our errors say with the name of the stage that they are about."""
+    try:
+        yield
+    except VolpipeError as error:
+        error.args = (f"stage {stage}: {error}",)
+        raise
+
+
+def find_flow(
+    path: Path, settings: Sequence[str] = (), *, for_volume: Sequence[str] = (), for_runs: Sequence[str] = ()
+) -> Flow | None:
+    """Return the flow in the TOML file at `path`; None where it is the recipe of one run.
+
+    Args:
+        path: the file.
+        settings: ``stage.key=value``, on top of what the file says of that stage.
+        for_volume: ``key=value``, on top of each run that reads the volume itself.
+        for_runs: ``key=value``, on top of each run.
+
+    Raises:
+        RecipeError: no such file, stages without an order, unknown keys, values that do not fit; it names the stage.
+    """
+    tree = load_tree(path)
+    if "stage" not in tree:
+        return None
+    others = [key for key in tree if key != "stage"]
+    if others:
+        raise RecipeError(f"{path}: {others[0]} stands beside the stages; write it into one, as [stage.{others[0]}]")
+    entries = tree["stage"]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise RecipeError(f"{path}: stage is no list of tables; begin each stage with [[stage]]")
+    if not entries:
+        raise RecipeError(f"{path}: it declares no stage; write one as [[stage]], or leave `stage` out")
+    trees = [dict(entry) for entry in entries]
+    _spread(trees)
+    _set_each(trees, settings)
+    heads = [_head(entry, f"{path}, stage {number}") for number, entry in enumerate(trees, 1)]
+    reads = _order(heads, path)
+    for head, entry in zip(heads, trees, strict=True):
+        of_volume = for_volume if reads[head.name] == VOLUME else ()
+        for setting in (*for_runs, *of_volume) if head.kind == "run" else ():
+            set_value(entry, setting)
+    if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
+        raise RecipeError(f"{path}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
+    stages = (FlowStage(h.name, h.kind, reads[h.name], _choice(h, e, path)) for h, e in zip(heads, trees, strict=True))
+    return Flow(str(path), tuple(stages))
+
+
+def _spread(trees: Sequence[Tree]) -> None:
+    """Write ``input = "name"`` of each stage as the section that its recipe has."""
+    for entry in trees:
+        if isinstance(entry.get("input"), str):
+            entry["input"] = {"stage": entry["input"]}
+
+
+def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
+    """Write each of `settings` into the stage that it begins with."""
+    by_name = {str(entry.get("name")): entry for entry in trees}
+    for setting in settings:
+        stage, dot, rest = setting.partition(".")
+        if not dot or stage not in by_name or "=" in stage:
+            known = ", ".join(by_name)
+            raise RecipeError(
+                f"--set {setting!r}: begin with the name of a stage, of {known}, such as "
+                f"{next(iter(by_name))}.windows.blend=hann"
+            )
+        set_value(by_name[stage], rest)
+        _spread(trees)
+
+
+def _head(entry: Tree, source: str) -> Head:
+    said = {key: value for key, value in entry.items() if key in ("name", "kind", "recipe")}
+    feed = entry.get("input", {})
+    return typed(Head, said | {"input": feed.get("stage") if isinstance(feed, dict) else feed}, source)
+
+
+def _order(heads: Sequence[Head], path: Path) -> dict[str, str]:
+    """Return what each stage reads; all of them come before it."""
+    counts = Counter(head.name for head in heads)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise RecipeError(f"{path}: {counts[twice]} stages are named {twice}; give each a name of its own")
+    reads: dict[str, str] = {}
+    before = VOLUME
+    for head in heads:
+        if head.name == VOLUME:
+            raise RecipeError(f"{path}: no stage may be named {VOLUME}, which is the command's argument; rename it")
+        reads[head.name] = head.input or before
+        before = before if head.kind == "evaluate" else head.name
+    for number in range(len(heads)):
+        _check_feed(number, heads, reads, path)
+    return reads
+
+
+def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], path: Path) -> None:
+    """Refuse a stage whose input is not made before it."""
+    own, feed = heads[number].name, reads[heads[number].name]
+    start = f"{path}, stage {own}, input:"
+    earlier = {head.name: head for head in heads[:number]}
+    if feed == own:
+        raise RecipeError(f"{start} it reads itself; name an earlier stage, or {VOLUME}")
+    if feed in earlier and earlier[feed].kind == "evaluate":
+        raise RecipeError(f"{start} {feed} evaluates and makes no volume; name a stage that does, or {VOLUME}")
+    if feed == VOLUME or feed in earlier:
+        return
+    if feed not in reads:
+        raise RecipeError(f"{start} there is no stage {feed}{nearest(feed, (*reads, VOLUME))}")
+    circle = [own]
+    while circle[-1] in reads and circle[-1] not in circle[:-1]:
+        circle.append(reads[circle[-1]])
+    if circle[-1] == own:
+        raise RecipeError(f"{start} stages read each other in a circle: {' ← '.join(circle)}; let one read {VOLUME}")
+    raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
+
+
+def _choice(head: Head, entry: Tree, path: Path) -> Recipe | LabelRecipe | Comparison:
+    """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
+    source = f"{path}, stage {head.name}"
+    own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
+    feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
+    if head.kind == "evaluate":
+        if feed or head.recipe is not None:
+            raise RecipeError(f"{source}: {next(iter(feed), 'recipe')} is no key of an evaluation; leave it out")
+        return typed(Comparison, own, source)
+    if head.kind == "run" and head.recipe is None and "net" not in own:
+        raise RecipeError(f'{source}: it names no net; give recipe = "default", another recipe, or [stage.net]')
+    tree = load_tree(shipped_recipe(Path(head.recipe))) if head.recipe is not None else {}
+    if "stage" in tree:
+        raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {path}")
+    tree = merged(tree, own | ({"input": feed} if feed else {}))
+    return typed(LabelRecipe, tree, source) if head.kind == "label" else typed(Recipe, tree, source)
+
+
+def merged(tree: Tree, own: Tree) -> Tree:
+    """Return a recipe with the sections `own` on top; another net drops the options and weights of the first."""
+    found = dict(tree)
+    for section, values in own.items():
+        below = found.get(section, {})
+        if not isinstance(values, dict) or not isinstance(below, dict):
+            found[section] = values  # which `typed` refuses
+            continue
+        is_other_net = section == "net" and values.get("name", below.get("name")) != below.get("name")
+        found[section] = values if is_other_net else below | values
+    return found

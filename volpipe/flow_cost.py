@@ -1,0 +1,279 @@
+"""What a flow takes: each of its stages, appraised before its input exists, and all of them together.
+
+Not here: the arithmetic of one stage (estimate), or the limits of disks (limits).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
+from volpipe.driver import logging_to
+from volpipe.errors import PlanError
+from volpipe.estimate import Estimate, timed_alone
+from volpipe.evaluate import Evaluation
+from volpipe.flow import VOLUME, named
+from volpipe.flow_plan import FlowPlan, StagePlan
+from volpipe.flow_run import Start, is_complete
+from volpipe.label_plan import LabelPlan
+from volpipe.labelling import check_memory
+from volpipe.limits import GIB, disk_limits, of_quota
+from volpipe.plan import Plan
+from volpipe.rehearsal import rehearse
+from volpipe.run import Executors
+from volpipe.tensors import delete
+from volpipe.volume import ArraySpec, Volume, create_array
+
+METADATA_FILES = 3  # of labels: their group, their array, and the group of what changes from run to run
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one stage takes: bytes and files, scratch at its highest; `seconds` None where nobody knows.
+
+    Bytes that were not measured are upper bounds.
+    """
+
+    read_bytes: float
+    written_bytes: float
+    output_bytes: float
+    output_files: int
+    scratch_bytes: float
+    scratch_files: int
+    seconds: float | None
+    is_measured: bool
+
+    @classmethod
+    def of_run(cls, found: Estimate) -> Need:
+        return cls(
+            found.read_bytes,
+            found.written_bytes,
+            found.output_bytes,
+            found.output_files,
+            found.scratch_bytes,
+            found.scratch_files,
+            found.seconds,
+            found.is_measured,
+        )
+
+    @classmethod
+    def of_labels(cls, plan: LabelPlan, voxel_bytes: float) -> Need:
+        """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
+        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
+        labels = float(math.prod(plan.shape) * plan.dtype.itemsize)
+        return cls(
+            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes,
+            labels + plan.scratch_bytes,
+            labels,
+            len(plan.blocks) + METADATA_FILES,
+            plan.scratch_bytes,
+            3 * len(plan.blocks),
+            None,
+            is_measured=False,
+        )
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What one stage takes.
+
+    Attributes:
+        stage: the stage.
+        need: None of an evaluation, which reads and writes next to nothing.
+        found: its run, appraised; None of what is no run.
+        share_left: of the work that is still to be done.
+    """
+
+    stage: StagePlan
+    need: Need | None = None
+    found: Appraisal | None = None
+    share_left: float = 1.0
+
+    @classmethod
+    def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
+        return cls(stage, Need.of_run(found.estimate), found, share_left)
+
+
+@dataclass(frozen=True)
+class FlowCost:
+    """What the stages take, in order, and together.
+
+    Outputs of all stages stay. Scratch goes when its stage ends, so that of all stages never lies there at once.
+    """
+
+    plan: FlowPlan
+    stages: tuple[StageCost, ...]
+
+    @cached_property
+    def _known(self) -> list[tuple[Need, float]]:
+        return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
+
+    def _sum(self, value: Callable[[Need], float]) -> float:
+        return sum(value(each) for each, _ in self._known)
+
+    @property
+    def read_bytes(self) -> float:
+        return self._sum(lambda each: each.read_bytes)
+
+    @property
+    def written_bytes(self) -> float:
+        return self._sum(lambda each: each.written_bytes)
+
+    @property
+    def output_bytes(self) -> float:
+        return self._sum(lambda each: each.output_bytes)
+
+    @property
+    def output_files(self) -> int:
+        return round(self._sum(lambda each: each.output_files))
+
+    @property
+    def most_bytes(self) -> float:
+        """The disk that is taken at the highest."""
+        return _highest((each.output_bytes, each.scratch_bytes) for each, _ in self._known)
+
+    @property
+    def most_files(self) -> int:
+        return round(_highest((each.output_files, each.scratch_files) for each, _ in self._known))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether blocks of every run were tried; else bytes are upper bounds."""
+        return all(each.is_measured for each, _ in self._known)
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of all runs, one after the other; None where that of one is not known."""
+        taken = [each.seconds for each, _ in self._known]
+        return None if None in taken else sum(seconds for seconds in taken if seconds is not None)
+
+    def check(self) -> None:
+        """Refuse stages of which one, or which together, take more than there is.
+
+        Bytes count only of runs whose blocks were tried: of others nobody knows how they compress.
+
+        Raises:
+            PlanError: with what is needed, what there is, and what would fit; it names the stage where it is about one.
+        """
+        for cost in self.stages:
+            if cost.found is not None:
+                with named(cost.stage.name):
+                    cost.found.check(cost.share_left)
+        limits = disk_limits(self.plan.out)
+        files = _highest((s * each.output_files, s * each.scratch_files) for each, s in self._known)
+        if limits.free_files is not None and files > limits.free_files:
+            raise PlanError(
+                f"outputs and scratch of all stages need {files:,.0f} files and {self.plan.out} may have "
+                f"{limits.free_files:,}{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or "
+                "another --out"
+            )
+        measured = [(each, share) for each, share in self._known if each.is_measured]
+        needed = _highest((s * each.output_bytes, s * each.scratch_bytes) for each, s in measured)
+        if limits.free_bytes is not None and needed > limits.free_bytes:
+            raise PlanError(
+                f"outputs and scratch of all stages need {needed / GIB:.1f} GiB and {self.plan.out} has "
+                f"{limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}; free some, choose another --out, or "
+                "store less (output.dtype, output.codec_level)"
+            )
+
+
+def _highest(stages: Iterable[tuple[float, float]]) -> float:
+    """Return what lies there at the most, of what each stage leaves behind and what it takes meanwhile, in order."""
+    kept = most = 0.0
+    for left_behind, meanwhile in stages:
+        kept += left_behind
+        most = max(most, kept + meanwhile)
+    return most
+
+
+def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, tries: bool = False) -> FlowCost:
+    """Return what the stages of `plan` take.
+
+    Args:
+        plan: as `plan_flow` made it.
+        executors: the workers that there are; without, nobody knows what theirs have.
+        tries: whether blocks of each run are tried on them.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    costs: list[StageCost] = []
+    for stage in plan.stages:
+        with named(stage.name):
+            costs.append(_appraise(stage, costs, executors, tries))
+    return FlowCost(plan, tuple(costs))
+
+
+def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None, tries: bool) -> StageCost:
+    if isinstance(stage.work, Evaluation):
+        return StageCost(stage)
+    ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
+    if isinstance(stage.work, LabelPlan):
+        _check_label_memory(stage.work, executors)
+        voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
+        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left)
+    if executors is None or not tries or not share_left:
+        return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
+    with stage.folder.locked():
+        if ahead is None:
+            return StageCost.of_run(stage, rehearsed(stage.work, stage.folder, executors))
+        return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
+
+
+def _check_label_memory(plan: LabelPlan, executors: Executors | None) -> None:
+    """Refuse blocks that a worker has no room for, before the stages that come first."""
+    if executors is not None:
+        check_memory(plan, executors.worker_bytes)
+
+
+def _whole_voxel(volume: Volume) -> float:
+    """Return the bytes of a voxel of `volume` that does not compress, all channels."""
+    return float(volume.num_channels * volume.dtype.itemsize)
+
+
+def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
+    """Return what `stage` reads where that is not whole yet, as large as the estimate of its stage makes it."""
+    if stage.reads == VOLUME:
+        return None
+    feed = next(cost for cost in earlier if cost.stage.name == stage.reads)
+    if is_complete(feed.stage):
+        return None
+    rates = feed.found.estimate.rates if feed.found is not None else None
+    return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
+
+
+def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Executors) -> Appraisal:
+    """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
+
+    That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
+    """
+    found = appraise(plan, stage.folder, executors, ahead=ahead)
+    if found.estimate.rates is not None:
+        return found
+    found.check(share_left=0.0)  # of disk, so that memory alone counts
+    given, place = stage.given, stage.folder.path / "stand_in"
+    codec = "gzip" if given.format == "n5" else "zstd"
+    spec = ArraySpec(given.shape, given.dtype, given.chunks, given.shards, given.axes, codec)
+    create_array(place, given.key, spec, given.format)
+    try:
+        instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal)
+    finally:
+        delete(place)
+    tried = replace(ahead, rates=timed_alone(rates, plan))
+    return appraise(plan, stage.folder, executors, ahead=tried)
+
+
+def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
+    """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
+
+    Raises:
+        PlanError: a worker cannot hold a block.
+        RunStopped: a block cannot be computed.
+    """
+    with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
+        return appraise_flow(plan, executors, tries=True)

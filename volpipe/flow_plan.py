@@ -1,0 +1,184 @@
+"""The plan of a flow: a plan for each stage, those after the first for volumes that earlier ones have yet to make.
+
+Not here: the recipe (flow), what it all takes (flow_cost), or running it (flow_run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe import labelling
+from volpipe.driver import prepare, prepare_for
+from volpipe.errors import PlanError
+from volpipe.evaluate import Evaluation, fit_evaluation
+from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
+from volpipe.folder import RunFolder
+from volpipe.formats.remote import Remote
+from volpipe.label_plan import LabelPlan, fit
+from volpipe.label_recipe import LabelInput, LabelRecipe
+from volpipe.labelling import plan_labels
+from volpipe.limits import check_access, check_apart, check_window
+from volpipe.output import promised
+from volpipe.plan import Plan
+from volpipe.recipe import Input
+from volpipe.volume import Volume, absolute, open_volume
+
+SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage, planned.
+
+    Attributes:
+        name, kind, reads: as the flow says them.
+        given: what the stage reads, as it is or as it will be.
+        out: where its output goes.
+        work: what is to be done.
+    """
+
+    name: str
+    kind: str
+    reads: str
+    given: Volume
+    out: Path
+    work: Plan | LabelPlan | Evaluation
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run that writes the output."""
+        return RunFolder.of_output(self.out)
+
+
+@dataclass(frozen=True)
+class FlowPlan:
+    """All stages, each after the one that it reads; their outputs lie in the folder `out`."""
+
+    source: str
+    volume: str
+    out: Path
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder.of_output(self.out)
+
+    def after(self, name: str) -> Iterator[StagePlan]:
+        """Yield the stages that need what the stage `name` makes, by way of others too."""
+        needed = {name}
+        for stage in self.stages:
+            if stage.reads in needed:
+                needed.add(stage.name)
+                yield stage
+
+    @property
+    def result(self) -> StagePlan:
+        """The last stage, of those that make a volume if there are any."""
+        made = [stage for stage in self.stages if not isinstance(stage.work, Evaluation)]
+        return (made or self.stages)[-1]
+
+
+def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> FlowPlan:
+    """Return the plan of all stages of `flow` for the volume at `location`, before any of them has run.
+
+    Args:
+        flow: what to do.
+        location: of the volume.
+        out: the folder that gets an output of each stage, named after it.
+        search_path: folder that the recipes' relative names count from.
+
+    Raises:
+        PlanError: stage, volume and net do not fit; the message names the stage.
+    """
+    folder = absolute(out)
+    if isinstance(folder, Remote):
+        raise PlanError(f"{out}: the outputs of several stages go to a folder on a disk; choose another --out")
+    stages: dict[str, StagePlan] = {}
+    for stage in flow.stages:
+        with named(stage.name):
+            stages[stage.name] = _plan_stage(stage, stages, location, folder, search_path)
+    _check_apart(list(stages.values()))
+    return FlowPlan(flow.source, location, folder, tuple(stages.values()))
+
+
+def _check_apart(stages: Sequence[StagePlan]) -> None:
+    """Refuse outputs that would change the volume, or what stages are compared with; `prepare` knows of one stage."""
+    kept = [(stage.given, "volume") for stage in stages if stage.reads == VOLUME]
+    kept += [(stage.work.reference, "reference") for stage in stages if isinstance(stage.work, Evaluation)]
+    for stage in stages:
+        with named(stage.name):
+            for volume, what in kept:
+                check_apart(stage.out, volume, what)
+
+
+def _plan_stage(
+    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Path, search_path: Path
+) -> StagePlan:
+    feed = earlier.get(stage.reads)
+    if isinstance(stage.choice, Comparison):
+        return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
+    if isinstance(stage.choice, LabelRecipe):
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}.zarr", search_path)
+    recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
+    if feed is None:
+        plan = prepare(location, recipe, out, search_path)
+        given = open_volume(plan.source.path, plan.source.key)
+    else:
+        given = _fed(feed, recipe.input)
+        plan = prepare_for(given, recipe, out, search_path)
+        check_access(None, out)
+    check_window(plan)
+    return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
+
+
+def _plan_labels(
+    stage: FlowStage, recipe: LabelRecipe, feed: StagePlan | None, location: str, out: Path, search_path: Path
+) -> StagePlan:
+    if feed is None:
+        plan = plan_labels(location, recipe, out, search_path)
+        return StagePlan(stage.name, stage.kind, stage.reads, open_volume(plan.path, plan.key), out, plan)
+    given = _fed(feed, recipe.input)
+    plan = fit(given, recipe, str(out), str(search_path))
+    check_access(None, out)
+    return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
+
+
+def _fed(feed: StagePlan, choice: Input | LabelInput) -> Volume:
+    """Return what a stage that says `choice` reads of the stage `feed`."""
+    if choice.key is not None:
+        raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
+    return volume_of(feed, choice.level)
+
+
+def volume_of(stage: StagePlan, level: int = 0) -> Volume:
+    """Return the volume that `stage` makes."""
+    assert not isinstance(stage.work, Evaluation)
+    if isinstance(stage.work, Plan):
+        return promised(stage.work, level)
+    if level:
+        raise PlanError(f"stage {stage.name} makes labels of one level, 0; leave out input.level")
+    return labelling.promised(stage.work)
+
+
+def _plan_comparison(
+    stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Path
+) -> StagePlan:
+    made = open_volume(location) if feed is None else volume_of(feed)
+    given: Volume | None = None
+    if choice.given is not None:
+        given = open_volume(choice.given)
+    elif feed is not None and not choice.labels:
+        given = _interpolated(feed)
+    found = fit_evaluation(
+        made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
+        kind="labels" if choice.labels else "image", data_range=choice.data_range,
+    )  # fmt: skip
+    return StagePlan(stage.name, stage.kind, stage.reads, made, out, found)
+
+
+def _interpolated(feed: StagePlan) -> Volume | None:
+    """Return what the run `feed` reads, where interpolating it would give as many voxels as the run makes."""
+    is_whole = isinstance(feed.work, Plan) and feed.work.is_whole
+    return feed.given if is_whole and feed.given.num_channels == 1 else None

@@ -1,0 +1,358 @@
+"""A flow, run: its stages one after the other on one site, which is started once; interrupted, it goes on where it was.
+
+Not here: how one stage runs (driver, evaluate), or what all of them take (flow_cost). Each stage keeps a run of its
+own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from volpipe import labelling
+from volpipe.driver import SILENT, Listener, Report, Standing, execute, forget, inspect_run, logging_to
+from volpipe.errors import RunError
+from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
+from volpipe.flow import VOLUME, named
+from volpipe.flow_plan import FlowPlan, StagePlan
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.formats.metadata import read_json, write_json
+from volpipe.journal import read_records
+from volpipe.label_plan import LABEL_FILE, LabelPlan
+from volpipe.labelling import Labelled, OnProgress, is_labelled, label
+from volpipe.plan import Plan
+from volpipe.run import TOLERATED_SHARE, Executors, Totals
+from volpipe.tasks import Workers
+from volpipe.volume import open_volume
+from volpipe.worker import PLAN_FILE
+
+FLOW_FILE = "flow.json"
+
+
+class Site(Executors, Workers, Protocol):
+    """Workers that take both units of a run and functions by their names."""
+
+
+Start = Callable[[Path], AbstractContextManager[Site]]
+
+
+@dataclass(frozen=True)
+class FlowOptions:
+    """What holds for every stage that is a run; as the arguments of `execute`."""
+
+    keep_tensors: bool = False
+    site: str = ""
+    tolerated: float = TOLERATED_SHARE
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """How one stage ended.
+
+    Attributes:
+        is_whole: whether later stages may read what it made.
+        was_complete: whether there was nothing left to do.
+        seconds: that it took in this session.
+        run: how its run ended, of one that ran.
+        labels: how a labelling ended.
+        scores: of an evaluation that was done now.
+        totals: what tasks took in this session, by what they did; of an evaluation nobody knows.
+    """
+
+    stage: StagePlan
+    is_whole: bool
+    was_complete: bool
+    seconds: float
+    run: Report | None = None
+    labels: Labelled | None = None
+    scores: Scored | None = None
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(each.read_bytes for each in self.totals.values())
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(each.written_bytes for each in self.totals.values())
+
+
+@dataclass
+class FlowReport:
+    """How a flow ended: its stages in order, those that were not begun left out."""
+
+    plan: FlowPlan
+    stages: list[StageReport] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.stages) == len(self.plan.stages) and all(stage.is_whole for stage in self.stages)
+
+    @property
+    def was_complete(self) -> bool:
+        return self.is_complete and all(stage.was_complete for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class FlowListener:
+    """Whom the driver tells: of the workers when they are started, of the stage that begins, and of how it ended.
+
+    `of_run` listens to a run, `of_labels` to a labelling. What they raise ends the flow.
+    """
+
+    on_stage: Callable[[StagePlan], None] = lambda stage: None
+    on_end: Callable[[StageReport], None] = lambda report: None
+    on_workers: Callable[[Site], None] = lambda workers: None
+    of_run: Callable[[Plan], AbstractContextManager[Listener]] = lambda plan: nullcontext(SILENT)
+    of_labels: Callable[[], AbstractContextManager[OnProgress]] = lambda: nullcontext(lambda name, done, total: None)
+
+
+QUIET, PLAIN = FlowListener(), FlowOptions()
+
+
+class Entry(BaseModel):
+    """A stage, as the flow's folder remembers it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    out: str
+
+
+def execute_flow(
+    plan: FlowPlan,
+    start: Start,
+    *,
+    fresh: bool = False,
+    options: FlowOptions = PLAIN,
+    listener: FlowListener = QUIET,
+) -> FlowReport:
+    """Run the stages of `plan` that are not complete, in order, and return how that ended.
+
+    A stage with parts missing is the last that is begun.
+
+    Args:
+        plan: as `plan_flow` made it.
+        start: starts the workers once, and stops them on every way out; it is given a folder for their files.
+        fresh: delete the outputs of all stages and the runs that made them, and start over.
+        options: for every run.
+        listener: whom to tell.
+
+    Raises:
+        RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
+        SiteError: the site cannot be used.
+    """
+    folder, started = plan.folder, time.monotonic()
+    report = FlowReport(plan)
+    with folder.locked():
+        _check_out(plan)
+        if fresh:
+            _clear(plan)
+        _claim(plan)
+        with logging_to(folder.log), _kept(plan, start, listener) as kept:
+            for stage in plan.stages:
+                with named(stage.name):
+                    done = _finish(stage, kept, options, listener)
+                report.stages.append(done)
+                listener.on_end(done)
+                if not done.is_whole:
+                    break
+    report.seconds = time.monotonic() - started
+    return report
+
+
+@contextmanager
+def _kept(plan: FlowPlan, start: Start, listener: FlowListener) -> Iterator[Start]:
+    """Give what stands for `start` in each stage: the same workers; they are started where something is left to do."""
+    if all(map(is_complete, plan.stages)):
+        yield start
+        return
+    with start(plan.folder.parsl) as workers:
+        listener.on_workers(workers)
+        yield lambda folder: nullcontext(workers)
+
+
+def _check_out(plan: FlowPlan) -> None:
+    """Refuse a place that holds what no flow made, before anything is deleted or begun."""
+    if plan.folder.plan_file.is_file():
+        raise RunError(f"{plan.folder.path} holds the run of one net; choose another --out for the stages")
+    if plan.out.is_file():
+        raise RunError(f"{plan.out} is a file; choose another --out")
+    for stage in plan.stages:
+        with named(stage.name):
+            if not isinstance(stage.work, Evaluation) and stage.out.exists() and not _is_begun(stage):
+                raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
+
+
+def _clear(plan: FlowPlan) -> None:
+    """Delete what all stages made, the last first: nothing is ever there whose input is gone."""
+    for stage in reversed(plan.stages):
+        with named(stage.name):
+            if isinstance(stage.work, Evaluation):
+                stage.out.unlink(missing_ok=True)
+            else:
+                forget(stage.out, _mark(stage.work))
+
+
+def _mark(work: Plan | LabelPlan) -> str:
+    """Return the file by which the folder of a stage's run is known."""
+    return PLAN_FILE if isinstance(work, Plan) else LABEL_FILE
+
+
+def _claim(plan: FlowPlan) -> None:
+    """Make sure that what is there is of this flow, and that no stage is older than what it read.
+
+    Scores of what is to be made again are deleted.
+    """
+    for stage in plan.stages:
+        with named(stage.name):
+            _check_same(stage)
+            _check_later(plan, stage)
+    entries = [Entry(name=s.name, kind=s.kind, out=str(s.out)).model_dump() for s in plan.stages]
+    plan.out.mkdir(parents=True, exist_ok=True)
+    write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
+
+
+def _check_same(stage: StagePlan) -> None:
+    """Refuse to go on with another recipe than that of what is there; an evaluation is done again."""
+    try:
+        if isinstance(stage.work, Plan):
+            stage.folder.check_same(stage.work)
+        elif isinstance(stage.work, LabelPlan):
+            labelling.check_same(stage.folder, stage.work)
+    except RunError as error:
+        raise RunError(
+            f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
+            "the same of stages that need it"
+        ) from error
+
+
+def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
+    """Refuse to make again what a later stage has read: it would be of another input."""
+    begun = [later for later in plan.after(stage.name) if _is_begun(later)]
+    if not begun or is_complete(stage):
+        return
+    for later in begun:
+        if not isinstance(later.work, Evaluation):
+            raise RunError(
+                f"it is not complete, but stage {later.name}, which needs it, was begun: {stage.out} or its run was "
+                f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
+                "start all stages over"
+            )
+        later.out.unlink()
+
+
+def _is_begun(stage: StagePlan) -> bool:
+    if isinstance(stage.work, Evaluation):
+        return stage.out.exists()
+    return (stage.folder.path / _mark(stage.work)).is_file()
+
+
+def is_complete(stage: StagePlan) -> bool:
+    """Return whether nothing is left to do of `stage`, as far as its journal says."""
+    if isinstance(stage.work, Evaluation):
+        told = read_json(stage.out)
+        wanted: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
+        return told is not None and {key: told.get(key) for key in wanted} == wanted
+    if isinstance(stage.work, LabelPlan):
+        return is_labelled(stage.work)
+    begun = stage.folder.load_plan()
+    return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.out).is_complete
+
+
+def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: FlowListener) -> StageReport:
+    """Do what is left of `stage`."""
+    began = time.monotonic()
+    if stage.reads != VOLUME:
+        _check_given(stage)
+    listener.on_stage(stage)
+    if isinstance(stage.work, Evaluation):
+        return _score(stage, stage.work, start, began)
+    if isinstance(stage.work, LabelPlan):
+        known = sum(1 for _ in read_records(stage.folder.journal))
+        with listener.of_labels() as on_progress:
+            made = label(stage.work, start, on_progress=on_progress)
+        took = _totals(stage.folder, known)
+        return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made, totals=took)
+    with listener.of_run(stage.work) as of_run:
+        report = execute(
+            stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
+            tolerated=options.tolerated,
+        )  # fmt: skip
+    is_whole = report.was_complete or not report.missing
+    return StageReport(stage, is_whole, report.was_complete, time.monotonic() - began, report, totals=report.totals)
+
+
+def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
+    """Return what the journal in `folder` says of tasks, less the first `known` of them."""
+    found: dict[str, Totals] = {}
+    for record in islice(read_records(folder.journal), known, None):
+        found.setdefault(record.stage, Totals()).add(record)
+    return found
+
+
+def _check_given(stage: StagePlan) -> None:
+    """Refuse to read something else than what was planned."""
+    found = open_volume(stage.given.path, stage.given.key)
+    if found != stage.given:
+        raise RunError(
+            f"its input {found} is {found.dtype} {found.shape} and was to be {stage.given.dtype} {stage.given.shape}; "
+            "something else wrote it: use --fresh to start over"
+        )
+
+
+def _score(stage: StagePlan, found: Evaluation, start: Start, began: float) -> StageReport:
+    if is_complete(stage):
+        return StageReport(stage, is_whole=True, was_complete=True, seconds=0.0)
+    scores = evaluate(found, start, stage.folder.path)
+    write_json(stage.out, describe_scores(found, scores))
+    return StageReport(stage, is_whole=True, was_complete=False, seconds=time.monotonic() - began, scores=scores)
+
+
+def find_entries(output: str | Path) -> list[Entry] | None:
+    """Return the stages of the flow whose outputs lie in `output`, or whose folder it is; None where there is none.
+
+    Raises:
+        RunError: what is stored there is damaged.
+    """
+    if "://" in str(output):
+        return None
+    place = Path(output).absolute()
+    path = place / FLOW_FILE if (place / FLOW_FILE).is_file() else RunFolder.of_output(place).path / FLOW_FILE
+    told = read_json(path)
+    if told is None:
+        return None
+    try:
+        return [Entry.model_validate(entry) for entry in told["stages"]]
+    except (ValidationError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be understood (written by another version?)") from error
+
+
+def standing_of(entry: Entry) -> Standing | None:
+    """Return how far the run of a stage is, None where it was not begun or is no run."""
+    out = files.locate(entry.out)
+    if entry.kind != "run" or not RunFolder.of_output(out).plan_file.is_file():
+        return None
+    return inspect_run(entry.out)
+
+
+def is_done(entry: Entry) -> bool:
+    """Return whether the stage `entry` is complete."""
+    if entry.kind == "evaluate":
+        return Path(entry.out).is_file()
+    if entry.kind == "label":
+        plan = LabelPlan.load(RunFolder.of_output(Path(entry.out)).path)
+        return plan is not None and is_labelled(plan)
+    standing = standing_of(entry)
+    return standing is not None and standing.is_complete

@@ -1,0 +1,338 @@
+"""A labelling: objects from a volume of affinities, block by block on the workers of a site, as if in one piece.
+
+Not here: what a worker does (label_tasks), or how objects are made (label_pieces, label_graph). A labelling that was
+stopped goes on with the same call, from its journal::
+
+    pieces of each block ─► edges of each block ─► graph of all, once ─► labels of each block
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import volpipe
+from volpipe import label_tasks
+from volpipe.driver import logging_to
+from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.formats.container import create_groups
+from volpipe.formats.metadata import merge_json, plain
+from volpipe.formats.remote import Remote, try_writing
+from volpipe.journal import Journal, Record, read_records
+from volpipe.label_graph import bytes_needed
+from volpipe.label_plan import LABEL_FILE, LabelPlan, fit
+from volpipe.label_recipe import LabelRecipe, load_labelling
+from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob
+from volpipe.limits import check_access, check_apart
+from volpipe.output import level_key, sweep
+from volpipe.provenance import ATTRIBUTE_FILES, RUN_KEY, fingerprint
+from volpipe.tasks import Start, Workers, finished
+from volpipe.tensors import delete
+from volpipe.volume import (
+    ArraySpec,
+    Level,
+    Multiscale,
+    Volume,
+    absolute,
+    create_array,
+    create_multiscale,
+    open_volume,
+)
+
+__all__ = ["LabelPlan", "LabelRecipe", "Labelled", "Stage", "label", "load_labelling", "plan_labels"]
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass: what a task does, whether for each block or once for all, and what becomes of a block, for messages."""
+
+    name: str
+    function: Callable[[LabelJob, int], Record]
+    wish: str
+    once: bool = False
+
+
+STAGES = (
+    Stage("pieces", label_tasks.pieces, "cut into pieces"),
+    Stage("edges", label_tasks.edges, "compared with its neighbours"),
+    Stage("graph", label_tasks.graph, "agglomerated", once=True),
+    Stage("paint", label_tasks.paint, "labelled"),
+)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """How a labelling ended.
+
+    Attributes:
+        out: the labels.
+        table: the CSV file of objects.
+        num_objects: how many there are.
+        seconds: that this call took.
+        stage_seconds: of workers, by stage, over all sessions.
+        was_complete: whether nothing was left to do.
+    """
+
+    out: str
+    table: Path
+    num_objects: int
+    seconds: float
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    was_complete: bool = False
+
+
+def plan_labels(location: str, recipe: LabelRecipe, out: str | Path, search_path: Path) -> LabelPlan:
+    """Return the plan for labelling the volume at `location`; what can be refused before the start is refused here.
+
+    Args:
+        location: of the affinities, or of a map of foreground or membrane.
+        recipe: how.
+        out: where labels go.
+        search_path: folder that relative names count from.
+
+    Raises:
+        VolumeError: no volume there.
+        PlanError: it does not fit the recipe, may not be read, or the output may not be written.
+    """
+    volume = open_volume(location, recipe.input.key, recipe.input.level)
+    target = files.locate(out)
+    plan = fit(volume, recipe, str(target), str(search_path))
+    check_apart(target, volume, "volume")
+    check_access(files.locate(volume.path), target)
+    return plan
+
+
+def label(
+    plan: LabelPlan,
+    start: Start,
+    *,
+    fresh: bool = False,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Labelled:
+    """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
+
+    Args:
+        plan: as `plan_labels` made it.
+        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        fresh: delete the output and the labelling that made it, and start over.
+        on_progress: told of a stage, how many of its tasks are done, and how many there are.
+
+    Raises:
+        RunError: another run's folder or output is in the way.
+        PlanError: a task would take more memory than a worker has, or than the recipe gives the graph.
+        RunStopped: a block cannot be done.
+    """
+    began = time.perf_counter()
+    folder = RunFolder.of_output(files.locate(plan.out))
+    with folder.locked() as session:
+        _claim(folder, plan, fresh)
+        with logging_to(folder.log), Journal(folder.journal) as journal:
+            done = _Done.of(journal)
+            was_complete = done.is_complete(plan)
+            if not was_complete:
+                plan.store(folder.path)
+                job = LabelJob(str(folder.path), plan.identity, session)
+                label_tasks.prepare(job)
+                with start(folder.parsl) as workers:
+                    check_memory(plan, getattr(workers, "worker_bytes", None))
+                    for stage in STAGES:
+                        _do(stage, job, workers, journal, on_progress)
+            _close(folder, plan, journal)
+            found = _Done.of(journal)
+            (num_objects,) = found.results["graph"][0]
+            took = time.perf_counter() - began
+            table = folder.path / TABLE
+            return Labelled(plan.out, table, num_objects, took, found.seconds, was_complete)
+
+
+@dataclass
+class _Done:
+    """What a journal says: units by stage, with what they gave, and the seconds that they took."""
+
+    results: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, journal: Journal) -> _Done:
+        found = cls({stage.name: {} for stage in STAGES})
+        for record in journal.records():
+            found.results[record.stage].update(dict.fromkeys(record.done, record.result))
+            found.seconds[record.stage] = found.seconds.get(record.stage, 0.0) + record.seconds
+        return found
+
+    def is_complete(self, plan: LabelPlan) -> bool:
+        return len(self.results["paint"]) == len(plan.blocks)
+
+
+def _claim(folder: RunFolder, plan: LabelPlan, fresh: bool) -> None:
+    """Make sure that folder and output are this labelling's to write, emptied if the user asked for a fresh one."""
+    out = files.locate(plan.out)
+    if isinstance(out, Remote):
+        try_writing(out)
+    is_ours = (folder.path / LABEL_FILE).is_file()
+    if folder.plan_file.is_file():
+        raise RunError(f"{folder.path} holds a run of a net; choose another --out")
+    if files.exists(out) and not is_ours:
+        raise RunError(f"{out} exists and no labelling in {folder.path} made it; choose another --out")
+    if fresh:
+        delete(out)  # first: without its folder, nobody would know any more whose it is
+        folder.clear()
+        return
+    check_same(folder, plan)
+    if not files.exists(out) and any(record.stage == "paint" for record in read_records(folder.journal)):
+        raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
+
+
+def check_same(folder: RunFolder, plan: LabelPlan) -> None:
+    """Refuse to go on with another labelling than `plan`.
+
+    Raises:
+        RunError: with what differs.
+    """
+    old = LabelPlan.load(folder.path)
+    if old is not None and old.identity != plan.identity:
+        raise RunError(
+            f"{folder.path} holds a labelling with another recipe or input ({'; '.join(old.changes(plan))}); "
+            "restore it to go on, choose another --out, or use --fresh to start over"
+        )
+
+
+def check_memory(plan: LabelPlan, there: int | None) -> None:
+    """Refuse blocks that a worker of `there` bytes has no room for; None where its site does not say.
+
+    Raises:
+        PlanError: with both, and what would fit.
+    """
+    if there is not None and plan.task_bytes > there:
+        half = tuple(max(c, b // 2 // c * c) for b, c in zip(plan.block, plan.chunk, strict=True))
+        raise PlanError(
+            f"a task takes up to {plan.task_bytes / GIB:.1f} GiB for a block of {plan.block} voxels, a worker has "
+            f"{there / GIB:.1f} GiB; use fewer workers, or --set output.block={list(half)}"
+        )
+
+
+def _do(stage: Stage, job: LabelJob, workers: Workers, journal: Journal, on_progress: OnProgress) -> None:
+    """Do what is left of `stage`."""
+    plan = job.plan
+    total = 1 if stage.once else len(plan.blocks)
+    done = _Done.of(journal)
+    if stage.name == "graph":
+        _check_graph(plan, done)
+    if stage.name == "paint":
+        _create_output(plan)
+    num_done = len(done.results[stage.name])
+    on_progress(stage.name, num_done, total)
+    left = [unit for unit in range(total) if unit not in done.results[stage.name]]
+    for _, record in finished(workers, stage.function, job, left, stage.wish):
+        journal.append(record)
+        num_done += 1
+        on_progress(stage.name, num_done, total)
+
+
+def _check_graph(plan: LabelPlan, done: _Done) -> None:
+    """Refuse a graph that would take more memory than the recipe gives it.
+
+    Raises:
+        RunStopped: with what it would take.
+    """
+    num_pieces = sum(pieces for pieces, _ in done.results["pieces"].values())
+    num_joins = sum(joins for joins, _ in done.results["edges"].values())
+    num_edges = sum(edges for _, edges in done.results["edges"].values())
+    needed = bytes_needed(num_pieces, num_joins, num_edges, plan.recipe.objects)
+    given = plan.recipe.output.graph_gib * GIB
+    if needed > given:
+        raise RunStopped(
+            f"the graph of {num_pieces:,} pieces and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
+            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; label with --fresh and more of either, "
+            "a larger objects.background, or more objects.smooth"
+        )
+
+
+def _spec(plan: LabelPlan) -> ArraySpec:
+    choice = plan.recipe.output
+    return ArraySpec(
+        shape=plan.shape,
+        dtype=plan.dtype,
+        chunks=plan.chunk,
+        shards=plan.block,
+        codec=choice.codec,
+        codec_level=choice.codec_level if choice.codec != "raw" else 0,
+    )
+
+
+def promised(plan: LabelPlan) -> Volume:
+    """Return the labels as `open_volume` will find them once they are written; they need not exist yet."""
+    spec = _spec(plan)
+    return Volume(
+        path=str(absolute(plan.out)),
+        key=level_key(0),
+        format="zarr3",
+        shape=spec.shape,
+        dtype=spec.dtype,
+        chunks=spec.chunks,
+        shards=spec.shards,
+        axes=spec.axes,
+        voxel_size_nm=plan.voxel_size_nm,
+        origin_nm=plan.origin_nm if plan.voxel_size_nm is not None else (0.0, 0.0, 0.0),
+        codec=spec.codec if spec.codec == "raw" else f"{spec.codec} {spec.codec_level}",
+        levels=(level_key(0),),
+    )
+
+
+def is_labelled(plan: LabelPlan) -> bool:
+    """Return whether the labels of `plan` are whole, as far as their journal says."""
+    folder = RunFolder.of_output(files.locate(plan.out))
+    if LabelPlan.load(folder.path) != plan:
+        return False
+    painted = {unit for record in read_records(folder.journal) if record.stage == "paint" for unit in record.done}
+    return len(painted) == len(plan.blocks)
+
+
+def _create_output(plan: LabelPlan) -> None:
+    out = files.locate(plan.out)
+    create_array(out, level_key(0), _spec(plan), "zarr3")
+    name = absolute(out).stem
+    shown = Multiscale((Level(level_key(0)),), voxel_size_nm=plan.voxel_size_nm, origin_nm=plan.origin_nm, name=name)
+    create_multiscale(out, shown, attributes=_origin(plan))
+
+
+def _origin(plan: LabelPlan) -> dict[str, object]:
+    """Return what the output says of where it comes from, the same in every labelling by its recipe."""
+    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
+    return {
+        "version": volpipe.__version__,
+        "labelling": plan.recipe.model_dump(mode="json"),
+        "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
+    }
+
+
+def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
+    """Delete scratch and what killed writers left, and say in the output when and where it was made."""
+    out = files.locate(plan.out)
+    for path in sweep(out):
+        log.info("deleted %s, which a killed writer left", path)
+    for name in (IDS, PIECES, EDGES):
+        if (folder.path / name).exists():
+            delete(folder.path / name)
+    (folder.path / NAMES).unlink(missing_ok=True)
+    records = list(journal.records())
+    moment = "%Y-%m-%dT%H:%M:%SZ"
+    said = {
+        "started": time.strftime(moment, time.gmtime(min(record.started for record in records))),
+        "ended": time.strftime(moment, time.gmtime(max(record.started + record.seconds for record in records))),
+        "hosts": sorted({record.host for record in records}),
+        "output": plan.out,
+        "folder": plan.search_path,
+    }
+    create_groups(out, f"{RUN_KEY}/attributes", "zarr3")
+    merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": said})})
