@@ -43,6 +43,7 @@ LAYERS = (
     "tensors windows output schedule shortage staging",
     "wanted              sums checksums",
     "plan",
+    "window_choice",
     "nets                region findings",
     "reach descriptions",
     "measure",

@@ -15,7 +15,8 @@ from plans import blocks_by_shard, facts, planned, plans, volume, voxels_of_bloc
 
 from volpipe.errors import PlanError
 from volpipe.nets import NetFacts
-from volpipe.plan import ENOUGH_BLOCKS, LARGEST_WASTE, Plan, load_plan
+from volpipe.plan import ENOUGH_BLOCKS, Plan, load_plan
+from volpipe.window_choice import LARGEST_WASTE
 
 FEW = settings(max_examples=60)
 

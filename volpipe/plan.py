@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -22,9 +21,10 @@ from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
 from volpipe.nets import NetFacts
-from volpipe.recipe import Output, Recipe, Windows
+from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volume import Volume
+from volpipe.window_choice import choose_windows, triple
 
 Triple = tuple[int, int, int]
 AXES = "zyx"
@@ -35,7 +35,6 @@ SUM_CHUNK_TARGET = 32
 ENOUGH_BLOCKS = 8  # for the workers of one machine; smaller volumes get smaller blocks
 MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
 LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
-LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
@@ -110,7 +109,7 @@ class Plan(BaseModel):
 
     @cached_property
     def out_shape(self) -> Triple:
-        return _triple(n * s for n, s in zip(self.roi_box.shape, self.net.scale, strict=True))
+        return triple(n * s for n, s in zip(self.roi_box.shape, self.net.scale, strict=True))
 
     @cached_property
     def identity(self) -> str:
@@ -127,7 +126,7 @@ class Plan(BaseModel):
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of pyramid `level` (z, y, x); level 0 is the output itself."""
-        return _triple(-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
+        return triple(-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of pyramid `level`: what one task writes at once."""
@@ -135,7 +134,7 @@ class Plan(BaseModel):
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
-        return _triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
+        return triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
@@ -190,7 +189,7 @@ class Plan(BaseModel):
     def sum_chunk(self) -> Triple:
         """Inner chunk of the parts of a block tensor: what can be read of one without the rest."""
         core = self.blocks.cell
-        return _triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
+        return triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
 
     @cached_property
     def sum_parts(self) -> tuple[Box, ...]:
@@ -214,13 +213,13 @@ class Plan(BaseModel):
         reach = (s * t + a for s, t, a in zip(self.lattice.shift, self.lattice.stride, after, strict=True))
         rest = (max(0, n - c) for n, c in zip(self.source.shape, self.blocks.cell, strict=True))
         sizes = zip(reach, rest, self.net.scale, self.sum_chunk, strict=True)
-        return _triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
+        return triple(align_up(min(r, n) * s, c) for r, n, s, c in sizes)
 
     @cached_property
     def sum_shape(self) -> Triple:
         """Output voxels (z, y, x) of the largest sum of a block."""
         reach = ([b - a for a, b in self.reach_along(axis)] for axis in range(3))
-        return _triple(max(lengths) * s for lengths, s in zip(reach, self.net.scale, strict=True))
+        return triple(max(lengths) * s for lengths, s in zip(reach, self.net.scale, strict=True))
 
     def core_start(self, block: int) -> Index:
         """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
@@ -254,7 +253,7 @@ def make_plan(
     """
     _check_net(recipe, volume, net)
     shape = volume.spatial_shape
-    window, overlap = _windows(recipe.windows, net, shape)
+    window, overlap = choose_windows(recipe.windows, net, shape)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
     stride = tuple(w - o for w, o in zip(window, overlap, strict=True))
     block = _block(recipe, shape, overlap, stride, net.scale)
@@ -291,7 +290,7 @@ def make_plan(
         out_dtype=_checked_dtype(recipe, _out_dtype(recipe.output, volume.dtype, intensity)),
         intensity=intensity,
         factors=_factors(recipe.output, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))),
-        roi=(_triple(roi.start), _triple(roi.stop)),
+        roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
     )
 
@@ -318,97 +317,6 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
 
 
-def _windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Triple]:
-    """Return window and overlap in voxels, aligned to the net's stride."""
-    halo = _triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
-    window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
-    _check_fixed(window, net)
-    if choice.overlap != "auto":
-        overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
-    elif choice.blend == "crop":
-        overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
-    else:
-        overlap = _triple(w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
-    for i, axis in enumerate(AXES):
-        least = 2 * halo[i] if choice.blend == "crop" else 0
-        _check_window(axis, window[i], max(overlap[i], least), net.stride[i])
-        if choice.blend == "crop":
-            _check_halo(axis, window[i], overlap[i], halo[i], net)
-        _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
-    if choice.shape == "auto":
-        fitted = _fitted(window, overlap, net.stride, shape)
-        window = _triple(only or size for only, size in zip(net.fixed, fitted, strict=True))
-    return window, overlap
-
-
-def _check_fixed(window: Triple, net: NetFacts) -> None:
-    """Refuse a window that the net does not take, for it takes those of one size alone."""
-    for axis, size, only in zip(AXES, window, net.fixed, strict=True):
-        if only and size != only:
-            raise PlanError(
-                f"axis {axis}: net {net.label} takes windows of {only} voxels alone, not {size}; set windows.shape=auto"
-            )
-
-
-def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
-    """Return a window as small as as many windows allow, where they would reach far past the end of the volume."""
-
-    def fit(window: int, overlap: int, stride: int, size: int) -> int:
-        num_windows = -(-size // (window - overlap))
-        if num_windows * (window - overlap) <= LARGEST_WASTE * size:
-            return window
-        return overlap + align_up(-(-size // num_windows), stride)
-
-    return _triple(fit(*values) for values in zip(window, overlap, stride, shape, strict=True))
-
-
-def _auto_window(net: NetFacts, halo: Triple) -> Triple:
-    """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
-    sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
-    aligned = (align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
-    return _triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
-
-
-def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:
-    """Refuse a window that is not a multiple of the net's stride: the error would be as large as the signal."""
-    if window < 1:
-        raise PlanError(f"axis {axis}: window {window} is below 1; use a multiple of the net's stride {stride}")
-    if window % stride:
-        low = window // stride * stride
-        fits = f"{low} or {low + stride}" if low > overlap else f"{align_up(max(window, overlap + 1), stride)}"
-        raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
-
-
-def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) -> None:
-    """Refuse to crop less than the halo, whose voxels the net computes from what is outside the window."""
-    if window <= 2 * halo:
-        raise PlanError(
-            f"axis {axis}: window {window} has no core within the halo {halo} of net {net.label} on both sides; "
-            f"use {align_up(2 * halo + 1, net.stride[AXES.index(axis)])} or more, or blend with hann"
-        )
-    if 0 <= overlap // 2 < halo:
-        raise PlanError(
-            f"axis {axis}: blend crop needs an overlap of {2 * halo} (twice the halo {halo} of net {net.label}), "
-            f"not {overlap}; set windows.overlap to auto, or blend with hann"
-        )
-
-
-def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int) -> None:
-    """Refuse an overlap that leaves no stride, or that puts windows where the net's own grid does not lie."""
-    if not 0 <= overlap < window:
-        most = (window - 1) // (2 * stride) * 2 * stride
-        raise PlanError(
-            f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}; use {least} to {most}"
-        )
-    if overlap // 2 % stride or (window - overlap) % stride:
-        low = overlap // (2 * stride) * 2 * stride
-        fits = " or ".join(str(o) for o in (low, low + 2 * stride) if o < window)
-        raise PlanError(
-            f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
-            "a multiple of twice the stride"
-        )
-
-
 def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
     """Return windows per block: as given, or near BLOCK_TARGET output voxels, whole chunks where possible."""
     if recipe.windows.block != "auto":
@@ -417,7 +325,7 @@ def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ..
         return recipe.windows.block
 
     def fitted(target: list[int]) -> Triple:
-        return _triple(_axis_block(*sizes) for sizes in zip(shape, stride, scale, target, strict=True))
+        return triple(_axis_block(*sizes) for sizes in zip(shape, stride, scale, target, strict=True))
 
     def count(target: list[int]) -> int:
         return math.prod(-(-n // (b * s)) for n, b, s in zip(shape, fitted(target), stride, strict=True))
@@ -469,11 +377,6 @@ def _chunk(choice: Output, shard: Triple) -> Triple:
         if c < 1 or s % c:
             raise PlanError(f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {_divisor(s, c)}")
     return choice.chunk
-
-
-def _triple(values: Iterable[int]) -> Triple:
-    z, y, x = values
-    return z, y, x
 
 
 def _divisor(value: int, target: int) -> int:

@@ -1,0 +1,114 @@
+"""Window and overlap of a plan: as the recipe has them, or as the net and the volume ask for, in whole strides.
+
+Not here: blocks, shards and all that follows (plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from volpipe.errors import PlanError
+from volpipe.grid import align_up
+from volpipe.nets import NetFacts
+from volpipe.recipe import Windows
+
+Triple = tuple[int, int, int]
+AXES = "zyx"
+LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
+
+
+def choose_windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Triple]:
+    """Return window and overlap in voxels, aligned to the net's stride."""
+    halo = triple(align_up(h, s) for h, s in zip(net.halo, net.stride, strict=True))
+    window = _auto_window(net, halo) if choice.shape == "auto" else choice.shape
+    _check_fixed(window, net)
+    if choice.overlap != "auto":
+        overlap = (choice.overlap,) * 3 if isinstance(choice.overlap, int) else choice.overlap
+    elif choice.blend == "crop":
+        overlap = (2 * halo[0], 2 * halo[1], 2 * halo[2])
+    else:
+        overlap = triple(w // (4 * s) * 2 * s for w, s in zip(window, net.stride, strict=True))
+    for i, axis in enumerate(AXES):
+        least = 2 * halo[i] if choice.blend == "crop" else 0
+        _check_window(axis, window[i], max(overlap[i], least), net.stride[i])
+        if choice.blend == "crop":
+            _check_halo(axis, window[i], overlap[i], halo[i], net)
+        _check_overlap(axis, window[i], overlap[i], net.stride[i], least)
+    if choice.shape == "auto":
+        fitted = _fitted(window, overlap, net.stride, shape)
+        window = triple(only or size for only, size in zip(net.fixed, fitted, strict=True))
+    return window, overlap
+
+
+def _check_fixed(window: Triple, net: NetFacts) -> None:
+    """Refuse a window that the net does not take, for it takes those of one size alone."""
+    for axis, size, only in zip(AXES, window, net.fixed, strict=True):
+        if only and size != only:
+            raise PlanError(
+                f"axis {axis}: net {net.label} takes windows of {only} voxels alone, not {size}; set windows.shape=auto"
+            )
+
+
+def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
+    """Return a window as small as as many windows allow, where they would reach far past the end of the volume."""
+
+    def fit(window: int, overlap: int, stride: int, size: int) -> int:
+        num_windows = -(-size // (window - overlap))
+        if num_windows * (window - overlap) <= LARGEST_WASTE * size:
+            return window
+        return overlap + align_up(-(-size // num_windows), stride)
+
+    return triple(fit(*values) for values in zip(window, overlap, stride, shape, strict=True))
+
+
+def _auto_window(net: NetFacts, halo: Triple) -> Triple:
+    """Return the net's own window in whole strides; four times its halo where that would leave next to no core."""
+    sizes = (w if 4 * (w - 2 * h) >= h else 4 * h for w, h in zip(net.window, halo, strict=True))
+    aligned = (align_up(size, stride) for size, stride in zip(sizes, net.stride, strict=True))
+    return triple(only or size for only, size in zip(net.fixed, aligned, strict=True))
+
+
+def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:
+    """Refuse a window that is not a multiple of the net's stride: the error would be as large as the signal."""
+    if window < 1:
+        raise PlanError(f"axis {axis}: window {window} is below 1; use a multiple of the net's stride {stride}")
+    if window % stride:
+        low = window // stride * stride
+        fits = f"{low} or {low + stride}" if low > overlap else f"{align_up(max(window, overlap + 1), stride)}"
+        raise PlanError(f"axis {axis}: window {window} is not a multiple of the net's stride {stride}; use {fits}")
+
+
+def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) -> None:
+    """Refuse to crop less than the halo, whose voxels the net computes from what is outside the window."""
+    if window <= 2 * halo:
+        raise PlanError(
+            f"axis {axis}: window {window} has no core within the halo {halo} of net {net.label} on both sides; "
+            f"use {align_up(2 * halo + 1, net.stride[AXES.index(axis)])} or more, or blend with hann"
+        )
+    if 0 <= overlap // 2 < halo:
+        raise PlanError(
+            f"axis {axis}: blend crop needs an overlap of {2 * halo} (twice the halo {halo} of net {net.label}), "
+            f"not {overlap}; set windows.overlap to auto, or blend with hann"
+        )
+
+
+def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int) -> None:
+    """Refuse an overlap that leaves no stride, or that puts windows where the net's own grid does not lie."""
+    if not 0 <= overlap < window:
+        most = (window - 1) // (2 * stride) * 2 * stride
+        raise PlanError(
+            f"axis {axis}: overlap {overlap} must be at least 0 and below the window {window}; use {least} to {most}"
+        )
+    if overlap // 2 % stride or (window - overlap) % stride:
+        low = overlap // (2 * stride) * 2 * stride
+        fits = " or ".join(str(o) for o in (low, low + 2 * stride) if o < window)
+        raise PlanError(
+            f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
+            "a multiple of twice the stride"
+        )
+
+
+def triple(values: Iterable[int]) -> Triple:
+    """Return three numbers, z, y, x, as a tuple of three."""
+    z, y, x = values
+    return z, y, x
