@@ -7,6 +7,7 @@ documentation; numbers are invented.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import struct
 import time
@@ -234,7 +235,8 @@ def test_the_lesser_of_disk_and_quotas_counts(tmp_path: Path, monkeypatch: pytes
 
 def test_a_refusal_names_whose_quota_it_is() -> None:
     plan = planned()
-    found = estimate(plan, volume(), 1.0, Slots(1, 1, shared=True), upper_bounds(plan))
+    rates = dataclasses.replace(upper_bounds(plan), has_bytes=True)
+    found = estimate(plan, volume(), 1.0, Slots(1, 1, shared=True), rates)
     with pytest.raises(PlanError, match=r"may have 1 \(quota of group lab\); use larger output\.shard"):
         check_limits(plan, found, Limits(free_files=1, files_by="group lab"))
     with pytest.raises(PlanError, match=r"has 0\.0 free \(quota of user ada\); free some"):
