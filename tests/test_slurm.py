@@ -161,6 +161,7 @@ def test_a_run_survives_the_loss_of_workers(
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = disturbed(place / "node", slurm, lose_a_node)
     try:
