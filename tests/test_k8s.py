@@ -106,7 +106,12 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
         assert {verb for verb, _, _ in cluster.requests} == {"create", "list", "delete"}
 
 
-@pytest.mark.parametrize("harm", HARMS)
+OFTEN = ("deleted", "evicted", "manager killed")
+
+
+@pytest.mark.parametrize(
+    "harm", [pytest.param(harm, marks=[] if harm in OFTEN else [pytest.mark.long]) for harm in HARMS]
+)
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
     slow = SlowPods(base / harm.replace(" ", "-"), seconds=0.03, cluster=cluster)
     slow.begin()
@@ -160,7 +165,7 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("what", ["image", "unschedulable", "nowhere"])
+@pytest.mark.parametrize("what", ["image", pytest.param("unschedulable", marks=pytest.mark.long), "nowhere"])
 def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     base: Path, cluster: AnyCluster, what: str
 ) -> None:
@@ -240,6 +245,7 @@ def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluste
     assert re.match("cpu: no worker could start, .* last said: image lab/nowhere:1 cannot be pulled: ", sentence)
 
 
+@pytest.mark.long
 def test_a_check_that_waits_in_vain_gives_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
     too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
     code, found = check_site(SlowPods(base / "too-large", cluster=cluster, settings=too_large), wait=15)

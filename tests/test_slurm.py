@@ -174,6 +174,7 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     assert "FAILED" in accounting_slurm.do("sacct", "-X", "--noheader", "--format=state")
 
 
+@pytest.mark.long
 def test_a_run_whose_interchange_dies_ends_in_a_sentence_and_goes_on(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:

@@ -198,7 +198,7 @@ def shelves(node: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["worker", "pool", "driver", "all"])
+@pytest.mark.parametrize("what", ["worker", pytest.param("pool", marks=pytest.mark.long), "driver", "all"])
 def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -> None:
     """Where the pool's shell is killed as well, nobody is left to clean up but the next run's workers."""
     node = tmp_path / "node"
