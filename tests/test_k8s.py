@@ -210,6 +210,7 @@ def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyClu
     assert sentence.startswith("gpu: no GPU is seen on ")
 
 
+@pytest.mark.long
 def test_a_check_names_another_version_in_the_image(base: Path, tmp_path: Path) -> None:
     other = tmp_path / "first/zarr/__init__.py"
     other.parent.mkdir(parents=True)
@@ -220,6 +221,7 @@ def test_a_check_names_another_version_in_the_image(base: Path, tmp_path: Path) 
     assert sentence.startswith("cpu: zarr is 2.18.0 on ")
 
 
+@pytest.mark.long
 def test_a_check_names_a_volume_that_is_on_no_claim_of_the_pods(base: Path, tmp_path: Path) -> None:
     needs_mounts()
     with cluster_for(tmp_path, unseen=base / "in.n5") as cluster:

@@ -335,6 +335,7 @@ def of_both(named: list[str]) -> list[str]:
     return [sentence for _, _, sentence in faults]
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Slurm) -> None:
     other = place / "first/zarr/__init__.py"
     other.parent.mkdir(parents=True)
@@ -344,6 +345,7 @@ def test_a_check_of_a_site_on_slurm_names_another_version(place: Path, slurm: Sl
     assert all(sentence.startswith("zarr is 2.18.0 on ") for sentence in of_both(named))
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: Path, slurm: Slurm) -> None:
     needs_mounts()
     volume = place / "in.n5"
@@ -363,6 +365,7 @@ def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm)
     assert sentence.startswith(f"here: {place}/disk cannot be written here: the disk is full; ")
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_waits_no_longer_than_it_was_told(place: Path, slurm: Slurm) -> None:
     slurm.do("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
     try:
