@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from apps.stages import APPS
 from volpipe import rehearsal, worker
 from volpipe.journal import Record
 from volpipe.run import Submit
@@ -40,7 +41,7 @@ class Stopped(BaseException):
 
 
 class Inline:
-    """Executors whose threads take waiting tasks at random.
+    """Executors whose threads take waiting tasks at random, or in the order of the sites.
 
     Attributes:
         shared, worker_bytes, node_directory: as every site says them.
@@ -49,16 +50,18 @@ class Inline:
         seed: of the order.
         slots: threads; twice as many tasks wait.
         most_tasks: after as many, the driver is interrupted, and what waits is never done.
+        in_turn: take tasks by the priority of their app, the earliest first, as executors of sites do.
     """
 
     shared = True
     worker_bytes: int | None = None
     node_directory: str | None = None
 
-    def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None) -> None:
+    def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None, *, in_turn: bool = False) -> None:
         self.slots = {"cpu": slots, "gpu": slots}
         self.num_tasks = 0
         self._most_tasks = most_tasks
+        self._in_turn = in_turn
         self._random = random.Random(seed)
         self._waiting: list[tuple[Future[Record], Job, str, list[int]]] = []
         self._changed = threading.Condition()
@@ -106,6 +109,11 @@ class Inline:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
                 if self._stopped:
                     return
-                chosen = self._waiting.pop(self._random.randrange(len(self._waiting)))
-            future, job, stage, units = chosen
+                future, job, stage, units = self._waiting.pop(self._next())
             future.set_result(perform(job, stage, units))
+
+    def _next(self) -> int:
+        if not self._in_turn:
+            return self._random.randrange(len(self._waiting))
+        priorities = [APPS[stage.partition(" ")[0]].priority for _, _, stage, _ in self._waiting]
+        return priorities.index(min(priorities))

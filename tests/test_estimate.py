@@ -193,7 +193,6 @@ def test_a_plan_of_ten_to_the_fifteen_voxels_is_estimated_like_a_small_one() -> 
 
 SHAPE = (132, 128, 144)
 FORMATS = ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")
-BUNDLE = 16  # blocks
 BLENDS = [("hann", "streamed"), ("hann", "stored"), ("crop", "streamed"), ("gaussian", "streamed")]
 
 
@@ -216,8 +215,8 @@ def moved(stages: Iterable[StageEstimate | Totals], names: Sequence[str] = ()) -
     return found
 
 
-def report_of(plan: Plan) -> Report:
-    report = execute(plan, Inline().start)
+def report_of(plan: Plan, slots: int = 1) -> Report:
+    report = execute(plan, Inline(slots=slots, in_turn=True).start)
     assert not report.missing
     return report
 
@@ -229,9 +228,6 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
     monkeypatch.setattr("volpipe.windows.CACHE_BYTES", 0)
     monkeypatch.setattr("volpipe.estimate.CACHE_BYTES", 0)
-    # As many blocks a task as a quiet machine would have: scratch follows from it, and it from how busy this one is.
-    for module in ("run", "estimate"):
-        monkeypatch.setattr(f"volpipe.{module}.bundle_size", lambda *_: BUNDLE)
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()
@@ -248,6 +244,27 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     assert found.output_bytes == pytest.approx(on_disk, rel=0.1)
     assert found.scratch_bytes >= report.most_scratch_bytes
     assert report.most_scratch_bytes > 0 or (blend, mode) == ("crop", "streamed")
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("bundle", [1, 4, 16])  # blocks
+def test_scratch_is_never_above_what_was_planned_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: int, slots: int
+) -> None:
+    for module in ("run", "estimate"):
+        monkeypatch.setattr(f"volpipe.{module}.bundle_size", lambda *_: bundle)
+    plan = made(tmp_path, "hann", "streamed")
+    found = preview(plan, Inline(slots=slots).start).estimate
+    assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes
+
+
+def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> None:
+    written = []
+    for slots in (1, 3):
+        (folder := tmp_path / str(slots)).mkdir()
+        report = report_of(made(folder, "crop", "stored"), slots)
+        written.append(sum(totals.written_bytes for totals in report.totals.values()))
+    assert written[0] == written[1] > 10**7
 
 
 @pytest.mark.parametrize("out_format", FORMATS)

@@ -28,7 +28,8 @@ class Record:
         started: time of start, seconds since 1970.
         seconds, cpu_seconds: wall and processor time.
         peak_bytes: highest resident memory of the process so far.
-        read_bytes, written_bytes: of chunks as they are stored, by all threads of the process meanwhile.
+        read_bytes, written_bytes: of chunks as they are stored, by all threads of the process; where tasks run in them
+            side by side, since the last of them ended, so that the sum over tasks is true.
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
         host, pid: where.

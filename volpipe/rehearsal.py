@@ -40,7 +40,7 @@ MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up
 MANY_BLOCKS = 5  # along an axis: those at its faces do not matter
 LONG_SECONDS = 30.0  # a first block that takes as long is sample enough
-SAMPLED_CHUNKS, SAMPLE_SECONDS = 64, 0.5
+SAMPLED_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 8, 0.5
 SEED = 0
 
 
@@ -59,21 +59,21 @@ class Sample:
 
 
 def sample(plan: Plan, volume: Volume) -> Sample:
-    """Read chunks of `volume` here and there, for half a second at most."""
+    """Read chunks of `volume` here and there, for half a second at most where those are enough."""
     dice = np.random.default_rng(SEED)
     reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
     chunk = tuple(known.get(axis, 1) for axis in "zyx")
     counts = [-(-n // c) for n, c in zip(plan.source.shape, chunk, strict=True)]
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
     num_voxels, values = 0, []
-    for _ in range(SAMPLED_CHUNKS):
+    for number in range(SAMPLED_CHUNKS):
+        if number >= LEAST_CHUNKS and time.perf_counter() > stop:
+            break
         start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
         box = Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape)
         with suppress(ChunkError):  # the run names it
             values.append(reader.read(box).ravel()[: 1 << 16])
             num_voxels += box.num_voxels
-        if time.perf_counter() > stop:
-            break
     if not values:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample(

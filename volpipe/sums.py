@@ -115,7 +115,7 @@ class Sums:
         _, ny, nx = (axis.blocks for axis in self.axes)
         # Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
         running = 3 * self.num_workers * self.bundle
-        late = [running, ny * nx + nx + running, nx + running, running]
+        late = [running, ny * nx + nx + 1 + running, nx + 1 + running, 1 + running]  # to the diagonal neighbour
         if not self._is_aligned:
             late[0] = late[1]
         alive = [min(count, most) for (count, _), most in zip(self._parts, late, strict=True)]

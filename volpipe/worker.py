@@ -12,6 +12,7 @@ import dataclasses
 import os
 import resource
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -226,7 +227,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
     if _is_alone():
         _settle()
-    before = _Usage.now(stage)
+    usage = _Usage.begin()
     done: list[int] = []
     failed: dict[int, str] = {}
     hopeless: list[int] = []
@@ -240,7 +241,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
                 hopeless.append(unit)
     except Exception as error:  # a net that does not load, say: every unit that is left fails alike
         failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-    record = before.record(stage, sorted(done), sorted(failed.items()))
+    record = usage.end(stage, sorted(done), sorted(failed.items()))
     return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)), told=take_notes())
 
 
@@ -249,39 +250,79 @@ def _reason(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
+class _Counters:
+    """What this process has counted so far, by all of its tasks."""
+
+    moved: Transferred = Transferred()
+    grown: int = 0
+    device_seconds: float = 0.0
+
+    @classmethod
+    def now(cls) -> _Counters:
+        return cls(transferred(), grown(), _device()[1])
+
+
+class _Shares:
+    """Shares out what a process counts: a task gets what was counted since it began, or since one beside it ended.
+
+    So all tasks together get it once, also where they run side by side in threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_tasks = 0
+        self._given = _Counters()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._num_tasks == 0:  # what was counted between tasks is nobody's
+                self._given = _Counters.now()
+            self._num_tasks += 1
+
+    def end(self) -> _Counters:
+        with self._lock:
+            before, self._given = self._given, _Counters.now()
+            self._num_tasks -= 1
+            return _Counters(
+                self._given.moved - before.moved,
+                self._given.grown - before.grown,
+                max(0.0, self._given.device_seconds - before.device_seconds),
+            )
+
+
+_shares = _Shares()
+
+
+@dataclass(frozen=True)
 class _Usage:
-    """What this process has used so far."""
+    """When a task began, and what its process, or its thread, had used of the processor by then."""
 
     started: float
     clock: float
     cpu: float
-    moved: Transferred
-    grown: int
-    device: str
-    device_seconds: float
 
     @classmethod
-    def now(cls, stage: str) -> _Usage:
-        device, device_seconds = _device() if stage == "infer" else ("", 0.0)
-        return cls(time.time(), time.perf_counter(), _cpu_seconds(), transferred(), grown(), device, device_seconds)
+    def begin(cls) -> _Usage:
+        _shares.begin()
+        return cls(time.time(), time.perf_counter(), _cpu_seconds())
 
-    def record(self, stage: str, done: Sequence[int], failed: Sequence[tuple[int, str]]) -> Record:
+    def end(self, stage: str, done: Sequence[int], failed: Sequence[tuple[int, str]]) -> Record:
         """Return what was done since, and what that took."""
-        now = self.now(stage)
+        share, is_infer = _shares.end(), stage == "infer"
         return Record(
             stage=stage,
             done=tuple(done),
             failed=tuple(failed),
             started=self.started,
-            seconds=now.clock - self.clock,
-            cpu_seconds=now.cpu - self.cpu,
+            seconds=time.perf_counter() - self.clock,
+            cpu_seconds=_cpu_seconds() - self.cpu,
             peak_bytes=peak_bytes(),
-            read_bytes=now.moved.read - self.moved.read,
-            written_bytes=now.moved.written - self.moved.written,
-            scratch_bytes=now.grown - self.grown,
-            device=now.device,
-            device_seconds=max(0.0, now.device_seconds - self.device_seconds),
-            device_peak_bytes=_device_peak_bytes() if stage == "infer" else 0,
+            read_bytes=share.moved.read,
+            written_bytes=share.moved.written,
+            scratch_bytes=share.grown,
+            device=_device()[0] if is_infer else "",
+            device_seconds=share.device_seconds if is_infer else 0.0,
+            device_peak_bytes=_device_peak_bytes() if is_infer else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
         )
@@ -311,15 +352,13 @@ def _settle() -> None:
 
 
 def _device() -> tuple[str, float]:
-    from volpipe.infer import loaded_runner
-
-    runner = loaded_runner()
+    """Return the device of the net that this process has loaded, if any, and how long it has computed there."""
+    infer = sys.modules.get("volpipe.infer")  # whose import would take torch's time
+    runner = None if infer is None else infer.loaded_runner()
     return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
 
 
 def _device_peak_bytes() -> int:
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return 0

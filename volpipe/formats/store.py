@@ -50,6 +50,9 @@ class Transferred:
     def __add__(self, other: Transferred) -> Transferred:
         return Transferred(self.read + other.read, self.written + other.written)
 
+    def __sub__(self, other: Transferred) -> Transferred:
+        return Transferred(self.read - other.read, self.written - other.written)
+
 
 class StoredArray(Protocol):
     """An open array in stored axes, C order, native byte order."""
