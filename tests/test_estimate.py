@@ -26,7 +26,7 @@ from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.run import Totals
-from volpipe.schedule import Schedule
+from volpipe.schedule import Schedule, bundle_size
 from volpipe.sums import Sums, missed_share
 from volpipe.wanted import Wanted
 
@@ -251,8 +251,11 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
 def test_scratch_is_never_above_what_was_planned_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: int, slots: int
 ) -> None:
+    def size(pace: float, row: int = 0, num_workers: int = 1) -> int:
+        return bundle if row else bundle_size(pace, row, num_workers)  # only blocks for the net come in rows
+
     for module in ("run", "estimate"):
-        monkeypatch.setattr(f"volpipe.{module}.bundle_size", lambda *_: bundle)
+        monkeypatch.setattr(f"volpipe.{module}.bundle_size", size)
     plan = made(tmp_path, "hann", "streamed")
     found = preview(plan, Inline(slots=slots).start).estimate
     assert 0 < report_of(plan, slots).most_scratch_bytes <= found.scratch_bytes

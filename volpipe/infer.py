@@ -408,14 +408,14 @@ def block_sums(
             try:
                 for number, out in zip(batch.numbers, runner(batch.windows), strict=True):
                     growing.add(number, out)
-                if batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
+                if batch.is_last:
                     growing.check()
             except Exception as problem:
                 error = runner.explained(problem)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
-        elif batch.numbers[-1] == wanted.windows_of(batch.block)[-1]:
+        elif batch.is_last:
             yield batch.block, growing
             growing = None
 

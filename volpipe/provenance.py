@@ -13,6 +13,7 @@ import json
 import platform
 import shlex
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+@cache  # looking for it takes milliseconds
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -7,9 +7,10 @@ take from each other is in the times.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ BLOCKS_EACH = 3  # the first of them warms the worker up
 MANY_BLOCKS = 5  # along an axis: those at its faces do not matter
 LONG_SECONDS = 30.0  # a first block that takes as long is sample enough
 SAMPLED_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 8, 0.5
+READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
+KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
 
 
@@ -64,21 +67,28 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
     chunk = tuple(known.get(axis, 1) for axis in "zyx")
     counts = [-(-n // c) for n, c in zip(plan.source.shape, chunk, strict=True)]
-    stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
-    num_voxels, values = 0, []
-    for number in range(SAMPLED_CHUNKS):
-        if number >= LEAST_CHUNKS and time.perf_counter() > stop:
-            break
+    boxes = []
+    for _ in range(SAMPLED_CHUNKS):
         start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
-        box = Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape)
+        boxes.append(Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape))
+    at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))
+    stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
+
+    def read(number: int) -> tuple[int, np.ndarray] | None:
+        """Return how many voxels a chunk of the sample holds, and some of them; None where there is no time for it."""
+        if number >= min(LEAST_CHUNKS, at_once) and time.perf_counter() > stop:
+            return None
         with suppress(ChunkError):  # the run names it
-            values.append(reader.read(box).ravel()[: 1 << 16])
-            num_voxels += box.num_voxels
-    if not values:
+            return boxes[number].num_voxels, reader.read(boxes[number]).ravel()[:KEPT_VOXELS].copy()
+        return None
+
+    with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
+        found = [each for each in pool.map(read, range(len(boxes))) if each is not None]
+    if not found:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample(
-        (transferred().read - before) / num_voxels,
-        sampled_affine(plan.recipe.normalise, np.concatenate(values)),
+        (transferred().read - before) / sum(num_voxels for num_voxels, _ in found),
+        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in found])),
     )
 
 

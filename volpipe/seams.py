@@ -21,8 +21,8 @@ from volpipe.output import read_voxels
 from volpipe.plan import AXES, Plan
 from volpipe.wanted import Wanted
 
-MOST_SAMPLES = 48  # per axis
-EDGE = 48  # output voxels of a sample along the other axes
+MOST_SAMPLES = 32  # per axis
+EDGE = 64  # output voxels of a sample along the other axes
 READERS = 4
 FEWEST = 2000  # pairs of voxels across faces, below which a score is chance
 SEED = 0

@@ -71,7 +71,7 @@ class StreamedWindows:
     lattice: Lattice
     normalise: Affine
     input_box: Callable[[int], Box] | None = None
-    _blocks: OrderedDict[int, Future[np.ndarray]] = field(default_factory=OrderedDict, repr=False)
+    _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -89,12 +89,11 @@ class StreamedWindows:
             self._blocks.pop(block, None)
 
     def _cut(self, number: int) -> np.ndarray:
-        block = number // self.lattice.windows_per_block
-        window = self.lattice.window_box(number).relative_to(self._box(block).start)
-        return self._voxels(block)[:, *window.slices]
+        box, voxels = self._voxels(number // self.lattice.windows_per_block)
+        return voxels[:, *self.lattice.window_box(number).relative_to(box.start).slices]
 
-    def _voxels(self, block: int) -> np.ndarray:
-        """Return the voxels (c, z, y, x) of the block's input box, from memory if they were read lately."""
+    def _voxels(self, block: int) -> tuple[Box, np.ndarray]:
+        """Return the block's input box and its voxels (c, z, y, x), from memory if they were read lately."""
         try:
             return self._reading(block).result()
         except Exception:
@@ -102,7 +101,7 @@ class StreamedWindows:
                 self._blocks.pop(block, None)  # the next attempt reads again
             raise
 
-    def _reading(self, block: int) -> Future[np.ndarray]:
+    def _reading(self, block: int) -> Future[tuple[Box, np.ndarray]]:
         with self._lock:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, "volpipe-read")
@@ -114,12 +113,10 @@ class StreamedWindows:
                 self._blocks[block] = self._reader.submit(self._read_block, block)
             return self._blocks[block]
 
-    def _read_block(self, block: int) -> np.ndarray:
+    def _read_block(self, block: int) -> tuple[Box, np.ndarray]:
+        box = (self.input_box or self.lattice.input_box)(block)
         cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        return self.volume.open(cache_bytes=cache_bytes).read_mirrored(self._box(block))
-
-    def _box(self, block: int) -> Box:
-        return self.lattice.input_box(block) if self.input_box is None else self.input_box(block)
+        return box, self.volume.open(cache_bytes=cache_bytes).read_mirrored(box)
 
     def __getstate__(self) -> dict[str, object]:
         names = ("volume", "lattice", "normalise", "input_box")
@@ -136,6 +133,7 @@ class Batch:
     block: int
     numbers: tuple[int, ...]
     windows: np.ndarray | None
+    is_last: bool  # of its block
     error: Exception | None = None
 
 
@@ -155,9 +153,9 @@ def batches(
             try:
                 windows = source.read(chosen)
             except Exception as error:
-                yield Batch(block, chosen, None, error)
+                yield Batch(block, chosen, None, True, error)
                 break
-            yield Batch(block, chosen, windows)
+            yield Batch(block, chosen, windows, start + size >= len(numbers))
 
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -253,7 +253,7 @@ def _reason(error: Exception) -> str:
 class _Counters:
     """What this process has counted so far, by all of its tasks."""
 
-    moved: Transferred = Transferred()
+    moved: Transferred = field(default_factory=Transferred)
     grown: int = 0
     device_seconds: float = 0.0
 
