@@ -35,3 +35,11 @@ def make(path: Path, data: np.ndarray, format: str = "zarr3", **choices: Any) ->
     create_array(path, "", ArraySpec(shape=data.shape, dtype=data.dtype, **spec), format)
     write_all(path, "", data)
     return open_volume(path)
+
+
+def renumbered(labels: np.ndarray) -> np.ndarray:
+    """Return the same objects, numbered from 1 in the order of their first voxels; 0 stays."""
+    values, first = np.unique(labels, return_index=True)
+    order = values[np.argsort(first)]
+    number = {value: i for i, value in enumerate(order[order != 0].tolist(), 1)} | {0: 0}
+    return np.vectorize(number.get)(labels)

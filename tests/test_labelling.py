@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import make
+from arrays import make, renumbered
 from command import giver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,13 +22,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
-from volpipe import label_graph
 from volpipe.affinities import OFFSETS, affinities
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, WorkerLost
 from volpipe.formats.container import read_attributes
 from volpipe.label_fields import as_bytes
-from volpipe.label_graph import Edges, merged, united
-from volpipe.label_recipe import Objects
 from volpipe.labelling import Labelled, LabelRecipe, label, load_labelling, plan_labels
 from volpipe.overlaps import Overlaps, label_scores
 from volpipe.volume import open_volume
@@ -105,14 +102,6 @@ def noisy(labels: np.ndarray, strength: float, seed: int = 1) -> np.ndarray:
     near, _ = affinities(labels)
     data = near + np.random.default_rng(seed).normal(0, strength, near.shape)
     return np.rint(255 * data.clip(0, 1)).astype(np.uint8)
-
-
-def renumbered(labels: np.ndarray) -> np.ndarray:
-    """Return the same objects, numbered from 1 in the order of their first voxels; 0 stays."""
-    values, first = np.unique(labels, return_index=True)
-    order = values[np.argsort(first)]
-    number = {value: i for i, value in enumerate(order[order != 0].tolist(), 1)} | {0: 0}
-    return np.vectorize(number.get)(labels)
 
 
 # ---- components
@@ -257,83 +246,6 @@ def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None
         found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
         scored = label_scores(Overlaps.of(found, truth))
         assert scored.split + scored.merge < 0.05
-
-
-# ---- the graph
-
-
-def random_edges(rng: np.random.Generator, num: int) -> Edges:
-    """Return edges between some pairs of `num` fragments, of means that are all different."""
-    pairs = rng.integers(0, num, (4 * num, 2))
-    counts = rng.integers(1, 10**6, (4 * num, 2))
-    sums = (rng.random((4 * num, 2)) * counts * 255).astype(int)
-    return Edges.total(pairs, np.stack([sums[:, 0], counts[:, 0], sums[:, 1], counts[:, 1]], axis=1))
-
-
-def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
-    """Return the owner of each fragment, the best pair being looked for among all after each merge."""
-    owner = np.arange(num)
-    between = {(a, b): sums for (a, b), sums in zip(edges.pairs.tolist(), edges.sums[:, :2].tolist(), strict=True)}
-    while between:
-        a, b = max(between, key=lambda pair: between[pair][0] / between[pair][1])
-        if between[a, b][0] / between[a, b][1] / 255 < threshold:
-            break
-        owner[owner == b] = a
-        left: dict[tuple[int, int], list[int]] = {}
-        for pair, (total, count) in between.items():
-            low, high = sorted(a if c == b else c for c in pair)
-            if low != high:
-                known = left.get((low, high), [0, 0])
-                left[low, high] = [known[0] + total, known[1] + count]
-        between = left
-    return owner
-
-
-@pytest.mark.parametrize("few", [0.0, 0.1, 2.0])  # all at once, some, one by one
-def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_graph, "FEW", few)
-    rng = np.random.default_rng(7)
-    for _ in range(30):
-        num, threshold = int(rng.integers(2, 30)), float(rng.random())
-        edges = random_edges(rng, num)
-        found = merged(num, edges, Objects(threshold=threshold))
-        known = merged_by_search(num, edges, threshold)
-        np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
-
-
-def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
-    rng = np.random.default_rng(8)
-    for _ in range(30):
-        num = int(rng.integers(2, 30))
-        edges = random_edges(rng, num)
-        weights = edges.sums[:, [0, 2]] / edges.sums[:, [1, 3]] / 255 - 0.5
-        all_edges = [(w, *pair) for pair, ws in zip(edges.pairs.tolist(), weights, strict=True) for w in
-                     ((ws[0],) if ws[0] > 0 else ()) + ((ws[1],) if ws[1] < 0 else ())]  # fmt: skip
-        owner, forbidden = np.arange(num), set[frozenset[int]]()
-        for weight, a, b in sorted(all_edges, key=lambda edge: -abs(edge[0])):
-            here, there = int(owner[a]), int(owner[b])
-            if here == there:
-                continue
-            if weight < 0:
-                forbidden.add(frozenset((here, there)))
-            elif frozenset((here, there)) not in forbidden:
-                owner[owner == there] = here
-                forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
-        np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
-
-
-@given(num=st.integers(1, 40), data=st.data())
-def test_sets_are_united_and_numbered_by_their_first(num: int, data: st.DataObject) -> None:
-    pair = st.tuples(st.integers(0, num - 1), st.integers(0, num - 1))
-    joins = np.array(data.draw(st.lists(pair, max_size=60)), np.int64).reshape(-1, 2)
-    first = np.array(data.draw(st.permutations(range(num))))
-    graph = coo_array((np.ones(len(joins)), (joins[:, 0], joins[:, 1])), shape=(num, num))
-    known = connected_components(graph, directed=False)[1]
-    found = united(num, joins, first)
-    np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
-    leaders = [first[found == group].min() for group in range(found.max() + 1)]
-    assert leaders == sorted(leaders)
 
 
 # ---- what is left out, and the table

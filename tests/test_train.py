@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 import torch
 from command import begin, finish, giver, processes_in, wait_until
 from safetensors.torch import load_file
+from trainings import make_folder
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.course import last_step
@@ -22,22 +22,7 @@ from volpipe.models.superres import superres
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 
-RECIPE = """
-[net]
-name = "superres"
-options = { factor = 2, features = 4, num_blocks = 1 }
-
-[[data]]
-path = "v.tif"
-held_out = "0:8,:,:"
-
-[degrade]
-kind = "bin"
-
-[samples]
-shape = [4, 16, 16]
-margin = [1, 2, 2]
-
+TRAIN = """
 [train]
 steps = 12
 batch = 2
@@ -51,11 +36,7 @@ threads = 1
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a recipe and its volume, of planes that lean, so that there is something to learn."""
-    z, y, x = np.mgrid[:40, :32, :32]
-    tifffile.imwrite(tmp_path / "v.tif", (127 + 100 * np.sin((z + y / 2 + x / 3) * 0.9)).astype(np.uint8))
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    return tmp_path
+    return make_folder(tmp_path, train=TRAIN)
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +153,8 @@ def test_bad_recipes_are_refused_by_name(folder: Path, setting: str, sentence: s
 
 
 def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:
-    (folder / "recipe.toml").write_text(RECIPE.replace("held_out", "held_ot"))
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("held_out", "held_ot"))
     with pytest.raises(RecipeError, match=r"unknown key data.0.held_ot \(did you mean 'held_out'\?\)"):
         recipe(folder)
 

@@ -16,7 +16,7 @@ import tifffile
 from volpipe.errors import WorkerLost
 from volpipe.training import LOSSES
 
-RECIPE = """
+LEANING = """
 [net]
 name = "superres"
 options = { factor = 2, features = 4, num_blocks = 1 }
@@ -31,7 +31,8 @@ kind = "bin"
 [samples]
 shape = [4, 16, 16]
 margin = [1, 2, 2]
-
+"""
+SHORT = """
 [train]
 steps = 6
 batch = 1
@@ -43,11 +44,11 @@ schedule = "constant"
 """
 
 
-def make_folder(folder: Path, more: str = "") -> Path:
-    """Write a volume of planes that lean, and a recipe that ends in `more`, into `folder`."""
+def make_folder(folder: Path, more: str = "", *, train: str = SHORT) -> Path:
+    """Write a volume of planes that lean, and a recipe to learn from it that ends in `train` and `more`."""
     z, y, x = np.mgrid[:40, :32, :32]
     tifffile.imwrite(folder / "v.tif", (127 + 100 * np.sin((z + y / 2 + x / 3) * 0.9)).astype(np.uint8))
-    (folder / "recipe.toml").write_text(RECIPE + more)
+    (folder / "recipe.toml").write_text(LEANING + train + more)
     return folder
 
 

@@ -17,6 +17,9 @@ from graphs import export_onnx
 from test_trust import script
 from torch import nn
 
+from volpipe.nets import describe
+from volpipe.recipe import NetChoice
+
 ABOUT = {
     "type": "model", "name": "Small net", "description": "of a test", "authors": [{"name": "Nobody"}], "license": "MIT",
     "cite": [{"text": "none", "url": "https://example.org"}], "documentation": "README.md", "tags": [],
@@ -24,6 +27,8 @@ ABOUT = {
 }  # fmt: skip
 NAMES = {"b": "batch", "c": "channel"}
 Values = np.ndarray
+
+SEEN = np.random.default_rng(0).normal(100, 9, (1, 1, 6, 24, 20)).astype(np.float32)
 
 
 class Smooth(nn.Module):
@@ -157,3 +162,13 @@ def zipped(folder: Path, path: Path, inside: str = "") -> Path:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def smooth(folder: Path, form: str = "0.5", *, kinds: tuple[str, ...] = ("onnx",), **how: Any) -> Path:
+    """Write a package of Smooth without steps."""
+    due = out_of(Smooth(), SEEN)
+    return write_package(folder, description(form, **how), Smooth(), SEEN, due, kinds=kinds)
+
+
+def facts_of(path: Path, **choice: Any) -> Any:
+    return describe(NetChoice(name=str(path), **choice))

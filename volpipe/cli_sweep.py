@@ -26,20 +26,28 @@ Folder = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the 
 Fresh = Annotated[bool, typer.Option(help="Delete the trainings in that folder, and start over.")]
 
 
-def sweep(
-    recipe: RecipePath,
-    config: Site = "local",
-    settings: Settings = None,
-    out_path: Folder = None,
-    fresh: Fresh = False,
-) -> None:
-    """Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing."""
+def command(kind: str, help: str) -> Callable[..., None]:
+    """Return the command `kind`, "sweep" or "tune", whose help is `help`."""
+
+    def trials(
+        recipe: RecipePath, config: Site = "local", settings: Settings = None, out_path: Folder = None,
+        fresh: Fresh = False,
+    ) -> None:  # fmt: skip
+        from volpipe.resolve import shipped_recipe
+
+        folder = out_path or Path(f"{recipe.stem}.{kind}")
+        work = _sweep if kind == "sweep" else _tune
+        work(shipped_recipe(recipe), settings or [], folder, config, fresh=fresh)
+
+    trials.__doc__ = help
+    return trials
+
+
+def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
     from volpipe.apps.start import on_site
-    from volpipe.resolve import shipped_recipe
     from volpipe.sweep import load_sweep, run_sweep
 
-    chosen = load_sweep(shipped_recipe(recipe), settings or [])
-    folder = out_path or Path(f"{recipe.stem}.sweep")
+    chosen = load_sweep(recipe, settings)
     with _interruptible(), _shown(len(chosen.recipes)) as on_row:
         rows = run_sweep(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
     show_rows(rows)
@@ -48,20 +56,11 @@ def sweep(
         raise typer.Exit(INCOMPLETE)
 
 
-def tune(
-    recipe: RecipePath,
-    config: Site = "local",
-    settings: Settings = None,
-    out_path: Folder = None,
-    fresh: Fresh = False,
-) -> None:
-    """Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on."""
+def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
     from volpipe.apps.start import on_site
-    from volpipe.resolve import shipped_recipe
     from volpipe.tune import BEST, load_tuning, run_tuning
 
-    chosen = load_tuning(shipped_recipe(recipe), settings or [])
-    folder = out_path or Path(f"{recipe.stem}.tune")
+    chosen = load_tuning(recipe, settings)
     with _interruptible(), _shown(chosen.search.trials) as on_row:
         rows = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
     show_rows(rows)
@@ -71,6 +70,13 @@ def tune(
     out.print(f"the best is trial {rows[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
     if any(row.state == "failed" for row in rows):
         raise typer.Exit(INCOMPLETE)
+
+
+sweep = command(
+    "sweep",
+    "Train RECIPE with every combination of the lists in its [sweep]; the same command again does what is missing.",
+)
+tune = command("tune", "Search the ranges in the [tune] of RECIPE for the best values; the same command again goes on.")
 
 
 @contextmanager

@@ -15,22 +15,12 @@ from volpipe.sweep import load_sweep, run_sweep
 
 WORKERS = "VOLPIPE_WORKERS"
 RECIPE = """
-[net]
-name = "superres"
-options = { factor = 2, features = 8, num_blocks = 2 }
-[[data]]
-path = "PATH"
-[normalise]
-low = 0
-high = 255
-[degrade]
-kind = "bin"
-[samples]
-shape = [8, 32, 32]
-[train]
-steps = STEPS
-batch = 2
-threads = 1
+net = { name = "superres", options = { factor = 2, features = 8, num_blocks = 2 } }
+data = [{ path = "PATH" }]
+normalise = { low = 0, high = 255 }
+degrade = { kind = "bin" }
+samples = { shape = [8, 32, 32] }
+train = { steps = STEPS, batch = 2, threads = 1 }
 [sweep]
 "train.seed" = [0, 1, 2, 3]
 "train.learning_rate" = [1e-3, 3e-4]
