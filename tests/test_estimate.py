@@ -16,6 +16,8 @@ from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
+from volpipe import rehearsal
+from volpipe.access import Reader
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Rates, Slots, StageEstimate, estimate, upper_bounds
@@ -28,12 +30,13 @@ from volpipe.recipe import load_recipe
 from volpipe.run import Totals
 from volpipe.schedule import Schedule, bundle_size
 from volpipe.sums import Sums, missed_share
+from volpipe.volume import open_volume
 from volpipe.wanted import Wanted
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
 RATES = Rates(6, 2.0, 1e-9, 0.1, 0.5, 1e-8, 2e-8, 3e-8, 4e5, 2.5, 0.75, 0.5, 600 << 20)
-CHUNK = 16  # of the volumes in plans
+CHUNK = 16  # of the volumes in plans, and of those that are written
 
 
 def estimated(plan: Plan, rates: Rates | None = RATES, slots: Slots = ONE) -> Estimate:
@@ -268,6 +271,30 @@ def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> N
         report = report_of(made(folder, "crop", "stored"), slots)
         written.append(sum(totals.written_bytes for totals in report.totals.values()))
     assert written[0] == written[1] > 10**7
+
+
+@pytest.mark.parametrize(
+    ("seconds", "at_once", "num_chunks"),
+    [
+        (60.0, 2**24, rehearsal.SAMPLED_CHUNKS),
+        (-1.0, 2**24, rehearsal.LEAST_CHUNKS),  # however slow the volume is
+        (-1.0, 3 * CHUNK**3, 3),
+        (-1.0, 1, 1),  # a chunk that takes half of the memory
+    ],
+)
+def test_a_sample_is_of_many_chunks_where_these_are_small_and_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, at_once: int, num_chunks: int
+) -> None:
+    plan, read, taken = made(tmp_path, "crop", "streamed"), Reader.read, list[Box]()
+    source = open_volume(plan.source.path, plan.source.key)
+    whole = rehearsal.sample(plan, source)
+    monkeypatch.setattr(rehearsal, "SAMPLE_SECONDS", seconds)
+    monkeypatch.setattr(rehearsal, "VOXELS_AT_ONCE", at_once)
+    monkeypatch.setattr(Reader, "read", lambda self, box: taken.append(box) or read(self, box))
+    found = rehearsal.sample(plan, source)
+    assert len(taken) == num_chunks
+    assert all(0 < box.num_voxels <= CHUNK**3 for box in taken)
+    assert found.voxel_bytes == pytest.approx(whole.voxel_bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("out_format", FORMATS)
