@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# isort: off
+import volpipe.apps.parsl_import  # before Parsl
+# isort: on
+
 import parsl
 import psutil
 from parsl import python_app

@@ -70,7 +70,7 @@ LAYERS = (
     "formats.metadata formats.inflation formats.pictures",
     "formats.files",
     "formats.remote      lock",
-    "errors grid interrupts quota    apps.unneeded",
+    "errors grid interrupts quota    apps.unneeded apps.parsl_import",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {

@@ -107,6 +107,19 @@ def test_stand_ins_keep_parsl_from_importing_packages_that_it_imports_without(tm
         assert ended.stdout.split() == found
 
 
+@pytest.mark.parametrize("first", ["", "import parsl\n", "import sqlalchemy\n"])
+def test_a_driver_leaves_out_sqlalchemy_until_a_site_monitors(first: str) -> None:
+    look = f"""{first}
+import sys, volpipe.apps.start
+from parsl.monitoring import MonitoringHub, monitoring
+print("sqlalchemy" in sys.modules)
+hub = MonitoringHub()
+print("sqlalchemy" in sys.modules, monitoring.dbm_starter.__name__, monitoring._db_manager_excepts)
+"""
+    ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [str(bool(first)), "True", "dbm_starter", "None"]
+
+
 def test_a_folder_comes_first_in_a_shell_whatever_its_name(tmp_path: Path) -> None:
     script = first_in_path(tmp_path / "a{b} c").format(port=1).format(block_id=2) + 'echo "$PYTHONPATH"'
     for given, path in (({}, f"{tmp_path}/a{{b}} c"), ({"PYTHONPATH": "/x:/y"}, f"{tmp_path}/a{{b}} c:/x:/y")):
