@@ -293,7 +293,7 @@ class _Sums:
     def through_scratch(self) -> Sums:
         """The sums of blocks, as the workers of the net leave them to each other."""
         pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
-        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu) if pace else 1
+        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu)  # where nobody knows the pace, the largest
         return Sums(self.plan, self.slots.gpu, bundle)
 
     @cached_property

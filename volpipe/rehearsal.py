@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from volpipe.estimate import Rates
 from volpipe.factor import factor
 from volpipe.folder import RunFolder
 from volpipe.formats.store import downsample, transferred
-from volpipe.grid import Box
+from volpipe.grid import Box, Grid
 from volpipe.infer import block_sums, load_runner
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine
@@ -63,14 +64,10 @@ class Sample:
 
 def sample(plan: Plan, volume: Volume) -> Sample:
     """Read chunks of `volume` here and there, for half a second at most where those are enough."""
-    dice = np.random.default_rng(SEED)
     reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
     chunk = tuple(known.get(axis, 1) for axis in "zyx")
-    counts = [-(-n // c) for n, c in zip(plan.source.shape, chunk, strict=True)]
-    boxes = []
-    for _ in range(SAMPLED_CHUNKS):
-        start = tuple(int(dice.integers(n)) * c for n, c in zip(counts, chunk, strict=True))
-        boxes.append(Box(start, tuple(a + c for a, c in zip(start, chunk, strict=True))) & Box.of(plan.source.shape))
+    grid = Grid(plan.source.shape, chunk)
+    boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(SAMPLED_CHUNKS, len(grid)))]
     at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
 
