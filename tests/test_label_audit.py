@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, set_each
 from volumes import noise
 
+from volpipe import label_tasks
 from volpipe.journal import read_records
 from volpipe.label_audit import inspect_labels
+from volpipe.label_pieces import Pieces
 from volpipe.volume import open_volume
 
 STAGES = ("pieces", "edges", "graph", "paint")
@@ -128,3 +131,34 @@ def test_what_was_changed_after_its_end_is_not_taken_for_written_by_the_same_com
     file.write_bytes(file.read_bytes() + b" ")
     assert "is complete already" in give(*COMMAND).out
     assert give("verify", "l.zarr").out.splitlines()[0] == f"{file} differs"
+
+
+def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND).code == 0
+    run, said = tmp_path / "l.zarr.run", tmp_path / "l.zarr" / "run" / "zarr.json"
+    known = {path.name for path in run.iterdir()}
+    lines, told = (run / "journal.jsonl").read_text().splitlines(keepends=True), said.read_bytes()
+    (run / "journal.jsonl").write_text("".join(lines[:-1]))
+    said.unlink()
+    (run / "edges").mkdir()
+    assert give("status", "l.zarr").code == 0
+    assert "is complete already" in give(*COMMAND).out
+    assert said.read_bytes() == told
+    assert {path.name for path in run.iterdir()} == known
+    assert give("verify", "l.zarr").code == 0
+
+
+def test_a_task_whose_driver_is_replaced_while_it_computes_writes_nothing(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, run = label_tasks.find_pieces, tmp_path / "l.zarr.run"
+
+    def replaced(*arguments: Any) -> Pieces:
+        (run / "lock").write_text("another\n")
+        return find(*arguments)
+
+    monkeypatch.setattr(label_tasks, "find_pieces", replaced)
+    stopped = give(*COMMAND)
+    assert stopped.code != 0 and "no longer held" in stopped.err
+    assert list((run / "pieces").iterdir()) == []
+    assert not (run / "ids.zarr" / "c").exists()
