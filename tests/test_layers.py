@@ -24,7 +24,7 @@ LAYERS = (
     "sweep tune          flow_cost",
     "trials              flow_run",
     "                    flow_plan",
-    "course              scoreboard gallery",
+    "course              scoreboard gallery label_audit",
     "lesson              evaluate labelling",
     "                    label_tasks",
     "train",

@@ -252,15 +252,18 @@ def status(
     output: Annotated[str, typer.Argument(help="An output, or its run's folder.")],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
 ) -> None:
-    """Print how far the run that writes OUTPUT is, and which boxes failed, from its journal."""
+    """Print how far the run or the labelling that writes OUTPUT is, and which boxes failed, from its journal."""
     from volpipe.driver import inspect_run
 
-    is_complete = cli_flow.show_status(output, None if every else MOST_ROWS)
+    most = None if every else MOST_ROWS
+    is_complete = cli_flow.show_status(output, most)
+    if is_complete is None:
+        is_complete = cli_label.show_status(output, most)
     if is_complete is None:
         found = inspect_run(output)
         is_complete = found.is_complete
         if found.missing:
-            out.print(missing_table(found.missing, None if every else MOST_ROWS))
+            out.print(missing_table(found.missing, most))
         out.print(status_table(found))
     raise typer.Exit(DONE if is_complete else INCOMPLETE)
 

@@ -230,6 +230,6 @@ def show_status(output: str, most: int | None) -> bool | None:
             if standing.missing:
                 out.print(missing_table(standing.missing, most))
             out.print(status_table(standing))
-        else:
+        elif entry.kind != "label" or cli_label.show_status(entry.out, most) is None:
             out.print(f"{entry.out}: {'' if is_done(entry) else 'not '}complete")
     return all(map(is_done, entries))

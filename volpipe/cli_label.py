@@ -16,6 +16,7 @@ import typer
 from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
+    from volpipe.label_audit import LabelStanding
     from volpipe.labelling import Labelled, LabelPlan
 
 INCOMPLETE = 1
@@ -83,6 +84,28 @@ def _default_output(volume: str) -> str:
 
     container, key = locate(volume)
     return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
+
+
+def show_status(output: str, most: int | None) -> bool | None:
+    """Print how far the labelling is that writes `output`; None where there is none, else whether it is whole."""
+    from volpipe.label_audit import inspect_labels
+    from volpipe.show import missing_table, standing_table
+
+    found = inspect_labels(output)
+    if found is None:
+        return None
+    if found.missing:
+        out.print(missing_table(found.missing, most))
+    out.print(standing_table(found.totals, found.units, f"{found.plan.out}: {_state(found)}"))
+    return found.is_complete
+
+
+def _state(found: LabelStanding) -> str:
+    if found.is_gone:
+        return "not complete, its output is gone; `volpipe label --fresh` makes it again"
+    if not found.is_complete:
+        return "not complete; the same `volpipe label` command goes on with it"
+    return f"complete, {found.num_objects:,} objects; what each is, is in {found.table}"
 
 
 @contextmanager

@@ -6,33 +6,36 @@ Not here: the comparing (verify), or what outputs say of themselves (provenance)
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from volpipe.verify import Verdict
 
 OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`.")]
 MOST_NAMED = 100
 
 
 def verify(
-    output: OutputArgument,
+    output: Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")],
     recompute: Annotated[int, typer.Option(min=0, help="Random blocks to put through the net again.")] = 0,
     seed: Annotated[int, typer.Option(help="Decides which blocks.")] = 0,
 ) -> None:
-    """Read OUTPUT back, and name each file that is not as the run wrote it; exit code 1 if there are any."""
+    """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     from volpipe import verify as verifying
+    from volpipe.errors import RunError
+    from volpipe.label_audit import verify_labels
     from volpipe.ops import Affine
     from volpipe.provenance import read_origin
 
+    labels = verify_labels(output)
+    if labels is not None:
+        if recompute:
+            raise RunError(f"{output} holds labels, which no net gave; --recompute is for outputs of `volpipe run`")
+        raise typer.Exit(0 if _told(labels) else 1)
     evidence = verifying.gather_evidence(verifying.location_of(output), needs_sums=not recompute)
-    found = verifying.verify(evidence)
-    for difference in found.differences[:MOST_NAMED]:
-        typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
-    if len(found.differences) > MOST_NAMED:
-        typer.echo(f"… and {len(found.differences) - MOST_NAMED} more")
-    typer.echo(f"{found.num_files:,} files read, {len(found.differences):,} not as they were written")
-    if found.num_unwritten:
-        typer.echo(f"{found.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
+    is_whole = _told(verifying.verify(evidence))
     num_wrong = 0
     if recompute:
         said = read_origin(output).normalise
@@ -42,8 +45,20 @@ def verify(
                 f"{block.num_differ:,} voxels differ, by up to {block.largest:g}" if block.num_differ else "the same"
             )
             typer.echo(f"block {block.block} (s0 {block.box}) on {block.device}: {alike}")
-    if found.differences or found.num_unwritten or num_wrong:
+    if num_wrong or not is_whole:
         raise typer.Exit(1)
+
+
+def _told(found: Verdict) -> bool:
+    """Print what was found, and return whether everything is there as it was written."""
+    for difference in found.differences[:MOST_NAMED]:
+        typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
+    if len(found.differences) > MOST_NAMED:
+        typer.echo(f"… and {len(found.differences) - MOST_NAMED} more")
+    typer.echo(f"{found.num_files:,} files read, {len(found.differences):,} not as they were written")
+    if found.num_unwritten:
+        typer.echo(f"{found.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
+    return not found.differences and not found.num_unwritten
 
 
 def reproduce(

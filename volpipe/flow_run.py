@@ -298,7 +298,8 @@ def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
     """Return what the journal in `folder` says of tasks, less the first `known` of them."""
     found: dict[str, Totals] = {}
     for record in islice(read_records(folder.journal), known, None):
-        found.setdefault(record.stage, Totals()).add(record)
+        if record.done:
+            found.setdefault(record.stage, Totals()).add(record)
     return found
 
 

@@ -83,6 +83,7 @@ def pieces(job: LabelJob, block: int) -> Record:
     def do() -> tuple[int, ...]:
         plan = job.plan
         found = find_pieces(plan, job.reader(), block)
+        job_is_ours(job)
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), found.ids)
         save(job.file(PIECES, block), joins=found.joins, table=found.table)
         return len(found.table), len(found.joins)
@@ -97,6 +98,7 @@ def edges(job: LabelJob, block: int) -> Record:
         near = View.of(job, block)
         joins = near.resolved(_load(job.file(PIECES, block))["joins"])
         found = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NOTHING)
+        job_is_ours(job)
         save(job.file(EDGES, block), joins=joins, pairs=near.named(found.pairs), sums=found.sums)
         return len(joins), len(found.pairs)
 
@@ -107,7 +109,7 @@ _NOTHING = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
 
 
 def graph(job: LabelJob, unit: int) -> Record:
-    """Write the label of every piece, and the table of objects; how many there are comes back."""
+    """Write the label of every piece, and the table of objects; how many there are comes back, and its checksum."""
 
     def do() -> tuple[int, ...]:
         plan, blocks = job.plan, range(len(job.plan.blocks))
@@ -116,9 +118,10 @@ def graph(job: LabelJob, unit: int) -> Record:
         between = [_load(job.file(EDGES, block)) for block in blocks]
         joins, pairs, sums = (np.concatenate([each[name] for each in between]) for name in ("joins", "pairs", "sums"))
         found = solve(np.concatenate(tables), _places(joins, bases), _places(pairs, bases), sums, plan.recipe.objects)
+        job_is_ours(job)
         _replace(job.path / TABLE, objects_csv(found.objects, plan).encode())
         save(job.path / NAMES, labels=found.labels.astype(plan.dtype), bases=bases)
-        return (len(found.objects),)
+        return len(found.objects), checksums.checksum(job.path / TABLE)
 
     return _task("graph", job, unit, do)
 
@@ -285,6 +288,11 @@ def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     partial.write_bytes(data)
     partial.replace(path)
+
+
+def partials(folder: Path) -> list[Path]:
+    """Return what killed writers left of the files for all blocks in `folder`; none may be at work."""
+    return [path for name in (NAMES, TABLE) for path in folder.glob(f".{name}.*")]
 
 
 def _load(path: Path) -> Any:  # Any: numpy's archive

@@ -27,12 +27,14 @@ from volpipe.journal import Journal, Record, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_plan import LABEL_FILE, LabelPlan, fit
 from volpipe.label_recipe import LabelRecipe, load_labelling
-from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob
+from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
-from volpipe.provenance import ATTRIBUTE_FILES, RUN_KEY, fingerprint
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, fingerprint
+from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
 from volpipe.tensors import delete
+from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import (
     ArraySpec,
     Level,
@@ -60,6 +62,10 @@ class Stage:
     function: Callable[[LabelJob, int], Record]
     wish: str
     once: bool = False
+
+    def num_units(self, plan: LabelPlan) -> int:
+        """Return how many tasks of it `plan` has."""
+        return 1 if self.once else len(plan.blocks)
 
 
 STAGES = (
@@ -137,7 +143,7 @@ def label(
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         with logging_to(folder.log), Journal(folder.journal) as journal:
-            done = _Done.of(journal)
+            done = Noted.of(folder.journal)
             was_complete = done.is_complete(plan)
             if not was_complete:
                 plan.store(folder.path)
@@ -147,30 +153,64 @@ def label(
                     check_memory(plan, getattr(workers, "worker_bytes", None))
                     for stage in STAGES:
                         _do(stage, job, workers, journal, on_progress)
-            _close(folder, plan, journal)
-            found = _Done.of(journal)
-            (num_objects,) = found.results["graph"][0]
+            found = Noted.of(folder.journal)
+            if not found.metadata:
+                _close(folder, plan, journal)
             took = time.perf_counter() - began
-            table = folder.path / TABLE
-            return Labelled(plan.out, table, num_objects, took, found.seconds, was_complete)
+            seconds = {name: totals.seconds for name, totals in found.totals.items()}
+            return Labelled(plan.out, folder.path / TABLE, found.num_objects, took, seconds, was_complete)
 
 
 @dataclass
-class _Done:
-    """What a journal says: units by stage, with what they gave, and the seconds that they took."""
+class Noted:
+    """What a journal says of a labelling.
+
+    Attributes:
+        results: units that are done by stage, with what they gave.
+        totals: what tasks took, by stage, of those that have begun.
+        failed: why units could not be done when they were last tried, by stage and unit; none of them is done.
+        sums: of each block of the output that is written, `checksums.take`.
+        metadata: name and checksum of each file of metadata in the output; none before it is closed.
+    """
 
     results: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+    sums: dict[int, str] = field(default_factory=dict)
+    metadata: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, journal: Journal) -> _Done:
+    def of(cls, path: Path) -> Noted:
+        """Return what the journal at `path` says; nothing where there is none."""
         found = cls({stage.name: {} for stage in STAGES})
-        for record in journal.records():
-            found.results[record.stage].update(dict.fromkeys(record.done, record.result))
-            found.seconds[record.stage] = found.seconds.get(record.stage, 0.0) + record.seconds
+        for record in read_records(path):
+            if record.stage == METADATA_STAGE:
+                found.metadata = {name: int(crc, 16) for name, crc in record.result}
+            else:
+                found._add(record)
         return found
 
+    def _add(self, record: Record) -> None:
+        self.results[record.stage].update(dict.fromkeys(record.done, record.result))
+        self.failed |= {(record.stage, unit): reason for unit, reason in record.failed}
+        for unit in record.done:
+            self.failed.pop((record.stage, unit), None)
+        self.sums |= {block: taken for _, block, taken in record.sums}
+        if record.done:
+            self.totals.setdefault(record.stage, Totals()).add(record)
+
+    @property
+    def num_objects(self) -> int:
+        """How many objects the graph has; it must be done."""
+        return self.results["graph"][0][0]
+
+    @property
+    def table_sum(self) -> int | None:
+        """The checksum of the table of objects; None where the graph is not done, or by an earlier version."""
+        return next(iter(self.results["graph"].get(0, ())[1:]), None)
+
     def is_complete(self, plan: LabelPlan) -> bool:
+        """Return whether all labels of `plan` are written."""
         return len(self.results["paint"]) == len(plan.blocks)
 
 
@@ -189,7 +229,7 @@ def _claim(folder: RunFolder, plan: LabelPlan, fresh: bool) -> None:
         folder.clear()
         return
     check_same(folder, plan)
-    if not files.exists(out) and any(record.stage == "paint" for record in read_records(folder.journal)):
+    if not files.exists(out) and Noted.of(folder.journal).results["paint"]:
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 
@@ -223,24 +263,27 @@ def check_memory(plan: LabelPlan, there: int | None) -> None:
 
 def _do(stage: Stage, job: LabelJob, workers: Workers, journal: Journal, on_progress: OnProgress) -> None:
     """Do what is left of `stage`."""
-    plan = job.plan
-    total = 1 if stage.once else len(plan.blocks)
-    done = _Done.of(journal)
-    if stage.name == "graph":
-        _check_graph(plan, done)
+    plan, done = job.plan, Noted.of(journal.path)
+    total = stage.num_units(plan)
+
+    def note(unit: int, reason: str) -> None:
+        journal.append(Record(stage.name, (), ((unit, reason),), started=time.time()))
+
+    if stage.name == "graph" and not done.results["graph"]:
+        _check_graph(plan, done, note)
     if stage.name == "paint":
         _create_output(plan)
     num_done = len(done.results[stage.name])
     on_progress(stage.name, num_done, total)
     left = [unit for unit in range(total) if unit not in done.results[stage.name]]
-    for _, record in finished(workers, stage.function, job, left, stage.wish):
+    for _, record in finished(workers, stage.function, job, left, stage.wish, on_failure=note):
         journal.append(record)
         num_done += 1
         on_progress(stage.name, num_done, total)
 
 
-def _check_graph(plan: LabelPlan, done: _Done) -> None:
-    """Refuse a graph that would take more memory than the recipe gives it.
+def _check_graph(plan: LabelPlan, done: Noted, note: Callable[[int, str], None]) -> None:
+    """Refuse a graph that would take more memory than the recipe gives it, and `note` it.
 
     Raises:
         RunStopped: with what it would take.
@@ -251,11 +294,13 @@ def _check_graph(plan: LabelPlan, done: _Done) -> None:
     needed = bytes_needed(num_pieces, num_joins, num_edges, plan.recipe.objects)
     given = plan.recipe.output.graph_gib * GIB
     if needed > given:
-        raise RunStopped(
+        why = (
             f"the graph of {num_pieces:,} pieces and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
             f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; label with --fresh and more of either, "
             "a larger objects.background, or more objects.smooth"
         )
+        note(0, why)
+        raise RunStopped(why)
 
 
 def _spec(plan: LabelPlan) -> ArraySpec:
@@ -294,8 +339,7 @@ def is_labelled(plan: LabelPlan) -> bool:
     folder = RunFolder.of_output(files.locate(plan.out))
     if LabelPlan.load(folder.path) != plan:
         return False
-    painted = {unit for record in read_records(folder.journal) if record.stage == "paint" for unit in record.done}
-    return len(painted) == len(plan.blocks)
+    return Noted.of(folder.journal).is_complete(plan)
 
 
 def _create_output(plan: LabelPlan) -> None:
@@ -317,7 +361,7 @@ def _origin(plan: LabelPlan) -> dict[str, object]:
 
 
 def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
-    """Delete scratch and what killed writers left, and say in the output when and where it was made."""
+    """Delete scratch and what killed writers left, say in the output when and where it was made, and note that."""
     out = files.locate(plan.out)
     for path in sweep(out):
         log.info("deleted %s, which a killed writer left", path)
@@ -325,7 +369,9 @@ def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
         if (folder.path / name).exists():
             delete(folder.path / name)
     (folder.path / NAMES).unlink(missing_ok=True)
-    records = list(journal.records())
+    for path in partials(folder.path):
+        path.unlink(missing_ok=True)
+    records = [record for record in journal.records() if record.done]
     moment = "%Y-%m-%dT%H:%M:%SZ"
     said = {
         "started": time.strftime(moment, time.gmtime(min(record.started for record in records))),
@@ -336,3 +382,5 @@ def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
     }
     create_groups(out, f"{RUN_KEY}/attributes", "zarr3")
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": said})})
+    taken = metadata_sums(out, ["", level_key(0), RUN_KEY], METADATA_NAMES)
+    journal.append(Record(METADATA_STAGE, (), result=taken, started=time.time()))

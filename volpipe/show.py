@@ -276,9 +276,15 @@ def seam_warning(scores: Sequence[Score]) -> str:
 
 def status_table(found: Standing) -> Table:
     """Return how far a run is."""
-    table = _totals_table(found.totals, {stage.name: stage.num_units for stage in found.stages})
     state = "complete" if found.is_complete else "not complete; the same `volpipe run` command goes on with it"
-    table.caption = f"{found.plan.out}: {state}"
+    num_units = {stage.name: stage.num_units for stage in found.stages}
+    return standing_table(found.totals, num_units, f"{found.plan.out}: {state}")
+
+
+def standing_table(totals: dict[str, Totals], num_units: dict[str, int], state: str) -> Table:
+    """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
+    table = _totals_table(totals, num_units)
+    table.caption = state
     table.caption_justify = "left"
     return table
 

@@ -55,6 +55,7 @@ def finished(
     units: Sequence[int],
     wish: str,
     num_held: Callable[[], int] = lambda: 0,
+    on_failure: Callable[[int, str], None] = lambda unit, reason: None,
 ) -> Iterator[tuple[int, Record]]:
     """Yield each unit as it ends, with the record that `function(job, unit)` gave.
 
@@ -65,6 +66,7 @@ def finished(
         units: numbers.
         wish: what becomes of a block, for messages: "scored".
         num_held: how many the caller keeps back, which count as under way.
+        on_failure: told of a unit that failed, and why, before this ends.
 
     Raises:
         RunStopped: a unit failed, or its workers were lost too often.
@@ -80,7 +82,11 @@ def finished(
             return
         for future in wait(under_way, return_when=FIRST_COMPLETED).done:
             unit = under_way.pop(future)
-            record = _record(future, unit, attempts, wish)
+            try:
+                record = _record(future, unit, attempts, wish)
+            except RunStopped as error:
+                on_failure(unit, str(error))
+                raise
             if record is None:
                 under_way[workers.send("cpu", function, job, unit)] = unit
             else:

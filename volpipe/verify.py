@@ -5,7 +5,7 @@ Not here: the checksums themselves (checksums), or printing (cli_verify).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,26 +114,53 @@ def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
     return Evidence(wanted, sums, metadata)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Files of a level: the box that they hold (z, y, x), the same in the axes of the array, and what was noted."""
+
+    level: int
+    box: Box
+    stored: Box
+    sums: str
+
+
 def verify(evidence: Evidence) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
-    plan, found = evidence.plan, Verdict()
-    out = files.locate(plan.out)
-    known = set(evidence.metadata)
-    with ThreadPoolExecutor(num_threads()) as pool:
-        for part in pool.map(lambda item: _compare(plan, *item), evidence.sums.items()):
-            names, differences = part
-            known.update(names)
-            found.num_files += len(names)
-            found.differences += differences
-    for name, crc in evidence.metadata.items():
-        found.num_files += 1
-        _judge(found.differences, out / name, crc, "")
-    if evidence.metadata:  # else a driver may be at work, and nobody noted which files belong there
-        extra = (name for name, _ in files.list_files(out) if name not in known)
-        found.differences += [Difference(str(out / name), "is extra", _box_of(plan, name)) for name in sorted(extra)]
+    plan = evidence.plan
+    boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in evidence.sums.items())
+    shards = (Shard(level, box, stored_box(plan, box), sums) for level, box, sums in boxes)
+    found = check_files(plan.out, shards, evidence.metadata, len(plan.factors))
     found.num_unwritten = sum(
         (level, shard) not in evidence.sums for level in range(len(plan.factors)) for shard in _due(evidence, level)
     )
+    return found
+
+
+def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int) -> Verdict:
+    """Read the files of `shards` and of `metadata` in `output`, and return how they differ from what was noted.
+
+    Args:
+        output: with levels s0, s1 and so on.
+        shards: that were written.
+        metadata: checksum by name; where there are none, a driver may be at work, and nothing counts as extra.
+        num_levels: of the output.
+    """
+    out, found = files.locate(output), Verdict()
+    known = set(metadata)
+    with ThreadPoolExecutor(num_threads()) as pool:
+        for names, differences in pool.map(lambda shard: _compare(output, shard), shards):
+            known.update(names)
+            found.num_files += len(names)
+            found.differences += differences
+    for name, crc in metadata.items():
+        found.num_files += 1
+        judge(found.differences, out / name, crc, "")
+    if metadata:
+        extra = (name for name, _ in files.list_files(out) if name not in known)
+        levels = [level_key(level) for level in range(num_levels)]
+        found.differences += [
+            Difference(str(out / name), "is extra", _box_of(output, levels, name)) for name in sorted(extra)
+        ]
     return found
 
 
@@ -142,21 +169,20 @@ def _due(evidence: Evidence, level: int) -> Iterator[int]:
     return (shard for shard in range(len(evidence.plan.shards(level))) if flags is None or flags[shard])
 
 
-def _compare(plan: Plan, place: tuple[int, int], sums: str) -> tuple[list[str], list[Difference]]:
-    """Return the names in the output of the files of a shard, and those that are not as `sums` say."""
-    level, shard = place
-    out, box = files.locate(plan.out), plan.shards(level).box(shard)
-    header = open_writer(plan.out, level_key(level)).header
+def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
+    """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
+    out, key = files.locate(output), level_key(shard.level)
+    header = open_writer(output, key).header
     names: list[str] = []
     differences: list[Difference] = []
-    for file, crc in zip(checksums.stored_files(header, stored_box(plan, box)), checksums.split(sums), strict=True):
+    for file, crc in zip(checksums.stored_files(header, shard.stored), checksums.split(shard.sums), strict=True):
         if crc != checksums.ABSENT:
             names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
-            _judge(differences, file, crc, f"{level_key(level)} {box}")
+            judge(differences, file, crc, f"{key} {shard.box}")
     return names, differences
 
 
-def _judge(differences: list[Difference], file: files.Location, crc: int, box: str) -> None:
+def judge(differences: list[Difference], file: files.Location, crc: int, box: str) -> None:
     """Add to `differences` what is wrong with `file`, if anything."""
     try:
         found = checksums.checksum(file)
@@ -167,13 +193,13 @@ def _judge(differences: list[Difference], file: files.Location, crc: int, box: s
         differences.append(Difference(str(file), "is missing" if found == checksums.ABSENT else "differs", box))
 
 
-def _box_of(plan: Plan, name: str) -> str:
-    """Return the box that a file in the output would hold, "" if it would hold none."""
+def _box_of(output: str, levels: Sequence[str], name: str) -> str:
+    """Return the box that a file in `output` would hold, "" if it would hold none."""
     level, _, rest = name.partition("/")
     places = [part for part in rest.split("/") if part != "c"]
-    if level not in map(level_key, range(len(plan.factors))) or not all(map(str.isdecimal, places)):
+    if level not in levels or not all(map(str.isdecimal, places)):
         return ""
-    header = open_writer(plan.out, level).header
+    header = open_writer(output, level).header
     index = [*map(int, reversed(places) if header.format == "n5" else places)]
     if len(index) != len(header.shape):
         return ""

@@ -1,0 +1,164 @@
+"""What `volpipe status` and `volpipe verify` say of labels: how far they are, what failed, what is not as written."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import make
+from command import THREADS, Ended, Give, giver, set_each
+from volumes import noise
+
+from volpipe import label_tasks
+from volpipe.journal import read_records
+from volpipe.label_audit import inspect_labels
+from volpipe.label_pieces import Pieces
+from volpipe.volume import open_volume
+
+STAGES = ("pieces", "edges", "graph", "paint")
+COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
+BLOCKS = 2 * 2 * 2
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """The command; affinities of noise lie at a.zarr."""
+    make(tmp_path / "a.zarr", noise((9, 13, 16, 11)), chunks=(9, 8, 8, 8))
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def done(ended: Ended) -> dict[str, str]:
+    """Return what a status says is done, of how many, by stage."""
+    return dict(re.findall(r"^(pieces|edges|graph|paint) +(\d+ / \d+) ", ended.out, re.MULTILINE))
+
+
+def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_path: Path, give: Give) -> None:
+    chunk = tmp_path / "a.zarr" / "c" / "0" / "1" / "1" / "1"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    assert give(*COMMAND).code != 0
+    stopped = give("status", "l.zarr")
+    assert stopped.code == 1
+    num_cut = len([record for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl") if record.done])
+    assert done(stopped) == {"pieces": f"{num_cut} / {BLOCKS}", "edges": "0 / 8", "graph": "0 / 1", "paint": "0 / 8"}
+    missing = re.search(r"^pieces +(\d) +(\S+) +(.*)", stopped.out, re.MULTILINE)
+    assert missing is not None
+    z, y, x = np.unravel_index(int(missing[1]), (2, 2, 2))
+    assert missing[2] == f"{8 * z}:{(8, 13)[z]},{8 * y}:{8 * y + 8},{8 * x}:{(8, 11)[x]}"
+    assert "cannot be cut into pieces" in missing[3]
+    assert "l.zarr: not complete; the same `volpipe label` command goes on" in " ".join(stopped.out.split())
+    refused = give("verify", "l.zarr")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "has not written any labels" in refused.err
+
+    chunk.write_bytes(whole)
+    assert give(*COMMAND).code == 0
+    ended = give("status", "l.zarr")
+    assert (ended.code, "missing" in ended.out) == (0, False)
+    assert done(ended) == {"pieces": "8 / 8", "edges": "8 / 8", "graph": "1 / 1", "paint": "8 / 8"}
+    highest = open_volume(tmp_path / "l.zarr").open()[...].max()
+    assert f"l.zarr: complete, {highest:,} objects" in " ".join(ended.out.split())
+    assert give("status", "l.zarr.run").out == ended.out
+
+    shutil.rmtree(tmp_path / "l.zarr")
+    gone = give("status", "l.zarr")
+    assert gone.code == 1
+    assert "its output is gone" in " ".join(gone.out.split())
+
+
+def test_a_graph_without_room_is_among_what_failed(tmp_path: Path, give: Give) -> None:
+    small = give(*COMMAND, "--set", "output.graph_gib=1e-5")
+    assert small.code != 0
+    found = inspect_labels(tmp_path / "l.zarr")
+    assert found is not None and not found.is_complete
+    (missing,) = found.missing
+    assert (missing.stage, missing.box.shape) == ("graph", (13, 16, 11))
+    assert "output.graph_gib gives it 1e-05" in missing.reason
+    assert give(*COMMAND, "--fresh").code == 0
+    again = inspect_labels(tmp_path / "l.zarr")
+    assert again is not None and again.is_complete and again.missing == []
+
+
+def test_labels_that_are_not_as_they_were_written_are_named(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND).code == 0
+    out, table = tmp_path / "l.zarr", tmp_path / "l.zarr.run" / "objects.csv"
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    whole = give("verify", "l.zarr")
+    assert (whole.code, whole.out) == (0, f"{len(files) + 1} files read, 0 not as they were written\n")
+
+    dice = random.Random(2)
+    for file in (*files, table):
+        before = file.read_bytes()
+        data = bytearray(before)
+        if file.suffix == ".json":
+            data += b" "
+        else:
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        file.write_bytes(data)
+        ended = give("verify", "l.zarr")
+        named, counted = ended.out.splitlines()
+        assert ended.code == 1 and counted.endswith("1 not as they were written")
+        places = [int(n) for n in file.relative_to(out).parts[2:]] if file.parts[-4] == "c" else []
+        box = ",".join(f"{8 * i}:{min(8 * i + 8, n)}" for i, n in zip(places, (13, 16, 11), strict=False))
+        assert named == f"{file} differs" + (f" (s0 {box})" if places else "")
+        file.write_bytes(before)
+
+    (out / "s0" / "c" / "0" / "1" / "1").unlink()
+    (out / "notes.txt").write_text("mine")
+    table.unlink()
+    ended = give("verify", "l.zarr")
+    assert ended.code == 1
+    assert set(ended.out.splitlines()[:-1]) == {
+        f"{out}/s0/c/0/1/1 is missing (s0 0:8,8:16,8:11)",
+        f"{out}/notes.txt is extra",
+        f"{table} is missing",
+    }
+    refused = give("verify", "l.zarr", "--recompute", "1")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "no net gave" in refused.err
+
+
+def test_what_was_changed_after_its_end_is_not_taken_for_written_by_the_same_command(
+    tmp_path: Path, give: Give
+) -> None:
+    assert give(*COMMAND).code == 0
+    file = tmp_path / "l.zarr" / "zarr.json"
+    file.write_bytes(file.read_bytes() + b" ")
+    assert "is complete already" in give(*COMMAND).out
+    assert give("verify", "l.zarr").out.splitlines()[0] == f"{file} differs"
+
+
+def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND).code == 0
+    run, said = tmp_path / "l.zarr.run", tmp_path / "l.zarr" / "run" / "zarr.json"
+    known = {path.name for path in run.iterdir()}
+    lines, told = (run / "journal.jsonl").read_text().splitlines(keepends=True), said.read_bytes()
+    (run / "journal.jsonl").write_text("".join(lines[:-1]))
+    said.unlink()
+    (run / "edges").mkdir()
+    assert give("status", "l.zarr").code == 0
+    assert "is complete already" in give(*COMMAND).out
+    assert said.read_bytes() == told
+    assert {path.name for path in run.iterdir()} == known
+    assert give("verify", "l.zarr").code == 0
+
+
+def test_a_task_whose_driver_is_replaced_while_it_computes_writes_nothing(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, run = label_tasks.find_pieces, tmp_path / "l.zarr.run"
+
+    def replaced(*arguments: Any) -> Pieces:
+        (run / "lock").write_text("another\n")
+        return find(*arguments)
+
+    monkeypatch.setattr(label_tasks, "find_pieces", replaced)
+    stopped = give(*COMMAND)
+    assert stopped.code != 0 and "no longer held" in stopped.err
+    assert list((run / "pieces").iterdir()) == []
+    assert not (run / "ids.zarr" / "c").exists()

@@ -1,0 +1,152 @@
+"""Drivers of labellings and of stages, killed in the middle: the same command goes on, to the bytes of one go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arrays import make
+from command import Give, begin, finish, giver, processes_in, wait_until
+from volumes import fingerprint, noise, write_volume
+
+from volpipe.journal import Record, read_records
+
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
+# As the site that SITE names, for drivers that are to be killed: once the journal in HOLD has so many records of the
+# stage, the driver waits there for good, its workers busy. They notice sooner than elsewhere that it is gone.
+HOLDING = """
+import importlib, os, threading
+from volpipe.journal import Journal
+
+def config(run_dir):
+    made = importlib.import_module("volpipe.configs." + os.environ["SITE"]).config(run_dir)
+    for executor in made.executors:
+        executor.heartbeat_period, executor.heartbeat_threshold = 1, 3
+    return made
+
+if "HOLD" in os.environ:
+    folder, stage, number = os.environ["HOLD"].split()
+    append = Journal.append
+    def append_and_hold(self, record):
+        append(self, record)
+        records = [each for each in self.records() if each.stage == stage]
+        if self.path.parent.name == folder and len(records) == int(number):
+            threading.Event().wait()
+    Journal.append = append_and_hold
+"""
+# A net that gives the affinity of each voxel to the ones before it, from how much alike the two are.
+NET = """
+import torch
+from torch import nn
+
+class Alike(nn.Module):
+    in_channels, out_channels, scale, stride, halo = 1, 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    window, intensity = (10, 10, 10), "unit"
+
+    def forward(self, x):
+        return torch.cat([1 - (x - x.roll(1, axis)).abs() / 255 for axis in (2, 3, 4)], 1)
+
+def net():
+    return Alike()
+"""
+OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
+FLOW = f"""
+[[stage]]
+name = "near"
+net = {{ name = "net.py:net" }}
+normalise = {{ method = "none" }}
+windows = {{ shape = [10, 10, 10], overlap = 2, block = [1, 1, 1] }}
+output = {{ chunk = [8, 8, 8], shard = [8, 8, 8] }}
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = {{ stage = "near", offsets = {OFFSETS} }}
+objects = {{ threshold = 0.7 }}
+output = {{ block = [8, 8, 8], chunk = [4, 4, 4] }}
+"""
+SHAPE, BLOCKS = (24, 24, 32), 3 * 3 * 4
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Give]:
+    """The command in this process; the site and the net lie in its folder."""
+    (tmp_path / "site.py").write_text(HOLDING)
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "flow.toml").write_text(FLOW)
+    yield giver(tmp_path, monkeypatch, capsys)
+
+
+def kill(folder: Path, site: str, command: list[str], run: Path, stage: str, number: int) -> list[Record]:
+    """Give the command, kill its driver at its `number`th record of `stage` in `run`, and return what it had noted."""
+    process = begin(folder, *command, SITE=site, VOLPIPE_WORKERS="2", HOLD=f"{run.name} {stage} {number}")
+    wait_until(lambda: process.poll() is not None or len(noted(run, stage)) >= number, 120)
+    os.kill(process.pid, signal.SIGKILL)
+    ended = finish(folder, process)
+    assert ended.code == -signal.SIGKILL, ended.err
+    return noted(run)
+
+
+def noted(run: Path, stage: str | None = None) -> list[Record]:
+    """Return what the journal in `run` has, of one stage or of all."""
+    return [record for record in read_records(run / "journal.jsonl") if stage in (None, record.stage)]
+
+
+def units(records: list[Record]) -> list[tuple[str, int]]:
+    """Return every stage and unit that `records` say is done, as often as they say so."""
+    return sorted((record.stage, unit) for record in records for unit in record.done)
+
+
+def test_a_labelling_whose_driver_is_killed_goes_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
+    make(tmp_path / "a.zarr", noise((3, *SHAPE)), chunks=(3, 8, 8, 8))
+    given = ["--set", "output.block=[8, 8, 8]", "--set", "output.chunk=[4, 4, 4]", "--set", f"input.offsets={OFFSETS}"]
+    whole = give("label", "a.zarr", "-o", "known/l.zarr", "--config", "threads", *given)
+    assert whole.code == 0, whole.err
+
+    command, run = ["label", "a.zarr", "-o", "l.zarr", "--config", "site.py", *given], tmp_path / "l.zarr.run"
+    first = kill(tmp_path, "local", command, run, "paint", 7)
+    assert len(units(first)) == BLOCKS + BLOCKS + 1 + 7
+    (run / ".objects.csv.1.1").touch()  # as a worker leaves it that is killed just then
+
+    ended = finish(tmp_path, begin(tmp_path, *command, SITE="local", VOLPIPE_WORKERS="2"))
+    assert ended.code == 0, ended.err
+    once = [(stage, block) for stage in ("edges", "paint", "pieces") for block in range(BLOCKS)]
+    assert noted(run)[: len(first)] == first
+    assert units(noted(run)) == sorted([*once, ("graph", 0)])
+    assert fingerprint(tmp_path / "l.zarr") == fingerprint(tmp_path / "known" / "l.zarr")
+    assert (run / "objects.csv").read_bytes() == (tmp_path / "known" / "l.zarr.run" / "objects.csv").read_bytes()
+    known = {path.name for path in (tmp_path / "known" / "l.zarr.run").iterdir()}
+    assert {path.name for path in run.iterdir()} == known
+    wait_until(lambda: not processes_in(tmp_path), 25)
+
+
+def test_stages_whose_driver_is_killed_in_the_second_go_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
+    grey = np.random.default_rng(0).integers(0, 4, [n // 4 for n in SHAPE], np.uint8).repeat(4, 0)
+    write_volume(tmp_path / "in.n5", 60 * grey.repeat(4, 1).repeat(4, 2) + noise(SHAPE) // 16)
+    given = ["run", "--recipe", "flow.toml", "-o", "out", "in.n5"]
+    whole = give(*given, "--config", "threads")
+    assert whole.code == 0, whole.err
+    out, known, table = tmp_path / "out", tmp_path / "known", Path("objects.zarr.run") / "objects.csv"
+    out.rename(known)  # not made there: an output says where its input was
+    (tmp_path / "out.run").rename(tmp_path / "known.run")
+
+    command, run = [*given, "--config", "site.py"], out / "objects.zarr.run"
+    first = kill(tmp_path, "threads", command, run, "edges", 5)
+    assert len(units(first)) == BLOCKS + 5
+    before = noted(out / "near.zarr.run")
+
+    ended = finish(tmp_path, begin(tmp_path, *command, SITE="threads", VOLPIPE_WORKERS="2"))
+    assert ended.code == 0, ended.err
+    assert noted(out / "near.zarr.run") == before
+    assert noted(run)[: len(first)] == first
+    assert len(units(noted(run))) == 3 * BLOCKS + 1
+    for name in ("near.zarr", "objects.zarr"):
+        assert fingerprint(out / name) == fingerprint(known / name), name
+    assert (out / table).read_bytes() == (known / table).read_bytes()
+    assert len((out / table).read_text().splitlines()) > 10
+    wait_until(lambda: not processes_in(tmp_path), 25)

@@ -1,0 +1,112 @@
+"""How far a labelling is, what of it failed, and whether its files are as they were written: from its journal.
+
+Not here: the labelling (labelling), or printing (cli_label).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe import checksums
+from volpipe.driver import Missing
+from volpipe.errors import RunError
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.label_plan import LABEL_FILE, LabelPlan
+from volpipe.label_tasks import TABLE
+from volpipe.labelling import STAGES, Noted
+from volpipe.run import Totals, last_line
+from volpipe.verify import Shard, Verdict, check_files, judge
+
+
+@dataclass(frozen=True)
+class LabelStanding:
+    """How far a labelling is, as its journal says.
+
+    Attributes:
+        units: tasks in all, by stage, in their order.
+        totals: what those took that are done, by stage, in the same order.
+        missing: what failed when it was last tried.
+        num_objects: None before the graph is done.
+        is_complete: whether all labels are written, and the output is there.
+        is_gone: whether there should be an output, and is none.
+    """
+
+    plan: LabelPlan
+    folder: Path
+    units: dict[str, int]
+    totals: dict[str, Totals]
+    missing: list[Missing]
+    num_objects: int | None
+    is_complete: bool
+    is_gone: bool
+
+    @property
+    def table(self) -> Path:
+        return self.folder / TABLE
+
+
+def find_labels(output: str | Path) -> tuple[RunFolder, LabelPlan] | None:
+    """Return folder and plan of the labelling that writes `output`, or whose folder it is; None where there is none.
+
+    Raises:
+        RunError: the plan is damaged, or of another version.
+    """
+    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    is_folder = isinstance(place, Path) and (place / LABEL_FILE).is_file()
+    folder = RunFolder(place) if is_folder and isinstance(place, Path) else RunFolder.of_output(place)
+    plan = LabelPlan.load(folder.path)
+    return None if plan is None else (folder, plan)
+
+
+def inspect_labels(output: str | Path) -> LabelStanding | None:
+    """Return the standing of the labelling that writes `output`, or whose folder it is; None where there is none."""
+    found = find_labels(output)
+    if found is None:
+        return None
+    folder, plan = found
+    noted = Noted.of(folder.journal)
+    is_gone = bool(noted.results["paint"]) and not files.exists(files.locate(plan.out))
+    return LabelStanding(
+        plan,
+        folder.path,
+        {stage.name: stage.num_units(plan) for stage in STAGES},
+        {stage.name: noted.totals.get(stage.name, Totals()) for stage in STAGES},
+        [_missing(plan, stage, unit, reason) for (stage, unit), reason in sorted(noted.failed.items())],
+        noted.num_objects if noted.results["graph"] else None,
+        noted.is_complete(plan) and not is_gone,
+        is_gone,
+    )
+
+
+def _missing(plan: LabelPlan, name: str, unit: int, reason: str) -> Missing:
+    once = next(stage.once for stage in STAGES if stage.name == name)
+    return Missing(name, unit, plan.box if once else plan.blocks.box(unit), last_line(reason))
+
+
+def verify_labels(output: str | Path) -> Verdict | None:
+    """Read every file of labels and their table, and compare each with what was noted; None where there are no labels.
+
+    Raises:
+        RunError: there is no journal, or nothing is written yet.
+    """
+    found = find_labels(output)
+    if found is None:
+        return None
+    folder, plan = found
+    if not folder.journal.is_file():
+        raise RunError(
+            f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
+            "restore the folder, or label with --fresh to make both again"
+        )
+    noted = Noted.of(folder.journal)
+    if not noted.sums:
+        raise RunError(f"the labelling in {folder.path} has not written any labels; `volpipe label` goes on with it")
+    boxes = ((plan.blocks.box(block), sums) for block, sums in noted.sums.items())
+    verdict = check_files(plan.out, (Shard(0, box, box, sums) for box, sums in boxes), noted.metadata, 1)
+    if noted.table_sum is not None and noted.table_sum != checksums.ABSENT:
+        verdict.num_files += 1
+        judge(verdict.differences, folder.path / TABLE, noted.table_sum, "")
+    verdict.num_unwritten = len(plan.blocks) - len(noted.sums)
+    return verdict
