@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import volpipe
 from volpipe.driver import logging_to
-from volpipe.errors import RunError, RunStopped, SiteError, TaskLost
+from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
-from volpipe.recipe import Section
+from volpipe.programs import PACKAGE, is_program, kind_of
+from volpipe.recipe import NetChoice, Section
 from volpipe.run import last_line
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
@@ -91,9 +92,10 @@ def follow(
         on_step: told now and then how many steps were taken.
 
     Raises:
-        RecipeError: the folder holds a training by another recipe.
+        RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
         RunStopped: the training failed.
     """
+    check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
@@ -242,6 +244,23 @@ class Course:
             )
             for rank in range(ranks)
         ]
+
+
+def check_trainable(choice: NetChoice) -> None:
+    """Refuse a net that comes as a file: torch trains none of TorchScript, torch.export and ONNX.
+
+    Of a package with code the weights that it would come to could not be given to a run.
+
+    Raises:
+        RecipeError: with what the file is.
+    """
+    if is_program(choice.name):
+        kind = kind_of(choice.name)
+        what = kind if kind == PACKAGE else f"a file of {kind}"
+        raise RecipeError(
+            f"net {choice.name} is {what}, which can be run but not trained; "
+            "give a net as code, such as net.name = file.py:function, and weights to start from as net.weights"
+        )
 
 
 def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.course import Start, check_slots, is_complete, logged
+from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.recipe import load_tree, typed
@@ -109,10 +109,12 @@ def run_sweep(
         on_row: told what became of each trial, as it ends.
 
     Raises:
-        RecipeError: a trial's folder holds a training by another recipe.
+        RecipeError: a net cannot be trained, or a trial's folder holds a training by another recipe.
         SiteError: the site cannot be used, or has fewer workers than a training has ranks.
         RunError: the folder holds something else.
     """
+    for recipe in sweep.recipes:
+        check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     with folder.locked():
         check_place(folder, SWEEP_FILE, fresh=fresh)

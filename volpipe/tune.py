@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.course import Senders, Start, check_slots, logged
+from volpipe.course import Senders, Start, check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.provenance import to_toml
@@ -182,11 +182,14 @@ def run_tuning(
         on_row: told what became of each trial, as it ends.
 
     Raises:
-        RecipeError: the folder holds a search of another recipe, or of other ranges.
+        RecipeError: a net cannot be trained, or the folder holds a search of another recipe or other ranges.
         RunStopped: the first trials all fail.
         RunError: Optuna is not installed, or the folder holds something else.
     """
     _check_installed()
+    for key, values in tuning.search.ranges.items():
+        for value in values.ends:
+            check_trainable(tuning.recipe_with({key: value}).net)
     folder = RunFolder(out.absolute())
     with folder.locked():
         check_place(folder, STUDY, fresh=fresh)
