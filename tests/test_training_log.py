@@ -158,3 +158,11 @@ def test_folders_of_trials_in_which_only_a_log_is_are_taken_and_others_are_not(f
         run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)
     (folder / "s" / "mine.log").unlink()
     assert len(run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)) == 2
+
+
+def test_the_log_of_a_run_names_its_site_as_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(folder, monkeypatch, capsys)
+    assert give("run", "v.tif", "--out", "o.zarr", "--config", "threads", "--set", "net.name=identity").code == 0
+    assert "starts the site threads" in lines_in(folder / "o.zarr.run")
