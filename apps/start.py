@@ -99,7 +99,12 @@ def on_site(name: str) -> Callable[[Path], AbstractContextManager[Started]]:
         SiteError: no such site; when it is started: one that cannot be used here.
     """
     configure = find_site(name)
-    return lambda folder: started(configure(folder))
+
+    def start(folder: Path) -> AbstractContextManager[Started]:
+        log.info("starts the site %s", name)
+        return started(configure(folder))
+
+    return start
 
 
 @contextmanager

@@ -6,17 +6,21 @@ Not here: what a worker does (lesson), or how workers are started (apps.start).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from volpipe.errors import RunError, RunStopped, SiteError, TaskLost
+import volpipe
+from volpipe.driver import logging_to
+from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
+from volpipe.programs import PACKAGE, is_program, kind_of
+from volpipe.recipe import NetChoice, Section
 from volpipe.run import last_line
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
@@ -25,6 +29,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 ATTEMPTS = 3  # without a new checkpoint between them
+OURS = ("lock", "parsl", "volpipe.log")  # in a folder in which nothing has begun
 
 
 class Senders(Protocol):
@@ -87,22 +92,43 @@ def follow(
         on_step: told now and then how many steps were taken.
 
     Raises:
-        RecipeError: the folder holds a training by another recipe.
+        RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
         RunStopped: the training failed.
     """
+    check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
         claim(folder, training, fresh=fresh)
-        if is_complete(folder.path, recipe):
-            return Learnt(folder.path / WEIGHTS, newest(folder.path), was_complete=True)
-        with start(folder.parsl) as workers:
-            course = Course(folder, training, workers, session)
-            while not course.look():
-                wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
-                on_step(last_step(folder.path / LOSSES))
-        stopped = not is_complete(folder.path, recipe)
-        return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)
+        with logged(folder, "train", recipe):
+            if is_complete(folder.path, recipe):
+                log.info("nothing to do: all %d steps are taken", newest(folder.path))
+                return Learnt(folder.path / WEIGHTS, newest(folder.path), was_complete=True)
+            with start(folder.parsl) as workers:
+                course = Course(folder, training, workers, session)
+                while not course.look():
+                    wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
+                    on_step(last_step(folder.path / LOSSES))
+            stopped = not is_complete(folder.path, recipe)
+            log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest(folder.path))
+            return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)
+
+
+@contextmanager
+def logged(folder: RunFolder, command: str, recipe: Section) -> Iterator[None]:
+    """Write what happens meanwhile to the log in `folder`: who begins what, what goes wrong, and how it ends."""
+    with logging_to(folder.log):
+        log.info("volpipe %s %s begins in %s", volpipe.__version__, command, folder.path)
+        log.info("recipe: %s", recipe.model_dump_json(exclude_defaults=True))
+        try:
+            yield
+        except KeyboardInterrupt:
+            log.warning("interrupted; the same command again goes on")
+            raise
+        except RunStopped as error:
+            if error.detail:
+                log.error("what the worker said:\n%s", error.detail)
+            raise
 
 
 def newest(folder: Path) -> int:
@@ -126,7 +152,7 @@ def claim(folder: RunFolder, training: Training, *, fresh: bool = False) -> None
         folder.clear()
     old = Training.load(folder.path)
     if old is None:
-        others = [entry.name for entry in folder.path.iterdir() if entry.name not in ("lock", "parsl")]
+        others = [entry.name for entry in folder.path.iterdir() if entry.name not in OURS]
         if others:
             raise RunError(
                 f"{folder.path} holds {others[0]} and no training; choose another --out, or use --fresh to delete it"
@@ -176,6 +202,9 @@ class Course:
                 (self.folder / ABANDONED).write_text(self._attempt, encoding="utf-8")
             return False
         lost = next(filter(None, map(_loss, self._futures)), None)
+        for rank, reason in enumerate(map(_reason, self._futures)):
+            if reason:
+                log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, len(self._futures), reason)
         failed = [record for record in map(_record, self._futures) if record is not None and record.failed]
         own = [record for record in failed if PEER_LOST not in record.result]
         if own:
@@ -199,20 +228,39 @@ class Course:
             raise TrainingFailed(
                 f"{self._lost} workers were lost after step {now}, so the training stops: {error}"
             ) from error
-        log.warning("a worker was lost after step %d: %s", now, error)
+        log.warning("%s: lost after step %d (%d of %d times): %s", self.folder.name, now, self._lost, ATTEMPTS, error)
         self._reached = now
         self._send()
 
     def _send(self) -> None:
         self._sent += 1
         self._attempt = f"attempt {self._sent} of {self.session}"
-        ranks = self.training.recipe.train.ranks
+        ranks, step = self.training.recipe.train.ranks, newest(self.folder)
+        place = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
+        log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, place)
         self._futures = [
             self._workers.send(
                 "gpu", learn, str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
             )
             for rank in range(ranks)
         ]
+
+
+def check_trainable(choice: NetChoice) -> None:
+    """Refuse a net that comes as a file: torch trains none of TorchScript, torch.export and ONNX.
+
+    Of a package with code the weights that it would come to could not be given to a run.
+
+    Raises:
+        RecipeError: with what the file is.
+    """
+    if is_program(choice.name):
+        kind = kind_of(choice.name)
+        what = kind if kind == PACKAGE else f"a file of {kind}"
+        raise RecipeError(
+            f"net {choice.name} is {what}, which can be run but not trained; "
+            "give a net as code, such as net.name = file.py:function, and weights to start from as net.weights"
+        )
 
 
 def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
@@ -239,6 +287,14 @@ def _loss(future: Future[Record]) -> TaskLost | None:
 
 def _record(future: Future[Record]) -> Record | None:
     return None if future.exception() is not None else future.result()
+
+
+def _reason(future: Future[Record]) -> str:
+    """Return in a line why an ended task has not done its part, "" where it has."""
+    record = _record(future)
+    if record is None:
+        return str(future.exception())
+    return last_line(record.failed[0][1]) if record.failed else ""
 
 
 def _is_bad(future: Future[Record]) -> bool:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.course import Start, check_slots, is_complete
+from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.recipe import load_tree, typed
 from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
+
+log = logging.getLogger(__name__)
 
 SECTION = "sweep"
 COMBINE = "combine"
@@ -106,28 +109,30 @@ def run_sweep(
         on_row: told what became of each trial, as it ends.
 
     Raises:
-        RecipeError: a trial's folder holds a training by another recipe.
+        RecipeError: a net cannot be trained, or a trial's folder holds a training by another recipe.
         SiteError: the site cannot be used, or has fewer workers than a training has ranks.
         RunError: the folder holds something else.
     """
+    for recipe in sweep.recipes:
+        check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     with folder.locked():
         check_place(folder, SWEEP_FILE, fresh=fresh)
-        trials = _number(folder.path, sweep)
-        check_folders(trials, folder.path)
-        rows = {t.number: row_of(t, folder.path / t.name, "waiting") for t in trials}
-        left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
-        for trial in trials:
-            if trial not in left:
-                rows[trial.number] = row_of(trial, folder.path / trial.name, "done")
-        if left:
-            try:
-                for row in _train(left, folder, start, search_path):
-                    rows[row.number] = row
-                    on_row(row)
-            finally:
-                store_table(list(rows.values()), folder.path)
-        return list(rows.values())
+        with logged(folder, "sweep", sweep.recipes[0]):
+            trials = _number(folder.path, sweep)
+            check_folders(trials, folder.path)
+            left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
+            rows = {t.number: row_of(t, folder.path / t.name, "waiting" if t in left else "done") for t in trials}
+            log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
+            if left:
+                try:
+                    for row in _train(left, folder, start, search_path):
+                        rows[row.number] = row
+                        on_row(row)
+                finally:
+                    store_table(list(rows.values()), folder.path)
+            log.info("%d of %d trials are done", sum(row.state == "done" for row in rows.values()), len(rows))
+            return list(rows.values())
 
 
 def _train(left: Sequence[Trial], folder: RunFolder, start: Start, search_path: Path) -> Iterator[Row]:

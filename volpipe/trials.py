@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volpipe.course import TICK_SECONDS, Course, Senders, TrainingFailed, claim, is_complete, newest
+from volpipe.course import OURS, TICK_SECONDS, Course, Senders, TrainingFailed, claim, is_complete, newest
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.lesson import Training
@@ -88,6 +88,11 @@ def placed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
             raise RecipeError(f"{key}: {last} is to be set in a list; name the table, such as data.0.path")
         place[last] = value
     return changed
+
+
+def spelt(values: Mapping[str, Any]) -> str:  # Any: TOML values
+    """Return `values` in a line, such as train.seed = 1, train.batch = 2."""
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 def read_scores(folder: Path) -> list[tuple[int, float]]:
@@ -182,6 +187,7 @@ class Abreast:
         with ExitStack() as stack:
             session = stack.enter_context(place.locked())
             claim(place, training)
+            log.info("trial %s begins: %s", trial.name, spelt(trial.values))
             course = Course(place, training, self._workers, session)
             self._under_way[trial.name] = trial, course, stack.pop_all()
 
@@ -202,7 +208,9 @@ class Abreast:
                 state = "pruned"  # it was asked to stop
             del self._under_way[name]
             stack.close()
-            rows.append(row_of(trial, folder, state, reason))
+            row = row_of(trial, folder, state, reason)
+            log.info("trial %s ended: %s after step %d, loss %s, score %s", name, state, row.steps, row.loss, row.score)
+            rows.append(row)
         return rows
 
     def close(self) -> None:
@@ -229,7 +237,7 @@ def check_place(folder: RunFolder, file: str, *, fresh: bool) -> None:
     """
     if fresh:
         folder.clear()
-    others = [entry.name for entry in folder.path.iterdir() if entry.name not in ("lock", "parsl", f".{file}")]
+    others = [entry.name for entry in folder.path.iterdir() if entry.name not in (*OURS, f".{file}")]
     if others and not (folder.path / file).is_file():
         raise RunError(
             f"{folder.path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it"

@@ -15,13 +15,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.course import Senders, Start, check_slots
+from volpipe.course import Senders, Start, check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.provenance import to_toml
 from volpipe.recipe import Section, differences, load_tree, typed
 from volpipe.training import STOP, VARIED, TrainRecipe
-from volpipe.trials import Abreast, Row, Trial, Values, abreast, check_place, placed, read_scores, row_of, store_table
+from volpipe.trials import (
+    Abreast,
+    Row,
+    Trial,
+    Values,
+    abreast,
+    check_place,
+    placed,
+    read_scores,
+    row_of,
+    spelt,
+    store_table,
+)
 
 if TYPE_CHECKING:
     import optuna
@@ -105,8 +117,7 @@ class Tuning:
         Raises:
             RecipeError: the values do not fit it.
         """
-        told = ", ".join(f"{key} = {value}" for key, value in values.items())
-        return typed(TrainRecipe, placed(self.tree, values), f"the recipe with {told}")
+        return typed(TrainRecipe, placed(self.tree, values), f"the recipe with {spelt(values)}")
 
 
 def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
@@ -171,21 +182,28 @@ def run_tuning(
         on_row: told what became of each trial, as it ends.
 
     Raises:
-        RecipeError: the folder holds a search of another recipe, or of other ranges.
+        RecipeError: a net cannot be trained, or the folder holds a search of another recipe or other ranges.
         RunStopped: the first trials all fail.
         RunError: Optuna is not installed, or the folder holds something else.
     """
     _check_installed()
+    for key, values in tuning.search.ranges.items():
+        for value in values.ends:
+            check_trainable(tuning.recipe_with({key: value}).net)
     folder = RunFolder(out.absolute())
     with folder.locked():
         check_place(folder, STUDY, fresh=fresh)
-        study = Study(tuning, folder.path)
-        if study.has_more:
-            with start(folder.parsl) as workers, abreast(workers, folder.path, search_path) as trainings:
-                _search(study, workers, trainings, on_row)
-        rows = study.rows()
-        store_table(rows, folder.path)
-        return rows
+        with logged(folder, "tune", tuning.recipe):
+            log.info("search: %s", tuning.search.model_dump_json(exclude_defaults=True))
+            study = Study(tuning, folder.path)
+            if study.has_more:
+                with start(folder.parsl) as workers, abreast(workers, folder.path, search_path) as trainings:
+                    _search(study, workers, trainings, on_row)
+            rows = study.rows()
+            store_table(rows, folder.path)
+            done = sum(row.state == "done" for row in rows)
+            log.info("%d of %d trials are done; the first of the table is %03d", done, len(rows), rows[0].number)
+            return rows
 
 
 def _search(study: Study, workers: Senders, trainings: Abreast, on_row: OnRow) -> None:

@@ -1,0 +1,168 @@
+"""The log in the folder of a training, a sweep or a search: who began what, what went wrong and why, how it ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import giver
+from trainings import Threads, make_folder
+
+import volpipe
+from volpipe.course import follow
+from volpipe.errors import RunError, RunStopped, SiteError
+from volpipe.sweep import load_sweep, run_sweep
+from volpipe.training import load_training
+from volpipe.tune import load_tuning, run_tuning
+
+TABLES = """
+validate_every = 2
+
+[sweep]
+"samples.shape" = [[4, 16, 16], [40, 16, 16]]
+
+[tune]
+trials = 2
+"train.learning_rate" = { low = 1e-4, high = 1e-2 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path, TABLES)
+
+
+def learn(folder: Path, workers: Threads, *settings: str) -> None:
+    recipe = load_training(folder / "recipe.toml", settings)
+    follow(recipe, folder / "t", workers.start, search_path=folder)
+
+
+def lines_in(folder: Path) -> list[str]:
+    """Return the lines of a log without time and module."""
+    lines = (folder / "volpipe.log").read_text(encoding="utf-8").splitlines()
+    return [line.split(" ", 4)[-1] if line[:2] == "20" else line for line in lines]
+
+
+# ---- a training
+
+
+def test_the_log_says_who_began_what_where_and_how_it_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(folder, monkeypatch, capsys)
+    assert give("train", "recipe.toml", "--config", "threads").code == 0
+    begins, recipe, site, attempt, *_, end = lines_in(folder / "recipe.train")
+    assert begins == f"volpipe {volpipe.__version__} train begins in {folder / 'recipe.train'}"
+    said = json.loads(recipe.removeprefix("recipe: "))
+    assert (said["net"]["name"], said["train"]["steps"]) == ("superres", 6)
+    assert site == "starts the site threads"
+    assert attempt == "recipe.train: attempt 1 with train.ranks=1 begins at step 0"
+    assert end == "done after step 6"
+    assert give("train", "recipe.toml", "--config", "threads").code == 0
+    assert lines_in(folder / "recipe.train")[-1] == "nothing to do: all 6 steps are taken"
+
+
+def test_a_worker_that_is_lost_is_in_the_log_with_its_reason(folder: Path) -> None:
+    learn(folder, Threads(2, victim="t", lose=1), "train.ranks=2")
+    lines = lines_in(folder / "t")
+    assert "t: rank 0 of 2 failed: the worker was killed" in lines
+    assert "t: lost after step 0 (1 of 3 times): the worker was killed" in lines
+    assert "t: attempt 2 with train.ranks=2 begins at step 0" in lines
+    assert lines[-1] == "done after step 6"
+
+
+def test_a_training_that_goes_on_says_from_which_checkpoint(folder: Path) -> None:
+    learn(folder, Threads(1), "train.steps=4")
+    learn(folder, Threads(1))
+    assert [line for line in lines_in(folder / "t") if "attempt" in line] == [
+        "t: attempt 1 with train.ranks=1 begins at step 0",
+        "t: attempt 1 with train.ranks=1 goes on from the checkpoint after step 4",
+    ]
+
+
+def test_the_log_of_a_training_that_failed_has_the_sentence_and_what_the_worker_said(folder: Path) -> None:
+    with pytest.raises(RunStopped):
+        learn(folder, Threads(1), "samples.shape=[40,16,16]")
+    lines = lines_in(folder / "t")
+    assert "the run stopped" in lines
+    assert any(line.startswith("t: rank 0 of 1 failed: ") and "longer than the volume" in line for line in lines)
+    assert any("samples.py" in line and line.startswith("  File") for line in lines)  # where in the worker it was
+
+
+def test_a_folder_in_which_nothing_began_but_a_log_is_no_others(folder: Path) -> None:
+    with pytest.raises(SiteError, match=r"train.ranks is 2"):
+        learn(folder, Threads(1), "train.ranks=2")
+    assert "train.ranks is 2" in (folder / "t" / "volpipe.log").read_text()
+    learn(folder, Threads(2), "train.ranks=2")
+    assert lines_in(folder / "t")[-1] == "done after step 6"
+
+
+def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Path) -> None:
+    recipe = load_training(folder / "recipe.toml")
+
+    def interrupt(step: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow(recipe, folder / "t", Threads(1).start, search_path=folder, on_step=interrupt)
+    assert lines_in(folder / "t")[-1] == "interrupted; the same command again goes on"
+
+    @contextmanager
+    def start(place: Path) -> Iterator[Threads]:
+        raise ZeroDivisionError("a fault")
+        yield
+
+    with pytest.raises(RunStopped, match=r"a fault .*\(traceback: .*volpipe.log\)"):
+        follow(recipe, folder / "u", start, search_path=folder)
+    assert "ZeroDivisionError: a fault" in lines_in(folder / "u")
+
+
+# ---- trials
+
+
+def test_a_sweep_logs_each_trial_its_values_and_why_one_failed(folder: Path) -> None:
+    sweep = load_sweep(folder / "recipe.toml")
+    run_sweep(sweep, folder / "s", Threads(1, victim="000", lose=1).start, search_path=folder)
+    lines = lines_in(folder / "s")
+    assert lines[0] == f"volpipe {volpipe.__version__} sweep begins in {folder / 's'}"
+    assert "trial 000 begins: samples.shape = [4, 16, 16]" in lines
+    assert "000: lost after step 0 (1 of 3 times): the worker was killed" in lines
+    assert any(line.startswith("trial 000 ended: done after step 6, loss 0.") for line in lines)
+    assert any(line.startswith("trial 001 failed: ") and "longer than the volume" in line for line in lines)
+    assert "trial 001 ended: failed after step 0, loss None, score None" in lines
+    assert lines[-1] == "1 of 2 trials are done"
+    assert not (folder / "s" / "001" / "volpipe.log").exists()
+
+
+def test_a_search_logs_each_trial_and_why_one_failed(folder: Path) -> None:
+    tuning = load_tuning(folder / "recipe.toml")
+    rows = run_tuning(tuning, folder / "u", Threads(1, victim="001", lose=3).start, search_path=folder)
+    lines = lines_in(folder / "u")
+    assert lines[0] == f"volpipe {volpipe.__version__} tune begins in {folder / 'u'}"
+    assert json.loads(lines[2].removeprefix("search: "))["trials"] == 2
+    rate = next(row for row in rows if row.number == 0).values["train.learning_rate"]
+    assert f"trial 000 begins: train.learning_rate = {rate}" in lines
+    assert any(line.startswith("trial 001 failed: 3 workers were lost after step 0") for line in lines)
+    assert lines[-1] == "1 of 2 trials are done; the first of the table is 000"
+
+
+def test_folders_of_trials_in_which_only_a_log_is_are_taken_and_others_are_not(folder: Path) -> None:
+    sweep = load_sweep(folder / "recipe.toml")
+    (folder / "s").mkdir()
+    (folder / "s" / "volpipe.log").touch()
+    (folder / "s" / "mine.log").touch()
+    with pytest.raises(RunError, match=r"holds mine.log and no sweep.json"):
+        run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)
+    (folder / "s" / "mine.log").unlink()
+    assert len(run_sweep(sweep, folder / "s", Threads(1).start, search_path=folder)) == 2
+
+
+def test_the_log_of_a_run_names_its_site_as_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(folder, monkeypatch, capsys)
+    assert give("run", "v.tif", "--out", "o.zarr", "--config", "threads", "--set", "net.name=identity").code == 0
+    assert "starts the site threads" in lines_in(folder / "o.zarr.run")

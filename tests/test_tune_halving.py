@@ -1,0 +1,113 @@
+"""Successive halving: of every three trials that come as far the best goes on, and a bad one takes few steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from trainings import Threads, losses_in, make_folder
+
+from volpipe import trials
+from volpipe.train import Keeper, Trainee
+from volpipe.training import LOSSES, STOP, WEIGHTS
+from volpipe.trials import Trial
+from volpipe.tune import Study, load_tuning, run_tuning
+
+STEPS = 8
+TUNE = f"""
+steps = {STEPS}
+validate_every = 2
+
+[tune]
+trials = 6
+pruner = "halving"
+"degrade.noise" = {{ choices = [0.0, 80.0] }}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a recipe whose trials see clean slices, or such as nobody can make anything of."""
+    make_folder(tmp_path)
+    path = tmp_path / "recipe.toml"
+    path.write_text(path.read_text().replace("steps = 6\n", "") + TUNE)
+    return tmp_path
+
+
+@pytest.fixture
+def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each training wait where it validates until the search has seen its score, however slow either is."""
+    seen: dict[str, int] = {}
+    watch, keep = Study.watch, Keeper.keep
+
+    def watching(study: Study, trial: Trial) -> None:
+        scores = trials.read_scores(study.folder / trial.name)
+        watch(study, trial)
+        seen[trial.name] = scores[-1][0] if scores else 0
+
+    def keeping(keeper: Keeper, trainee: Trainee, entry: Mapping[str, float]) -> bool:
+        stops = keep(keeper, trainee, entry)
+        deadline = time.monotonic() + 60
+        while trainee.step % 2 == 0 and trainee.step < STEPS and not stops:
+            if seen.get(keeper.folder.name, 0) >= trainee.step:
+                break
+            assert time.monotonic() < deadline, f"nobody looked at the score of step {trainee.step}"
+            time.sleep(0.005)
+        return stops
+
+    monkeypatch.setattr(Study, "watch", watching)
+    monkeypatch.setattr(Keeper, "keep", keeping)
+    monkeypatch.setattr(trials, "TICK_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("_in_step")
+def test_what_is_worse_than_the_best_at_the_first_rung_takes_few_steps_and_the_rest_all(folder: Path) -> None:
+    tuning = load_tuning(folder / "recipe.toml")
+    rows = sorted(run_tuning(tuning, folder / "t", Threads(1).start, search_path=folder), key=lambda row: row.number)
+    is_bad = [row.values["degrade.noise"] > 0 for row in rows]
+    lags = [bad and not all(is_bad[:number]) for number, bad in enumerate(is_bad)]  # a good one came before
+    assert 2 <= sum(lags) < len(rows) - 1
+    # The first rung is at step 2: what is worse there than the best before is asked to stop, and does so at step 4.
+    assert [row.state for row in rows] == ["pruned" if lag else "done" for lag in lags]
+    assert [row.steps for row in rows] == [4 if lag else STEPS for lag in lags]
+    assert [len(losses_in(folder / "t" / f"{row.number:03}")) for row in rows] == [row.steps for row in rows]
+    weights = {int(path.parent.name) for path in (folder / "t").glob(f"*/{WEIGHTS}")}
+    assert weights == {number for number, lag in enumerate(lags) if not lag}
+
+
+@pytest.mark.parametrize(
+    ("step", "scores", "stopped"),
+    [
+        # Below six trials the best so far goes on; of six to eight the best two; of nine the best three.
+        (2, [10, 20, 5, 15, 12, 18, 9, 17, 19], {2, 3, 4, 6, 7}),
+        (4, [10, 20, 5, 15, 12, 18, 9, 17, 19], {2, 3, 4, 6, 7}),
+        (6, [10, 5, 20], {1}),
+    ],
+)
+def test_of_every_three_the_best_goes_on(folder: Path, step: int, scores: list[float], stopped: set[int]) -> None:
+    """Scores are written as the trials' trainings would."""
+    (folder / "t").mkdir()
+    study = Study(load_tuning(folder / "recipe.toml", ["tune.trials=9"]), folder / "t")
+    for psnr in scores:
+        trial = study.ask()
+        (folder / "t" / trial.name).mkdir()
+        (folder / "t" / trial.name / LOSSES).write_text(json.dumps({"step": step, "loss": 1.0, "psnr": psnr}) + "\n")
+        study.watch(trial)
+    assert {int(path.parent.name) for path in (folder / "t").glob(f"*/{STOP}")} == stopped
+
+
+def test_between_rungs_nothing_is_pruned(folder: Path) -> None:
+    (folder / "t").mkdir()
+    study = Study(load_tuning(folder / "recipe.toml"), folder / "t")
+    good, falling = study.ask(), study.ask()
+    for trial, told in ((good, {2: 20.0}), (falling, {2: 21.0, 4: 1.0})):
+        place = folder / "t" / trial.name
+        place.mkdir()
+        for step, psnr in told.items():
+            with (place / LOSSES).open("a") as file:
+                file.write(json.dumps({"step": step, "loss": 1.0, "psnr": psnr}) + "\n")
+            study.watch(trial)
+        assert not (place / STOP).exists()
