@@ -30,6 +30,8 @@ from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
 
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
 ADVERSARY = """
 [adversary]
 weight = 0.5
@@ -42,13 +44,6 @@ learning_rate = 0.02
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
 
 
 def recipe(folder: Path, *settings: str) -> TrainRecipe:

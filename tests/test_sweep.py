@@ -20,6 +20,8 @@ from volpipe.training import LOSSES, WEIGHTS, load_training
 from volpipe.trials import Row, placed
 from volpipe.tune import load_tuning
 
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
 SWEEP = """
 [sweep]
 "train.learning_rate" = [1e-3, 1e-2]
@@ -190,7 +192,7 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
 
 @pytest.mark.slow
 def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(folder: Path) -> None:
-    settings = ("train.steps=150", "train.checkpoint_every=5")
+    settings = ("train.steps=600", "train.checkpoint_every=5")  # some seconds, in which one is killed
     rows = swept(folder, Threads(2), *settings)
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "sweep", "recipe.toml", *options, VOLPIPE_WORKERS="2")
@@ -213,10 +215,10 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
         "state",
     ]
     assert [line[:4] for line in lines[1:5]] == [
-        ["000", "0.001", "4", "150"],
-        ["001", "0.001", "6", "150"],
-        ["002", "0.01", "4", "150"],
-        ["003", "0.01", "6", "150"],
+        ["000", "0.001", "4", "600"],
+        ["001", "0.001", "6", "600"],
+        ["002", "0.01", "4", "600"],
+        ["003", "0.01", "6", "600"],
     ]
     for row in rows:
         name = f"{row.number:03}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,8 @@ from volpipe.models.superres import superres
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
 TRAIN = """
 [train]
 steps = 12
@@ -37,13 +38,6 @@ threads = 1
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, train=TRAIN)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
 
 
 def losses_in(folder: Path) -> list[tuple[int, float]]:

@@ -6,7 +6,6 @@ import builtins
 import json
 import signal
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.trials import Row
 from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning
 
+pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
+
 TUNE = """
 validate_every = 2
 
@@ -40,13 +41,6 @@ samples.shape = { choices = [[4, 16, 16], [6, 16, 16]] }
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, TUNE)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_outlives_a_test(tmp_path: Path) -> Iterator[None]:
-    yield
-    for process in processes_in(tmp_path):
-        process.kill()
 
 
 def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:

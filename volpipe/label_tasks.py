@@ -286,7 +286,10 @@ def save(path: Path, **arrays: np.ndarray) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    partial.write_bytes(data)
+    with partial.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())  # the journal is about to say that it is there
     partial.replace(path)
 
 
