@@ -13,7 +13,8 @@ import tifffile
 import torch
 from google_crc32c import value as crc32c
 from safetensors.torch import load_file
-from test_train import RECIPE, losses_in
+from test_train import TRAIN, losses_in
+from trainings import LEANING
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     z, y, x = np.mgrid[:60, :40, :40]
     planes = 127 + 100 * np.sin((z + y / 2 + x / 3) * 0.9)
     tifffile.imwrite(tmp_path / "v.tif", planes.astype(np.uint8))
-    (tmp_path / "recipe.toml").write_text(RECIPE.replace("0:8,:,:", str(HELD)))
+    (tmp_path / "recipe.toml").write_text((LEANING + TRAIN).replace("0:8,:,:", str(HELD)))
     return tmp_path
 
 
@@ -78,7 +79,7 @@ def test_the_middle_of_a_box_is_of_whole_coarse_voxels() -> None:
 
 @pytest.mark.parametrize("key", ["validate_every", "predict_every"])
 def test_looking_on_needs_something_held_out(folder: Path, key: str) -> None:
-    (folder / "recipe.toml").write_text(RECIPE.replace('held_out = "0:8,:,:"', ""))
+    (folder / "recipe.toml").write_text((LEANING + TRAIN).replace('held_out = "0:8,:,:"', ""))
     with pytest.raises(RecipeError, match=r"need a volume with held_out; give data.held_out"):
         recipe(folder, f"train.{key}=2")
 
