@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = ("test_slurm.py", "test_k8s.py")  # they wait more than they work
+LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "sites_check", "train", "tune", "sweep", "sites"))
 SHARED = ROOT.parent / "shared" / "data"
 
 
