@@ -40,6 +40,13 @@ def set_each(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
 
 
+def named_by_verify(give: Give, output: str) -> set[str]:
+    """Return what `volpipe verify` says of the files of `output` that are not as they were written; there are some."""
+    ended = give("verify", output)
+    assert ended.code == 1
+    return set(ended.out.splitlines()[:-1])
+
+
 def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """Return what gives a command in this process, as if in a shell in `folder`."""
 
