@@ -39,6 +39,7 @@ LAYERS = (
     "rehearsal           alternatives limits",
     "folder run",
     "worker              estimate",
+    "usage",
     "factor infer reassemble pyramid scan memory",
     "tensors windows output schedule shortage staging",
     "wanted              sums checksums",

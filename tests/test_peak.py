@@ -11,7 +11,7 @@ from conftest import ROOT
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """
 import pathlib
-from volpipe.worker import peak_bytes
+from volpipe.usage import peak_bytes
 pathlib.Path("/proc/self/clear_refs").write_text("5")
 before = peak_bytes()
 x = b"1" * (300 << 20)

@@ -16,7 +16,7 @@ from volpipe.grid import align_up
 from volpipe.nets import NetFacts, build_net
 from volpipe.recipe import Infer, NetChoice
 from volpipe.shortage import is_shortage
-from volpipe.worker import peak_bytes
+from volpipe.usage import peak_bytes
 
 Triple = tuple[int, int, int]
 GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window

@@ -35,9 +35,10 @@ from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
+from volpipe.usage import peak_bytes
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
-from volpipe.worker import PLAN_FILE, Job, peak_bytes
+from volpipe.worker import PLAN_FILE, Job
 
 log = logging.getLogger(__name__)
 

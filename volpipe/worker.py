@@ -7,22 +7,14 @@ stop the driver's result thread. Marks are the driver's.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import resource
-import socket
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from volpipe.errors import ChunkError
-from volpipe.formats.store import Transferred, transferred
 from volpipe.heap import share_heap
 from volpipe.journal import Record
 from volpipe.lock import check_holder
@@ -31,7 +23,8 @@ from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine
 from volpipe.plan import Plan, load_plan
 from volpipe.staging import staged, take_notes
-from volpipe.tensors import PARTS, Tensors, grown
+from volpipe.tensors import PARTS, Tensors
+from volpipe.usage import is_alone, measured
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
@@ -225,125 +218,30 @@ def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcome
 
 def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
-    if _is_alone():
+    if is_alone():
         _settle()
-    usage = _Usage.begin()
     done: list[int] = []
     failed: dict[int, str] = {}
     hopeless: list[int] = []
-    try:
-        for unit, error in outcomes:
-            if error is None:
-                done.append(unit)
-                continue
-            failed[unit] = _reason(error)
-            if isinstance(error, ChunkError) and not error.may_mend:
-                hopeless.append(unit)
-    except Exception as error:  # a net that does not load, say: every unit that is left fails alike
-        failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-    record = usage.end(stage, sorted(done), sorted(failed.items()))
-    return dataclasses.replace(record, hopeless=tuple(sorted(hopeless)), told=take_notes())
-
-
-def _reason(error: Exception) -> str:
-    return "".join(traceback.format_exception(error)).strip()
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """What this process has counted so far, by all of its tasks."""
-
-    moved: Transferred = field(default_factory=Transferred)
-    grown: int = 0
-    device_seconds: float = 0.0
-
-    @classmethod
-    def now(cls) -> _Counters:
-        return cls(transferred(), grown(), _device()[1])
-
-
-class _Shares:
-    """Shares out what a process counts: a task gets what was counted since it began, or since one beside it ended.
-
-    So all tasks together get it once, also where they run side by side in threads.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_tasks = 0
-        self._given = _Counters()
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._num_tasks == 0:  # what was counted between tasks is nobody's
-                self._given = _Counters.now()
-            self._num_tasks += 1
-
-    def end(self) -> _Counters:
-        with self._lock:
-            before, self._given = self._given, _Counters.now()
-            self._num_tasks -= 1
-            return _Counters(
-                self._given.moved - before.moved,
-                self._given.grown - before.grown,
-                max(0.0, self._given.device_seconds - before.device_seconds),
-            )
-
-
-_shares = _Shares()
-
-
-@dataclass(frozen=True)
-class _Usage:
-    """When a task began, and what its process, or its thread, had used of the processor by then."""
-
-    started: float
-    clock: float
-    cpu: float
-
-    @classmethod
-    def begin(cls) -> _Usage:
-        _shares.begin()
-        return cls(time.time(), time.perf_counter(), _cpu_seconds())
-
-    def end(self, stage: str, done: Sequence[int], failed: Sequence[tuple[int, str]]) -> Record:
-        """Return what was done since, and what that took."""
-        share, is_infer = _shares.end(), stage == "infer"
-        return Record(
-            stage=stage,
-            done=tuple(done),
-            failed=tuple(failed),
-            started=self.started,
-            seconds=time.perf_counter() - self.clock,
-            cpu_seconds=_cpu_seconds() - self.cpu,
-            peak_bytes=peak_bytes(),
-            read_bytes=share.moved.read,
-            written_bytes=share.moved.written,
-            scratch_bytes=share.grown,
-            device=_device()[0] if is_infer else "",
-            device_seconds=share.device_seconds if is_infer else 0.0,
-            device_peak_bytes=_device_peak_bytes() if is_infer else 0,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
-
-
-def peak_bytes() -> int:
-    """Return the highest resident memory of this process so far."""
-    # Linux counts it anew for a new program; getrusage begins with the memory of the process that started it.
-    with contextlib.suppress(OSError, StopIteration), Path("/proc/self/status").open(encoding="ascii") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _cpu_seconds() -> float:
-    # Of one thread where tasks share a process, of the process (readers and writers included) where they do not.
-    return time.process_time() if _is_alone() else time.thread_time()
-
-
-def _is_alone() -> bool:
-    """Return whether this process does one task at a time: where tasks share it, they run in threads."""
-    return threading.current_thread() is threading.main_thread()
+    with measured(stage) as usage:
+        try:
+            for unit, error in outcomes:
+                if error is None:
+                    done.append(unit)
+                    continue
+                failed[unit] = _reason(error)
+                if isinstance(error, ChunkError) and not error.may_mend:
+                    hopeless.append(unit)
+        except Exception as error:  # a net that does not load, say: every unit that is left fails alike
+            failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
+    return Record(
+        stage,
+        tuple(sorted(done)),
+        tuple(sorted(failed.items())),
+        hopeless=tuple(sorted(hopeless)),
+        told=take_notes(),
+        **usage,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -351,15 +249,5 @@ def _settle() -> None:
     share_heap()
 
 
-def _device() -> tuple[str, float]:
-    """Return the device of the net that this process has loaded, if any, and how long it has computed there."""
-    infer = sys.modules.get("volpipe.infer")  # whose import would take torch's time
-    runner = None if infer is None else infer.loaded_runner()
-    return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
-
-
-def _device_peak_bytes() -> int:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return 0
-    return int(torch.cuda.max_memory_allocated())
+def _reason(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)).strip()

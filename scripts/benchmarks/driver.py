@@ -37,8 +37,8 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.recipe import load_recipe
     from volpipe.run import Loop
     from volpipe.schedule import Schedule
+    from volpipe.usage import peak_bytes
     from volpipe.volume import ArraySpec, create_array
-    from volpipe.worker import peak_bytes
 
     window = 64
     shape = (side * window,) * 3

@@ -1,0 +1,127 @@
+"""What a task takes, as its process counts it: time, memory, bytes moved, and seconds on a device.
+
+Not here: the task (worker), or what becomes of the figures (journal, run).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from volpipe.formats.store import Transferred, transferred
+from volpipe.tensors import grown
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """What this process has counted so far, by all of its tasks."""
+
+    moved: Transferred = field(default_factory=Transferred)
+    grown: int = 0
+    device_seconds: float = 0.0
+
+    @classmethod
+    def now(cls) -> _Counters:
+        return cls(transferred(), grown(), _device()[1])
+
+
+class _Shares:
+    """Shares out what a process counts: a task gets what was counted since it began, or since one beside it ended.
+
+    So all tasks together get it once, also where they run side by side in threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_tasks = 0
+        self._given = _Counters()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._num_tasks == 0:  # what was counted between tasks is nobody's
+                self._given = _Counters.now()
+            self._num_tasks += 1
+
+    def end(self) -> _Counters:
+        with self._lock:
+            before, self._given = self._given, _Counters.now()
+            self._num_tasks -= 1
+            return _Counters(
+                self._given.moved - before.moved,
+                self._given.grown - before.grown,
+                max(0.0, self._given.device_seconds - before.device_seconds),
+            )
+
+
+_shares = _Shares()
+
+
+@contextmanager
+def measured(stage: str) -> Iterator[dict[str, Any]]:  # Any: each field's own type
+    """Give a dictionary that holds, at the end, what was taken meanwhile, as the fields of a `journal.Record`."""
+    usage: dict[str, Any] = {}
+    _shares.begin()
+    started, clock, cpu = time.time(), time.perf_counter(), _cpu_seconds()
+    try:
+        yield usage
+    finally:
+        share = _shares.end()
+        usage |= {
+            "started": started,
+            "seconds": time.perf_counter() - clock,
+            "cpu_seconds": _cpu_seconds() - cpu,
+            "peak_bytes": peak_bytes(),
+            "read_bytes": share.moved.read,
+            "written_bytes": share.moved.written,
+            "scratch_bytes": share.grown,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        if stage == "infer":
+            usage |= {
+                "device": _device()[0],
+                "device_seconds": share.device_seconds,
+                "device_peak_bytes": _device_peak_bytes(),
+            }
+
+
+def peak_bytes() -> int:
+    """Return the highest resident memory of this process so far."""
+    # Linux counts it anew for a new program; getrusage begins with the memory of the process that started it.
+    with contextlib.suppress(OSError, StopIteration), Path("/proc/self/status").open(encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _cpu_seconds() -> float:
+    # Of one thread where tasks share a process, of the process (readers and writers included) where they do not.
+    return time.process_time() if is_alone() else time.thread_time()
+
+
+def is_alone() -> bool:
+    """Return whether this process does one task at a time: where tasks share it, they run in threads."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _device() -> tuple[str, float]:
+    """Return the device of the net that this process has loaded, if any, and how long it has computed there."""
+    infer = sys.modules.get("volpipe.infer")  # whose import would take torch's time
+    runner = None if infer is None else infer.loaded_runner()
+    return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
+
+
+def _device_peak_bytes() -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.max_memory_allocated())
