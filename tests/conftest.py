@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from hypothesis import settings
 
 from volpipe.formats import remote
 
-# How long an example takes says what else the machine does.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# No deadlines: how long an example takes says what else the machine does. `--hypothesis-profile drawn` draws others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("drawn", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: tables would be as narrow
 # Commands that tests start are interrupted, also where these tests run in the background or under nohup.
@@ -46,6 +49,14 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared data folder is not beside the project")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Let every test draw what it drew the last time, weights of nets above all."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture
