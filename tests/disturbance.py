@@ -34,7 +34,7 @@ SESSION = pathlib.Path(os.environ["SESSION_FILE"]) if "SESSION_FILE" in os.envir
 class Slow(torch.nn.Module):
     scale, stride, halo = (1, 1, 1), (1, 1, 1), (0, 0, 0)
     def forward(self, x):
-        if not x.is_meta and SESSION is not None:
+        if x.any() and SESSION is not None:  # zeros are what a plan tries
             with SESSION.open("a") as file:
                 file.write(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n")
             time.sleep(float(pathlib.Path(__file__).with_name("seconds").read_text()))

@@ -23,7 +23,7 @@ class Ramp(torch.nn.Module):
         super().__init__()
         self.scale, self.calls = tuple(scale), calls
     def forward(self, x):
-        if not x.is_meta and self.calls:
+        if x.any() and self.calls:  # zeros are what a plan tries
             with pathlib.Path(self.calls).open("a") as file:
                 file.write("called\\n" * len(x))
         for axis, factor in enumerate(self.scale):

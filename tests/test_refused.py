@@ -120,11 +120,12 @@ def test_a_window_off_the_stride_of_the_net(give: Give) -> None:
 
 
 NETS = """
-import torch
+import threading, torch
 class Net(torch.nn.Module):
     in_channels, limit = 1, 10**9
     def forward(self, x):
-        if not x.is_meta and x[0, 0].numel() > self.limit:
+        is_task = threading.current_thread() is not threading.main_thread()
+        if is_task and x[0, 0].numel() > self.limit:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return x
 def half():

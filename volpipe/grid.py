@@ -22,6 +22,7 @@ and all later blocks begin one window later, so that what a block adds lies in i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,10 +136,9 @@ class Grid:
         box = box & Box.of(self.shape)
         if box.is_empty:
             return
-        lows = tuple(a // c for a, c in zip(box.start, self.cell, strict=True))
-        highs = tuple(-(-b // c) for b, c in zip(box.stop, self.cell, strict=True))
-        for offset in np.ndindex(*(h - low for low, h in zip(lows, highs, strict=True))):
-            yield self.number(tuple(low + o for low, o in zip(lows, offset, strict=True)))
+        cells = (range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, self.cell, strict=True))
+        for index in itertools.product(*cells):
+            yield self.number(index)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 Triple = tuple[int, int, int]
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
+# Values of a window that is computed rather than tried without values, for which torch loads its compiler: 1.7 s and
+# 70 MiB (2026-11).
+SOON_COMPUTED = 32**3
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +281,9 @@ def weights_hash(net: nn.Module) -> str:
 
 
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
-    """Refuse a net whose output for one window has not the shape it declares; tried without values where that works.
+    """Refuse a net whose output for one window has not the shape it declares.
+
+    A large window is tried without values where that works.
 
     Shipped nets that are described keep to what they declare (tests/test_descriptions.py).
 
@@ -294,19 +300,19 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
 
 
 def _check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> None:
-    net = build_net(choice.model_copy(update={"weights": None}), search_path)
-    try:
-        out = _output_shape(net, (1, facts.in_channels, *window), "meta")
-    except Exception:  # nets may look at their values, which only a real window has
-        log.info("net %s cannot be tried without values, so one window is computed", facts.label)
+    shape = (1, facts.in_channels, *window)
+    small = math.prod(shape) <= SOON_COMPUTED
+    for device in ("cpu",) if small else ("meta", "cpu"):
         try:
-            net = build_net(choice.model_copy(update={"weights": None}), search_path)
-            out = _output_shape(net, (1, facts.in_channels, *window), "cpu")
+            out = _output_shape(build_net(choice.model_copy(update={"weights": None}), search_path), shape, device)
+            break
         except Exception as error:  # whatever the net's own code makes of it
-            reason = str(error) or type(error).__name__
-            raise PlanError(
-                f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
-            ) from error
+            if device == "cpu":
+                reason = str(error) or type(error).__name__
+                raise PlanError(
+                    f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
+                ) from error
+            log.info("net %s cannot be tried without values, so one window is computed", facts.label)
     due = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
     if out != due:
         raise PlanError(

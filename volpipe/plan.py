@@ -130,7 +130,11 @@ class Plan(BaseModel):
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of pyramid `level`: what one task writes at once."""
-        return Grid(self.level_shape(level), self.shard)
+        return self._shards[level]
+
+    @cached_property
+    def _shards(self) -> list[Grid]:
+        return [Grid(self.level_shape(level), self.shard) for level in range(len(self.factors))]
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
@@ -170,7 +174,7 @@ class Plan(BaseModel):
 
     def is_direct(self, shard: int) -> bool:
         """Return whether one block alone determines `shard`, and so writes it itself."""
-        return len(self.blocks_of_shard(shard)) == 1
+        return all(direct[i] for direct, i in zip(self._direct, self.shards().index(shard), strict=True))
 
     def shards_of_block(self, block: int) -> tuple[int, ...]:
         """Return the shards of level 0, ascending, that the sum of `block` reaches."""
@@ -179,7 +183,11 @@ class Plan(BaseModel):
     @cached_property
     def num_sums(self) -> int:
         """Number of shards that are added from several blocks' sums; zero when every shard is direct."""
-        return len(self.shards()) - math.prod(sum(self.direct_along(axis)) for axis in range(3))
+        return len(self.shards()) - math.prod(map(sum, self._direct))
+
+    @cached_property
+    def _direct(self) -> tuple[list[bool], ...]:
+        return tuple(map(self.direct_along, range(3)))
 
     def direct_along(self, axis: int) -> list[bool]:
         """Return which places along `axis` have shards that one block determines, as far as this axis goes."""

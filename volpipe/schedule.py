@@ -316,14 +316,19 @@ class Schedule:
     def _discard_sum(self, block: int) -> None:
         """Discard what nobody needs any more of the tensor of `block`: parts are numbered block by block."""
         plan = self.plan
-        if not self.infer.has(block):
+        if self.keep_tensors or not self.infer.has(block):
             return
         reach, corner = plan.sum_box(block), plan.core_start(block)
-        for part, region in enumerate(plan.sum_parts):
-            touched = filter(partial(self._is_due, 0), plan.shards().touching(region.shift(corner) & reach))
-            shared = [shard for shard in touched if not plan.is_direct(shard)]
-            if shared and all(self.reassemble.done[shard] for shard in shared):
-                self._discard("sum", block * len(plan.sum_parts) + part)
+        for unit, region in enumerate(plan.sum_parts, block * len(plan.sum_parts)):
+            if self.discards["sum"].taken[unit]:
+                continue
+            touched = list(plan.shards().touching(region.shift(corner) & reach))
+            added = [shard for shard in touched if self.reassemble.done[shard]]
+            if added and not any(map(self._is_to_be_added, set(touched).difference(added))):
+                self._discard("sum", unit)
+
+    def _is_to_be_added(self, shard: int) -> bool:
+        return self._is_due(0, shard) and not self.plan.is_direct(shard)
 
     def _discard(self, what: str, unit: int) -> None:
         stage = self.discards[what]
