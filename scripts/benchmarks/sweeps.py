@@ -1,19 +1,25 @@
-"""A sweep of small trainings on two workers, against the same on one worker, one after another."""
+"""A sweep of small trainings on two workers, against the same on one worker, one after another.
+
+A worker has one core, to which it is bound: a training with one thread reads ahead in another, which would otherwise
+take a part of the second core where one worker is alone.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting, compared
-from volpipe.apps.start import on_site
+from volpipe.apps.start import Started, started
+from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
 from volpipe.sweep import load_sweep, run_sweep
 
-WORKERS = "VOLPIPE_WORKERS"
 RECIPE = """
 net = { name = "superres", options = { factor = 2, features = 8, num_blocks = 2 } }
 data = [{ path = "PATH" }]
@@ -37,19 +43,23 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
 
 def _sweep(setting: Setting, recipe: Path, workers: int) -> float:
     """Return the seconds of all trainings, from before the workers start until they are gone."""
-    before = os.environ.get(WORKERS)
-    os.environ[WORKERS] = str(workers)
-    try:
-        started = time.perf_counter()
-        rows = run_sweep(
-            load_sweep(recipe), setting.scratch / "sweep", on_site("local"), search_path=setting.scratch, fresh=True
-        )
-        seconds = time.perf_counter() - started
-    finally:
-        os.environ.pop(WORKERS) if before is None else os.environ.update({WORKERS: before})
+    place = setting.scratch / "sweep"
+    began = time.perf_counter()
+    rows = run_sweep(
+        load_sweep(recipe), place, partial(_with_a_core_each, workers), search_path=setting.scratch, fresh=True
+    )
+    seconds = time.perf_counter() - began
     if any(row.state != "done" for row in rows):
         raise VolpipeError(next(row.reason for row in rows if row.state != "done"))
     return seconds
+
+
+def _with_a_core_each(workers: int, folder: Path) -> AbstractContextManager[Started]:
+    """Start the site `local`, each of its `workers` bound to a core."""
+    cores = sorted(os.sched_getaffinity(0))[:workers]
+    bound = executor("local", workers, 1)
+    bound.cpu_affinity = "list:" + ":".join(map(str, cores))
+    return started(with_executors(str(folder), [bound]))
 
 
 ROWS = [
