@@ -236,7 +236,14 @@ def place_of(folder: Path) -> dict[str, Any]:  # Any: JSON
 
 
 @pytest.fixture
-def in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ranks that are misled give up soon."""
+    monkeypatch.setattr(ranks, "TALK_SECONDS", 20.0)
+    monkeypatch.setattr(ranks, "MEET_SECONDS", 20.0)
+
+
+@pytest.fixture
+def _in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this host one whose name is `NAME`, for itself alone: nobody else can resolve it."""
     monkeypatch.setenv("VOLPIPE_SERVICE", "volpipe")
     monkeypatch.setattr("socket.getfqdn", lambda: NAME)
@@ -244,23 +251,22 @@ def in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.0.1" if name == NAME else resolve(name))
 
 
-@pytest.mark.usefixtures("in_pod")
+@pytest.mark.usefixtures("_in_pod", "_impatient")
 def test_rank_0_writes_its_full_name_and_where_nobody_knows_it_its_address_is_taken(folder: Path) -> None:
     """A dot ends the name, so that no search domain is tried: here it is what makes it unknown."""
     assert meet(folder) == [0.5, 0.5]
     assert (place_of(folder)["name"], place_of(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_name_that_resolves_is_followed_before_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "TALK_SECONDS", 20.0)  # else a rank that is misled holds this test for long
-    monkeypatch.setattr(ranks, "MEET_SECONDS", 20.0)
     publish = ranks._publish
     elsewhere = {"name": "localhost", "host": "127.0.0.2"}  # where nobody listens
     monkeypatch.setattr(ranks, "_publish", lambda folder, place: publish(folder, {**place, **elsewhere}))
     assert meet(folder) == [0.5, 0.5]
 
 
-@pytest.mark.usefixtures("in_pod")
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     ("service", "fqdn", "address"),
     [
