@@ -12,7 +12,7 @@ from typing import Any
 
 from kubernetes import client
 
-from volpipe.apps.podspec import Shape, container_security, mounts, pod_security, secrets, volumes
+from volpipe.apps.podspec import SERVICE, WORKERS, Shape, container_security, mounts, pod_security, secrets, volumes
 
 ACCOUNT = "volpipe"
 VERBS = ["create", "list", "delete"]  # all that PodProvider asks for
@@ -61,6 +61,16 @@ def storage(namespace: str, sizes: Mapping[str, str], storage_class: str | None 
         )
         for name, size in sizes.items()
     ]
+
+
+def service(namespace: str) -> Manifest:
+    """Return the headless service by which each worker's pod has a name in the cluster's DNS, ready or not."""
+    spec = client.V1ServiceSpec(
+        cluster_ip="None",  # in words; such a service needs no ports, and those of ranks are known only as they start
+        publish_not_ready_addresses=True,
+        selector=WORKERS,
+    )
+    return _plain(client.V1Service(api_version="v1", kind="Service", metadata=_metadata(SERVICE, namespace), spec=spec))
 
 
 def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape, *, folder: str) -> Manifest:

@@ -14,8 +14,12 @@ from pathlib import PurePosixPath
 from kubernetes import client
 
 from volpipe.errors import SiteError
+from volpipe.seats import SERVICE_VARIABLE
 
 RUN_LABEL = "volpipe-run"
+WORKERS = {"volpipe-role": "worker"}  # on the pods of every run: what the service selects
+SERVICE = "volpipe"  # gives each pod a name in the cluster's DNS; where it is not made, pods only lack that name
+LONGEST_LABEL = 63  # of a name in the DNS (RFC 1123)
 GPU = "nvidia.com/gpu"
 # Without these, Kubernetes waits 300 s before it gives up a pod whose node does not answer (DefaultTolerationSeconds).
 LOST_NODE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
@@ -61,8 +65,8 @@ class Shape:
     """What a pod asks for, beside image, processors and memory.
 
     Attributes:
-        env: environment of the workers.
-        labels: of the pod, beside the run's own.
+        env: environment of the workers, beside the service's name.
+        labels: of the pod, beside the run's own and the service's.
         node_selector: labels that its node must have, such as the GPU's type.
         affinity: as in a manifest.
         tolerations: as in a manifest.
@@ -109,7 +113,8 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
     dressed = copy.deepcopy(pod)
     metadata, spec = dressed.metadata, dressed.spec
     assert metadata is not None and spec is not None  # Parsl gives both
-    metadata.labels = {**(metadata.labels or {}), **shape.labels}
+    metadata.labels = {**(metadata.labels or {}), **shape.labels, **WORKERS}
+    spec.hostname, spec.subdomain = host_name(metadata.name or ""), SERVICE
     if shape.owner:
         metadata.owner_references = [reference(shape.owner)]
     _place(spec, shape)
@@ -119,6 +124,11 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
     spec.volumes = volumes(shape) or None
     _dress_container(spec.containers[0], shape)
     return dressed
+
+
+def host_name(pod: str) -> str:
+    """Return the name of a pod as one label of the DNS; of a long name its end, which tells pods apart."""
+    return pod.replace(".", "-")[-LONGEST_LABEL:].strip("-")
 
 
 def pod_security(shape: Shape) -> client.V1PodSecurityContext:
@@ -204,7 +214,8 @@ def _dress_container(container: client.V1Container, shape: Shape) -> None:
     container.name = "worker"
     container.ports = None  # Parsl says 80
     container.image_pull_policy = shape.pull_policy
-    container.env = [client.V1EnvVar(name=name, value=value) for name, value in shape.env.items()] or None
+    env = {SERVICE_VARIABLE: SERVICE, **shape.env}
+    container.env = [client.V1EnvVar(name=name, value=value) for name, value in env.items()]
     container.volume_mounts = mounts(shape) or None
     container.security_context = container_security()
     if shape.gpus and container.resources is not None:

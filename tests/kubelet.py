@@ -191,7 +191,7 @@ class Node:
     def _environment(self, pod: Pod) -> dict[str, str]:
         """Return what a container sees: of this machine's environment only what an image would have."""
         here = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME") if name in os.environ}
-        of_image = {"PYTHONPATH": str(ROOT), "HOSTNAME": pod.metadata["name"]} | self.env
+        of_image = {"PYTHONPATH": str(ROOT), "HOSTNAME": pod.spec.get("hostname") or pod.metadata["name"]} | self.env
         account = self.accounts.get(pod.spec.get("serviceAccountName", ""))
         if account is not None and pod.spec.get("automountServiceAccountToken", True):
             of_image["KUBECONFIG"] = str(account)

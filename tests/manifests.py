@@ -21,6 +21,7 @@ Manifest = Mapping[str, Any]  # Any: JSON
 KINDS = {
     "Pod": (client.V1Pod, "v1"),
     "Job": (client.V1Job, "batch/v1"),
+    "Service": (client.V1Service, "v1"),
     "ServiceAccount": (client.V1ServiceAccount, "v1"),
     "Role": (client.V1Role, "rbac.authorization.k8s.io/v1"),
     "RoleBinding": (client.V1RoleBinding, "rbac.authorization.k8s.io/v1"),
@@ -28,6 +29,7 @@ KINDS = {
 }
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1035, which has no digit first
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?")
 QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 FACTORS = {"m": Fraction(1, 1000), None: 1, "k": 1000, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -73,11 +75,24 @@ def _faults_of_kind(kind: str, manifest: Manifest) -> Iterator[str]:
         if template.get("restartPolicy") not in ("Never", "OnFailure"):
             yield f"restartPolicy: Unsupported value of a Job: {template.get('restartPolicy')}"
         yield from faults_of_pod(template)
+    if kind == "Service":
+        yield from _faults_of_service(manifest)
     if kind == "PersistentVolumeClaim":
         if not manifest["spec"].get("accessModes"):
             yield "spec.accessModes: Required value"
         if "storage" not in ((manifest["spec"].get("resources") or {}).get("requests") or {}):
             yield "spec.resources.requests[storage]: Required value"
+
+
+def _faults_of_service(manifest: Manifest) -> Iterator[str]:
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    if not SERVICE_NAME.fullmatch(name):
+        yield f"metadata.name: Invalid value: {name!r}"
+    if not spec.get("ports") and spec.get("clusterIP") != "None":
+        yield "spec.ports: Required value"
+    for value in (spec.get("selector") or {}).values():
+        if not LABEL_VALUE.fullmatch(value):
+            yield f"spec.selector: Invalid value: {value!r}"
 
 
 def _faults_of_metadata(manifest: Manifest) -> Iterator[str]:
@@ -95,6 +110,9 @@ def _faults_of_metadata(manifest: Manifest) -> Iterator[str]:
 
 def faults_of_pod(spec: Manifest) -> Iterator[str]:
     """Yield what is wrong with the spec of a pod, beyond types."""
+    for field in ("hostname", "subdomain"):
+        if (spec.get(field) or "") and not LABEL.fullmatch(spec[field]):
+            yield f"spec.{field}: Invalid value: {spec[field]!r}"
     names = [volume["name"] for volume in spec.get("volumes") or []]
     if len(set(names)) != len(names):
         yield "spec.volumes: Duplicate value"

@@ -52,7 +52,7 @@ LAYERS = (
     "package_nets",
     "onnx_nets packages  geometry",
     "graphs processing",
-    "training degrade seats interpolate targets label_pieces label_graph flow",
+    "training degrade interpolate targets label_pieces label_graph flow",
     "label_fields",
     "label_plan",
     "label_recipe",
@@ -71,7 +71,7 @@ LAYERS = (
     "formats.metadata formats.inflation formats.pictures",
     "formats.files",
     "formats.remote      lock",
-    "errors grid interrupts quota    apps.unneeded apps.parsl_import",
+    "errors grid interrupts quota seats  apps.unneeded apps.parsl_import",
 )
 ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
 FOR_SITES = {

@@ -52,7 +52,7 @@ def test_an_api_server_would_take_all_that_is_printed(give: Give) -> None:
 
 
 def test_a_driver_may_do_nothing_but_with_pods_of_its_namespace(give: Give) -> None:
-    account, role, binding = documents(give("k8s", "manifest"))
+    account, role, binding = documents(give("k8s", "manifest", "--only", "rights"))
     assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "list", "delete"]}]
     assert binding["roleRef"] == {
         "apiGroup": "rbac.authorization.k8s.io",
@@ -60,6 +60,36 @@ def test_a_driver_may_do_nothing_but_with_pods_of_its_namespace(give: Give) -> N
         "name": role["metadata"]["name"],
     }
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "lab"}]
+
+
+def test_the_service_of_trainings_selects_all_pods_of_workers_and_opens_nothing(give: Give) -> None:
+    (service,) = documents(give("k8s", "manifest", "--only", "service"))
+    assert faults(service) == []
+    assert (service["metadata"]["name"], service["metadata"]["namespace"]) == ("volpipe", "lab")
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"volpipe-role": "worker"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "kinds"),
+    [
+        ([], ["Service"]),
+        (["train", "mine.toml", "--config", "k8s_htex"], ["Service", "Job"]),
+        (["sweep", "mine.toml", "--config", "k8s_htex"], ["Service", "Job"]),
+        (["tune", "mine.toml", "--config", "k8s_htex"], ["Service", "Job"]),
+        ([*RUN], ["Job"]),
+        (["sites", "check", "k8s_htex"], ["Job"]),
+    ],
+)
+def test_the_service_is_printed_with_what_may_train(give: Give, command: list[str], kinds: list[str]) -> None:
+    ended = give("k8s", "manifest", *command)
+    found = documents(ended)
+    assert [each["kind"] for each in found] == ["ServiceAccount", "Role", "RoleBinding", *kinds]
+    assert [fault for each in found for fault in faults(each)] == []
+    assert ("# service: once, for trainings of several ranks" in ended.out) == ("Service" in kinds)
 
 
 def test_the_job_gives_the_same_command_with_the_same_settings(give: Give) -> None:
@@ -113,7 +143,7 @@ def test_a_check_of_the_site_is_a_job_that_is_not_repeated_whatever_it_finds(giv
     [
         (["run", "volume.n5"], "no --config, so it would run in the driver's pod alone; add --config k8s_htex"),
         (["run", "--config", "threads", "volume.n5"], "site threads has no class Settings"),
-        (["--only", "jobs", *RUN], "--only jobs: write rights, claims or job"),
+        (["--only", "jobs", *RUN], "--only jobs: write rights, claims, service or job"),
         (["--only", "job"], "a job needs a command; append it"),
         (["--size", "scratch", *RUN], "--size scratch=: write CLAIM=SIZE of one of the claims data, scratch"),
         (["--size", "other=1Ti", *RUN], "--size other=1Ti: write CLAIM=SIZE of one of the claims data, scratch"),

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kubernetes import client
-from manifests import Json, faults, plain
+from manifests import LABEL, SUBDOMAIN, Json, faults, plain
 
-from volpipe.apps.podspec import Claim, Owner, Shape, dress
+from volpipe.apps.manifest import service
+from volpipe.apps.podspec import Claim, Owner, Shape, dress, host_name
 from volpipe.errors import SiteError
 
 
@@ -93,8 +96,8 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
         gpus=2,
     )
     spec, container = manifest["spec"], container_of(manifest)
-    assert container["env"] == [{"name": "HOME", "value": "/tmp"}]
-    assert manifest["metadata"]["labels"] == {"parsl-job-id": "0a1b2c3d", "lab": "em"}
+    assert {"name": "HOME", "value": "/tmp"} in container["env"]
+    assert {("parsl-job-id", "0a1b2c3d"), ("lab", "em")} < manifest["metadata"]["labels"].items()
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     assert spec["affinity"] == affinity
     assert spec["tolerations"][0] == taint
@@ -152,6 +155,24 @@ def test_the_owner_takes_its_pods_with_it() -> None:
     assert owners == [{"apiVersion": "v1", "kind": "Pod", "name": "driver-x7k2p", "uid": "0b1c"}]
 
 
+def test_a_pod_has_a_name_in_the_dns_by_the_service_that_is_printed_for_its_namespace() -> None:
+    printed = service("lab")
+    assert faults(printed) == []
+    manifest = dressed(labels={"volpipe-role": "mine"})
+    assert manifest["spec"]["subdomain"] == printed["metadata"]["name"]
+    assert manifest["spec"]["hostname"] == "volpipe-0a1b2c3d"
+    assert printed["spec"]["selector"].items() <= manifest["metadata"]["labels"].items()
+    assert {"name": "VOLPIPE_SERVICE", "value": printed["metadata"]["name"]} in container_of(manifest)["env"]
+
+
+@given(st.from_regex(SUBDOMAIN, fullmatch=True).filter(lambda name: len(name) <= 253 - 9))
+def test_whatever_parsl_calls_a_pod_its_host_has_one_label_that_no_other_pod_has(name: str) -> None:
+    first, second = (host_name(f"{name}.{job}") for job in ("0a1b2c3d", "0a1b2c3e"))
+    assert LABEL.fullmatch(first)
+    assert first != second
+    assert f"{name}.0a1b2c3d".replace(".", "-").endswith(first)
+
+
 def test_dressing_leaves_what_it_was_given_alone() -> None:
     pod = of_parsl()
     dress(pod, Shape(gpus=1, env={"A": "b"}))
@@ -192,7 +213,14 @@ def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:
     assert time.monotonic() - began < 5
 
 
+ONE = [{"name": "a", "image": "b"}]
 WRONG = [
+    ({"spec": {"containers": ONE, "hostname": "a.b"}}, "spec.hostname: Invalid value: 'a.b'"),
+    ({"spec": {"containers": ONE, "hostname": "a" * 64}}, "spec.hostname: Invalid value: 'aaaa"),
+    ({"spec": {"containers": ONE, "subdomain": "Lab"}}, "spec.subdomain: Invalid value: 'Lab'"),
+    ({"kind": "Service", "spec": {"selector": {"a": "b"}}}, "spec.ports: Required value"),
+    ({"kind": "Service", "spec": {"clusterIP": "None", "selector": {"a": "/"}}}, "spec.selector: Invalid value: '/'"),
+    ({"kind": "Service", "metadata": {"name": "1a"}, "spec": {"clusterIP": "None"}}, "metadata.name: Invalid value"),
     ({"metadata": {"name": "A"}}, "metadata.name: Invalid value: 'A'"),
     ({"metadata": {"name": "a", "labels": {"run": "of/me"}}}, "metadata.labels: Invalid value: 'of/me'"),
     ({"spec": {"containers": []}}, "spec.containers: Required value"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from volpipe.checkpoints import checkpoints
 from volpipe.course import follow, last_step
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
-from volpipe.ranks import Crew, PeerLost, joined
+from volpipe.ranks import MEETING, Crew, PeerLost, joined
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
@@ -211,6 +212,77 @@ def test_rank_0_listens_on_the_address_towards_the_driver_alone(folder: Path) ->
         pass
     assert "127.0.0.1" in listening
     assert not {"0.0.0.0", "::"} & set(listening)
+
+
+# ---- how they meet in pods
+
+NAME = "volpipe-0a1b2c3d.volpipe.lab.svc.cluster.local"  # as a kubelet writes it into a pod's /etc/hosts
+
+
+def meet(folder: Path) -> list[float]:
+    """Let two ranks meet; return the mean of their numbers as each of them has it."""
+
+    def sit(rank: int) -> float:
+        with joined(Seat(rank, 2, "this"), folder, lambda: None) as crew:
+            return crew.average_numbers({"rank": rank}, "cpu")["rank"]
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(sit, (0, 1)))
+
+
+def place_of(folder: Path) -> dict[str, Any]:  # Any: JSON
+    found: dict[str, Any] = json.loads((folder / MEETING).read_text())  # Any: JSON
+    return found
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ranks that are misled give up soon."""
+    monkeypatch.setattr(ranks, "TALK_SECONDS", 20.0)
+    monkeypatch.setattr(ranks, "MEET_SECONDS", 20.0)
+
+
+@pytest.fixture
+def _in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this host one whose name is `NAME`, for itself alone: nobody else can resolve it."""
+    monkeypatch.setenv("VOLPIPE_SERVICE", "volpipe")
+    monkeypatch.setattr("socket.getfqdn", lambda: NAME)
+    resolve = socket.gethostbyname
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.0.1" if name == NAME else resolve(name))
+
+
+@pytest.mark.usefixtures("_in_pod", "_impatient")
+def test_rank_0_writes_its_full_name_and_where_nobody_knows_it_its_address_is_taken(folder: Path) -> None:
+    """A dot ends the name, so that no search domain is tried: here it is what makes it unknown."""
+    assert meet(folder) == [0.5, 0.5]
+    assert (place_of(folder)["name"], place_of(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_name_that_resolves_is_followed_before_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = ranks._publish
+    elsewhere = {"name": "localhost", "host": "127.0.0.2"}  # where nobody listens
+    monkeypatch.setattr(ranks, "_publish", lambda folder, place: publish(folder, {**place, **elsewhere}))
+    assert meet(folder) == [0.5, 0.5]
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("service", "fqdn", "address"),
+    [
+        ("", NAME, "127.0.0.1"),  # in no pod of ours
+        ("volpipe", "node.lab", "127.0.0.1"),  # in a pod on the network of its node
+        ("volpipe", NAME, "127.0.0.2"),  # in a pod with several addresses: it listens on another
+    ],
+)
+def test_rank_0_writes_no_name_that_would_not_lead_to_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, service: str, fqdn: str, address: str
+) -> None:
+    monkeypatch.setenv("VOLPIPE_SERVICE", service)
+    monkeypatch.setattr("socket.getfqdn", lambda: fqdn)
+    monkeypatch.setattr("socket.gethostbyname", lambda name: address)
+    assert meet(folder) == [0.5, 0.5]
+    assert (place_of(folder)["name"], place_of(folder)["host"]) == (None, "127.0.0.1")
 
 
 @pytest.mark.slow

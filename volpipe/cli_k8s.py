@@ -22,6 +22,8 @@ NEEDED = ("image", "namespace", "claims")
 OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
 USER = 1000  # of pods where the site is told none; the image's own
 DEFAULT_SITE = "k8s_htex"
+PARTS = ("rights", "claims", "service", "job")
+OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster.")
 
@@ -35,24 +37,28 @@ def commands() -> None:
 def manifest(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="What follows `volpipe`: run --config SITE … VOLUME, or sites check SITE …."),
+        typer.Argument(help="What follows `volpipe`: run or train --config SITE …, or sites check SITE …."),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="rights, claims or job; without, all three.")] = None,
+    only: Annotated[str | None, typer.Option(help="rights, claims, service or job; without, what is needed.")] = None,
     size: Annotated[
         list[str] | None, typer.Option(help="CLAIM=SIZE, such as scratch=10Ti: a claim that is to be made.")
     ] = None,
     storage_class: Annotated[str | None, typer.Option(help="Of the claims that are to be made.")] = None,
 ) -> None:
-    """Print manifests: the rights that a driver needs, claims that are to be made, and the job that gives COMMAND.
+    """Print manifests: the rights that a driver needs, claims to be made, the service of trainings, the job of COMMAND.
+
+    The service gives the pods of a training names by which its ranks meet. Unless asked for, it is printed with
+    train, sweep and tune, and without a COMMAND.
 
     Image, namespace, claims and all else come from the site's settings, as for a driver that runs here.
     """
-    if only not in (None, "rights", "claims", "job"):
-        raise VolpipeError(f"--only {only}: write rights, claims or job")
+    if only not in (None, *PARTS):
+        raise VolpipeError(f"--only {only}: write {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     if only == "job" and not command:
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
     for part, documents in list(_parts(command or [], size or [], storage_class)):  # all are right, or none is printed
-        if only in (None, part.partition(":")[0]):
+        name = part.partition(":")[0]
+        if name == only or (only is None and _fits(name, command or [])):
             _print(part, documents)
 
 
@@ -64,7 +70,7 @@ def _parts(
 
     site = _site_of(command)
     kind, file = site_settings(site)  # which says in a sentence if the Kubernetes client is not installed
-    from volpipe.apps.manifest import driver_job, rights, storage
+    from volpipe.apps.manifest import driver_job, rights, service, storage
     from volpipe.apps.podspec import Shape
     from volpipe.apps.settings import read_settings
     from volpipe.apps.surroundings import read_claims
@@ -88,9 +94,15 @@ def _parts(
     )
     yield "rights: once, by whoever may give them in the namespace", rights(told.namespace)
     yield "claims: once, unless there are such already", storage(told.namespace, _sizes(sizes, claims), storage_class)
+    yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
         job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims))
         yield "job: the run; the same job again goes on from where it was", [job]
+
+
+def _fits(part: str, command: Sequence[str]) -> bool:
+    """Return whether `part` is printed with `command` though nobody asks for it."""
+    return part != "service" or not command or command[0] in OF_RANKS
 
 
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own

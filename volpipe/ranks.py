@@ -1,7 +1,8 @@
 """Ranks: tasks that take the steps of one training together; how they meet, and what they tell each other.
 
 Not here: the steps (train), or who sends the tasks (course). Rank 0 listens on a free port, of the address by which it
-reaches the driver, and writes host and port into the training's folder; the others wait for that file. From then on
+reaches the driver, and writes host and port into the training's folder; the others wait for that file. In a pod that a
+service gives a name, rank 0 writes the name too, and where it resolves the others follow it. From then on
 gradients travel between them by gloo, or by NCCL where each has a GPU of its own. Of gloo, a rank that is gone closes
 its connections, so that the others end at once; one whose machine is gone, or any of NCCL, is missed after
 `TALK_SECONDS`: neither group can be broken off from outside.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ import torch.distributed
 from torch import Tensor
 
 from volpipe.errors import RunError
-from volpipe.seats import ABANDONED, Seat
+from volpipe.seats import ABANDONED, SERVICE_VARIABLE, Seat
 
 log = logging.getLogger(__name__)
 
@@ -159,11 +161,11 @@ def _meet(crew: Crew, seat: Seat, folder: Path) -> Any:  # Any: torch's store
         store = dist.TCPStore(
             host, port, None, True, patience, wait_for_workers=False, master_listen_fd=listening.detach()
         )
-        _publish(folder, {"attempt": seat.attempt, "host": host, "port": port})
+        _publish(folder, {"attempt": seat.attempt, "host": host, "port": port, "name": _own_name(host)})
     else:
         place = _found(crew, seat, folder, deadline)
         with _in_our_words(crew):
-            store = dist.TCPStore(place["host"], place["port"], None, False, patience, wait_for_workers=False)
+            store = dist.TCPStore(_host(place), place["port"], None, False, patience, wait_for_workers=False)
     with _in_our_words(crew):
         store.add("present", 1)
         while store.add("present", 0) < seat.ranks:
@@ -185,6 +187,11 @@ def _found(crew: Crew, seat: Seat, folder: Path, deadline: float) -> dict[str, A
             if place["attempt"] == seat.attempt:
                 return place
         _wait_a_little(crew, deadline, seat.ranks)
+
+
+def _host(place: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return the address of rank 0: the one that its name leads to, else the one that it wrote."""
+    return (place["name"] and _address_of(place["name"])) or place["host"]
 
 
 def _wait_a_little(crew: Crew, deadline: float, ranks: int) -> None:
@@ -209,6 +216,25 @@ def _own_address(towards: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))
         return str(probe.getsockname()[0])
+
+
+def _own_name(address: str) -> str | None:
+    """Return the full name that a service gives this pod; None outside, and where it does not lead to `address`."""
+    service = os.environ.get(SERVICE_VARIABLE)
+    if not service:
+        return None
+    name = socket.getfqdn()  # HOST.SERVICE.NAMESPACE.svc…: the kubelet's, in /etc/hosts, with or without the service
+    if name.split(".")[1:2] != [service] or _address_of(name) != address:
+        return None
+    return f"{name}."  # without the dot, a search domain that knows every name would answer where there is no service
+
+
+def _address_of(name: str) -> str | None:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        log.info("%s does not resolve: %s", name, error)
+        return None
 
 
 def _group(crew: Crew, address: str) -> Any:  # Any: see Crew

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 ABANDONED = "abandoned"  # names the attempt that no rank should join any more
 PEER_LOST = "peer lost"  # the result of a rank that failed because another was gone
+SERVICE_VARIABLE = "VOLPIPE_SERVICE"  # in the environment of a pod: the service that gives it a name in the cluster
 
 
 @dataclass(frozen=True)
