@@ -18,10 +18,11 @@ from test_labelling import Crowd, labelled, tree
 
 from volpipe.affinities import affinities
 from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.flow import VOLUME
 from volpipe.flow_cost import Need
+from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.formats.store import downsample
 from volpipe.journal import read_records
-from volpipe.label_output import promised
 from volpipe.label_plan import LabelPlan
 from volpipe.label_recipe import NEAREST, LabelRecipe
 from volpipe.labelling import label, plan_labels
@@ -152,6 +153,18 @@ def test_each_shard_of_a_level_is_written_by_one_task_when_those_below_are_whole
     assert sorted(written) == [(0, n) for n in range(36)] + [(1, n) for n in range(8)] + [(2, 0)]
 
 
+def test_a_task_of_a_level_whose_driver_lost_its_place_writes_nothing(tmp_path: Path) -> None:
+    def overtake(stage: str, done: int, total: int) -> None:
+        if stage == "paint" and done == total:
+            (tmp_path / "l.zarr.run" / "lock").write_text("another\n")
+
+    source = touching(tmp_path, (13, 16, 11))
+    with pytest.raises(RunStopped, match=r"written at level 1: .*no longer held"):
+        labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 1), on_progress=overtake)
+    assert (tmp_path / "l.zarr" / "s0" / "c").exists()
+    assert not (tmp_path / "l.zarr" / "s1" / "c").exists()
+
+
 @pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """The command; affinities lie at a.zarr."""
@@ -248,9 +261,10 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
     out = tmp_path / "l.zarr"
     source = touching(tmp_path, (13, 22, 17), voxel)
     plan = plan_labels(str(source), chosen((4, 8, 8), 2, codec="raw"), out, tmp_path)
-    foreseen = [promised(plan, level) for level in range(3)]
+    stage = StagePlan("objects", "label", VOLUME, open_volume(source), out, plan)
+    foreseen = [volume_of(stage, level) for level in range(3)]
     with pytest.raises(PlanError, match=r"will have no level 3; its levels are 0 to 2"):
-        promised(plan, 3)
+        volume_of(stage, 3)
     label(plan, Crowd().start)
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 

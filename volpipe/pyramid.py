@@ -17,7 +17,7 @@ from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
 
 
-class Leveled(Protocol):
+class Levelled(Protocol):
     """A plan of an output with levels, each of shards of `shard` voxels and chunks of `chunk` (z, y, x)."""
 
     @property
@@ -31,7 +31,7 @@ class Leveled(Protocol):
     def step(self, level: int) -> Triple: ...
 
 
-def finer_box(plan: Leveled, level: int, box: Box) -> Box:
+def finer_box(plan: Levelled, level: int, box: Box) -> Box:
     """Return the voxels of the level before `level` that `box` of `level` is made from."""
     return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
 
@@ -50,7 +50,7 @@ def coarsen(plan: Plan, level: int, shard: int) -> str:
 
 
 def coarsened(
-    plan: Leveled, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
+    plan: Levelled, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
 ) -> Iterator[tuple[Box, np.ndarray]]:
     """Yield parts of `box` of `level`, and their voxels (…, z, y, x), made of those of the level before.
 
@@ -70,7 +70,7 @@ def coarsened(
         yield part, downsample(fine, factors, method)
 
 
-def parts(plan: Leveled, level: int, box: Box) -> Iterator[Box]:
+def parts(plan: Levelled, level: int, box: Box) -> Iterator[Box]:
     """Yield `box` of `level` in parts that are made of few finer chunks, so that all are never in memory at once."""
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)
