@@ -30,7 +30,7 @@ def config(run_dir):
     return made
 
 if "HOLD" in os.environ:
-    folder, stage, number = os.environ["HOLD"].split()
+    folder, stage, number = os.environ["HOLD"].split("/")
     append = Journal.append
     def append_and_hold(self, record):
         append(self, record)
@@ -84,7 +84,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 def kill(folder: Path, site: str, command: list[str], run: Path, stage: str, number: int) -> list[Record]:
     """Give the command, kill its driver at its `number`th record of `stage` in `run`, and return what it had noted."""
-    process = begin(folder, *command, SITE=site, VOLPIPE_WORKERS="2", HOLD=f"{run.name} {stage} {number}")
+    process = begin(folder, *command, SITE=site, VOLPIPE_WORKERS="2", HOLD=f"{run.name}/{stage}/{number}")
     wait_until(lambda: process.poll() is not None or len(noted(run, stage)) >= number, 120)
     os.kill(process.pid, signal.SIGKILL)
     ended = finish(folder, process)
@@ -105,19 +105,21 @@ def units(records: list[Record]) -> list[tuple[str, int]]:
 def test_a_labelling_whose_driver_is_killed_goes_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
     make(tmp_path / "a.zarr", noise((3, *SHAPE)), chunks=(3, 8, 8, 8))
     given = ["--set", "output.block=[8, 8, 8]", "--set", "output.chunk=[4, 4, 4]", "--set", f"input.offsets={OFFSETS}"]
+    given += ["--set", "output.levels=2"]
     whole = give("label", "a.zarr", "-o", "known/l.zarr", "--config", "threads", *given)
     assert whole.code == 0, whole.err
 
     command, run = ["label", "a.zarr", "-o", "l.zarr", "--config", "site.py", *given], tmp_path / "l.zarr.run"
-    first = kill(tmp_path, "local", command, run, "paint", 7)
-    assert len(units(first)) == BLOCKS + BLOCKS + 1 + 7
+    first = kill(tmp_path, "local", command, run, "pyramid 1", 3)
+    assert len(units(first)) == 3 * BLOCKS + 1 + 3
     (run / ".objects.csv.1.1").touch()  # as a worker leaves it that is killed just then
 
     ended = finish(tmp_path, begin(tmp_path, *command, SITE="local", VOLPIPE_WORKERS="2"))
     assert ended.code == 0, ended.err
     once = [(stage, block) for stage in ("edges", "paint", "pieces") for block in range(BLOCKS)]
     assert noted(run)[: len(first)] == first
-    assert units(noted(run)) == sorted([*once, ("graph", 0)])
+    coarser = [("pyramid 1", shard) for shard in range(2 * 2 * 2)] + [("pyramid 2", 0)]
+    assert units(noted(run)) == sorted([*once, ("graph", 0), *coarser])
     assert fingerprint(tmp_path / "l.zarr") == fingerprint(tmp_path / "known" / "l.zarr")
     assert (run / "objects.csv").read_bytes() == (tmp_path / "known" / "l.zarr.run" / "objects.csv").read_bytes()
     known = {path.name for path in (tmp_path / "known" / "l.zarr.run").iterdir()}
@@ -136,8 +138,8 @@ def test_stages_whose_driver_is_killed_in_the_second_go_on_to_the_same_bytes(tmp
     (tmp_path / "out.run").rename(tmp_path / "known.run")
 
     command, run = [*given, "--config", "site.py"], out / "objects.zarr.run"
-    first = kill(tmp_path, "threads", command, run, "edges", 5)
-    assert len(units(first)) == BLOCKS + 5
+    first = kill(tmp_path, "threads", command, run, "paint", 7)
+    assert len(units(first)) == 2 * BLOCKS + 1 + 7
     before = noted(out / "near.zarr.run")
 
     ended = finish(tmp_path, begin(tmp_path, *command, SITE="threads", VOLPIPE_WORKERS="2"))

@@ -74,7 +74,7 @@ def planned(plan: LabelPlan) -> str:
     return (
         f"{shape} voxels in {len(plan.blocks):,} blocks of {' × '.join(map(str, plan.block))}: up to "
         f"{plan.task_bytes / GIB:.2f} GiB of memory per task, {plan.scratch_bytes / GIB:.2f} GiB of scratch, and "
-        f"{plan.recipe.output.graph_gib:g} GiB for the graph of all fragments"
+        f"{plan.recipe.output.graph_gib:g} GiB for the graph of all fragments; levels {len(plan.factors)}"
     )
 
 

@@ -27,7 +27,7 @@ from volpipe.run import Executors
 from volpipe.tensors import delete
 from volpipe.volume import ArraySpec, Volume, create_array
 
-METADATA_FILES = 3  # of labels: their group, their array, and the group of what changes from run to run
+METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,13 @@ class Need:
     def of_labels(cls, plan: LabelPlan, voxel_bytes: float) -> Need:
         """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
         seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
-        labels = float(math.prod(plan.shape) * plan.dtype.itemsize)
+        num_levels = len(plan.factors)
+        levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
         return cls(
-            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes,
-            labels + plan.scratch_bytes,
-            labels,
-            len(plan.blocks) + METADATA_FILES,
+            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
+            sum(levels) + plan.scratch_bytes,
+            sum(levels),
+            sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
             plan.scratch_bytes,
             3 * len(plan.blocks),
             None,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe import labelling
+from volpipe import label_output
 from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
@@ -157,9 +157,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     assert not isinstance(stage.work, Evaluation)
     if isinstance(stage.work, Plan):
         return promised(stage.work, level)
-    if level:
-        raise PlanError(f"stage {stage.name} makes labels of one level, 0; leave out input.level")
-    return labelling.promised(stage.work)
+    return label_output.promised(stage.work, level)
 
 
 def _plan_comparison(

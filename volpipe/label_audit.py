@@ -15,7 +15,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.label_tasks import TABLE
-from volpipe.labelling import STAGES, Noted
+from volpipe.labelling import Noted, stages_of
 from volpipe.run import Totals, last_line
 from volpipe.verify import Shard, Verdict, check_files, judge
 
@@ -66,23 +66,21 @@ def inspect_labels(output: str | Path) -> LabelStanding | None:
     if found is None:
         return None
     folder, plan = found
-    noted = Noted.of(folder.journal)
+    noted, stages = Noted.of(folder.journal), {stage.name: stage for stage in stages_of(plan)}
     is_gone = bool(noted.results["paint"]) and not files.exists(files.locate(plan.out))
     return LabelStanding(
         plan,
         folder.path,
-        {stage.name: stage.num_units(plan) for stage in STAGES},
-        {stage.name: noted.totals.get(stage.name, Totals()) for stage in STAGES},
-        [_missing(plan, stage, unit, reason) for (stage, unit), reason in sorted(noted.failed.items())],
+        {name: stage.num_units(plan) for name, stage in stages.items()},
+        {name: noted.totals.get(name, Totals()) for name in stages},
+        [
+            Missing(name, unit, stages[name].box(plan, unit), last_line(reason))
+            for (name, unit), reason in sorted(noted.failed.items())
+        ],
         noted.num_objects if noted.results["graph"] else None,
         noted.is_complete(plan) and not is_gone,
         is_gone,
     )
-
-
-def _missing(plan: LabelPlan, name: str, unit: int, reason: str) -> Missing:
-    once = next(stage.once for stage in STAGES if stage.name == name)
-    return Missing(name, unit, plan.box if once else plan.blocks.box(unit), last_line(reason))
 
 
 def verify_labels(output: str | Path) -> Verdict | None:
@@ -103,10 +101,11 @@ def verify_labels(output: str | Path) -> Verdict | None:
     noted = Noted.of(folder.journal)
     if not noted.sums:
         raise RunError(f"the labelling in {folder.path} has not written any labels; `volpipe label` goes on with it")
-    boxes = ((plan.blocks.box(block), sums) for block, sums in noted.sums.items())
-    verdict = check_files(plan.out, (Shard(0, box, box, sums) for box, sums in boxes), noted.metadata, 1)
+    boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in noted.sums.items())
+    shards = (Shard(level, box, box, sums) for level, box, sums in boxes)
+    verdict = check_files(plan.out, shards, noted.metadata, len(plan.factors))
     if noted.table_sum is not None and noted.table_sum != checksums.ABSENT:
         verdict.num_files += 1
         judge(verdict.differences, folder.path / TABLE, noted.table_sum, "")
-    verdict.num_unwritten = len(plan.blocks) - len(noted.sums)
+    verdict.num_unwritten = sum(len(plan.shards(level)) for level in range(len(plan.factors))) - len(noted.sums)
     return verdict

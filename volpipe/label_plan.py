@@ -6,6 +6,7 @@ Not here: what tasks do (label_tasks). Blocks are computed from their number, ne
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from volpipe.errors import PlanError, RunError
 from volpipe.grid import Box, Grid, Shape, align_up
 from volpipe.label_recipe import NEAREST, LabelRecipe
+from volpipe.levels import Triple, level_factors, level_shape, level_step
 from volpipe.volume import Volume
 
 LABEL_FILE = "label.json"
@@ -24,7 +26,6 @@ MANY = 1 << 30  # voxels from which on blocks are large
 # Of a voxel of a block while its task is at work, beside what is read: indices, ids, keys of pairs. 39 - 18, 55 - 18
 # and 127 - 18 were measured on noisy affinities, 192³ voxels, 2026-11.
 WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
-Triple = tuple[int, int, int]
 Lengths = tuple[float, float, float]
 
 
@@ -40,6 +41,7 @@ class LabelPlan(BaseModel):
         out: where labels go.
         search_path: folder that the recipe's relative names count from.
         block, chunk: voxels (z, y, x).
+        factors: of each level against level 0 (z, y, x).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,10 +58,28 @@ class LabelPlan(BaseModel):
     search_path: str
     block: Triple
     chunk: Triple
+    factors: tuple[Triple, ...]
 
     @cached_property
     def blocks(self) -> Grid:
-        return Grid(self.shape, self.block)
+        return self.shards()
+
+    @property
+    def shard(self) -> Triple:
+        """Voxels of a shard, of every level: a block of level 0."""
+        return self.block
+
+    def level_shape(self, level: int) -> Triple:
+        """Return the shape of `level` (z, y, x); level 0 is the labels themselves."""
+        return level_shape(self.shape, self.factors[level])
+
+    def shards(self, level: int = 0) -> Grid:
+        """Return the shards of `level`: what one task writes at once."""
+        return Grid(self.level_shape(level), self.shard)
+
+    def step(self, level: int) -> Triple:
+        """Return by how much `level` is coarser than the level before it, per axis."""
+        return level_step(self.factors, level)
 
     @property
     def box(self) -> Box:
@@ -91,7 +111,21 @@ class LabelPlan(BaseModel):
         around = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
         read = self.num_channels * (np.dtype(self.source_dtype).itemsize + 1)
         objects = self.recipe.objects
-        return around * (read + WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method])
+        work = WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method]
+        return max(around * (read + work), self._coarse_bytes)
+
+    @property
+    def _coarse_bytes(self) -> int:
+        """Memory that the task of a shard of a coarser level takes.
+
+        Where a shard's edges are odd, all voxels below it are read at once. 53 bytes per voxel of 125³ were measured,
+        uint32, and 14 of 256³, 2026-11.
+        """
+        if len(self.factors) == 1:
+            return 0
+        shard = [min(b, n) for b, n in zip(self.shard, self.level_shape(1), strict=True)]
+        below = math.prod(n * (1 + b % 2) for n, b in zip(shard, self.shard, strict=True))
+        return 5 * self.dtype.itemsize * (3 * math.prod(shard) + below) // 4
 
     @property
     def scratch_bytes(self) -> int:
@@ -126,8 +160,10 @@ class LabelPlan(BaseModel):
         if not path.is_file():
             return None
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValueError as error:
+            told = json.loads(path.read_bytes())
+            told["recipe"]["output"].setdefault("levels", 0)  # earlier versions wrote level 0 alone
+            return cls.model_validate({"factors": [(1, 1, 1)]} | told)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunError(
                 f"{path} cannot be understood (written by another version?); run with --fresh to start over"
             ) from error
@@ -175,6 +211,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
         search_path=search_path,
         block=(z, y, x),
         chunk=(chunk[0], chunk[1], chunk[2]),
+        factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
     )
 
 

@@ -67,6 +67,7 @@ class Objects(Section):
 class LabelOutput(Section):
     """What is written: sizes in voxels (z, y, x). A block is done by one task and is one shard of the output.
 
+    levels: how many coarser ones there are beside level 0, as of a run.
     graph_gib: memory that the table of all fragments and of what lies between them may take, in one task.
     """
 
@@ -74,6 +75,7 @@ class LabelOutput(Section):
     chunk: Sizes | Auto = "auto"
     codec: Literal["zstd", "gzip", "raw"] = "zstd"
     codec_level: int = Field(1, ge=0, le=22)
+    levels: Annotated[int, Field(ge=0)] | Auto = "auto"
     graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
 
 

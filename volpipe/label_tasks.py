@@ -1,4 +1,4 @@
-"""The tasks of a labelling: pieces of a block, edges of a block, the graph of all, and the labels of a block.
+"""The tasks of a labelling: pieces of a block, edges of a block, the graph of all, the labels of a block, coarser ones.
 
 Not here: the order of stages (labelling). What tasks leave for each other is files in the run's folder, each there
 whole or not at all::
@@ -26,16 +26,15 @@ import numpy as np
 from volpipe import checksums
 from volpipe.access import Reader
 from volpipe.affinities import Offset
-from volpipe.formats import files
 from volpipe.grid import Box
 from volpipe.journal import Record
 from volpipe.label_fields import nearest, read_chances
 from volpipe.label_graph import Edges, solve
+from volpipe.label_output import coarser, write_labels
 from volpipe.label_pieces import COLUMNS, find_pieces
 from volpipe.label_plan import LabelPlan, load_label_plan
 from volpipe.label_recipe import NEAREST
 from volpipe.lock import check_holder
-from volpipe.output import level_key
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.worker import Outcomes, work
 
@@ -45,11 +44,12 @@ HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
 @dataclass(frozen=True)
 class LabelJob:
-    """What every task is told: the run's folder, the plan in it, and the session that holds it."""
+    """What every task is told: the run's folder, the plan in it, the session that holds it, and the level to write."""
 
     folder: str
     identity: str
     session: str
+    level: int = 0
 
     @property
     def path(self) -> Path:
@@ -128,21 +128,37 @@ def graph(job: LabelJob, unit: int) -> Record:
 
 def paint(job: LabelJob, block: int) -> Record:
     """Write the labels of `block` to the output; the checksums of its files come back."""
+
+    def labels() -> np.ndarray:
+        plan, names = job.plan, _load(job.path / NAMES)
+        found = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
+        found[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
+        ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
+        return np.asarray(found[ids])
+
+    return _write("paint", job, block, labels)
+
+
+def coarsen(job: LabelJob, shard: int) -> Record:
+    """Write `shard` of the job's level, from the level before it; the checksums of its files come back."""
+
+    def labels() -> np.ndarray:
+        return coarser(job.plan, job.level, job.plan.shards(job.level).box(shard))
+
+    return _write(f"pyramid {job.level}", job, shard, labels)
+
+
+def _write(stage: str, job: LabelJob, shard: int, labels: Callable[[], np.ndarray]) -> Record:
+    """Write what `labels` gives (z, y, x) to `shard` of the job's level."""
     taken: list[tuple[int, int, str]] = []
 
     def do() -> tuple[int, ...]:
-        plan, box = job.plan, job.plan.blocks.box(block)
-        names = _load(job.path / NAMES)
-        labels = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
-        labels[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
-        ids = open_writer(job.path / IDS, "").read(box)
-        writer = open_writer(files.locate(plan.out), level_key(0))
+        data = labels()
         job_is_ours(job)
-        writer.write(box, labels[ids])
-        taken.append((0, block, checksums.take(writer.header, box)))
+        taken.append((job.level, shard, write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)))
         return ()
 
-    record = _task("paint", job, block, do)
+    record = _task(stage, job, shard, do)
     return dataclasses.replace(record, sums=tuple(taken))
 
 

@@ -3,18 +3,19 @@
 Not here: what a worker does (label_tasks), or how objects are made (label_pieces, label_graph). A labelling that was
 stopped goes on with the same call, from its journal::
 
-    pieces of each block ─► edges of each block ─► graph of all, once ─► labels of each block
+    pieces of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import volpipe
 from volpipe import label_tasks
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError, RunError, RunStopped
@@ -23,28 +24,21 @@ from volpipe.formats import files
 from volpipe.formats.container import create_groups
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.formats.remote import Remote, try_writing
+from volpipe.grid import Box
 from volpipe.journal import Journal, Record, read_records
 from volpipe.label_graph import bytes_needed
+from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, LabelPlan, fit
 from volpipe.label_recipe import LabelRecipe, load_labelling
 from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, fingerprint
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
 from volpipe.tensors import delete
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import (
-    ArraySpec,
-    Level,
-    Multiscale,
-    Volume,
-    absolute,
-    create_array,
-    create_multiscale,
-    open_volume,
-)
+from volpipe.volume import open_volume
 
 __all__ = ["LabelPlan", "LabelRecipe", "Labelled", "Stage", "label", "load_labelling", "plan_labels"]
 
@@ -56,24 +50,41 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass: what a task does, whether for each block or once for all, and what becomes of a block, for messages."""
+    """One pass: what a task does, whether for each block or once for all, and what becomes of a block, for messages.
+
+    `level` is that of the output whose shards are its blocks.
+    """
 
     name: str
     function: Callable[[LabelJob, int], Record]
     wish: str
     once: bool = False
+    level: int = 0
 
     def num_units(self, plan: LabelPlan) -> int:
         """Return how many tasks of it `plan` has."""
-        return 1 if self.once else len(plan.blocks)
+        return 1 if self.once else len(plan.shards(self.level))
+
+    def box(self, plan: LabelPlan, unit: int) -> Box:
+        """Return the voxels of its level that the task of `unit` is about."""
+        return plan.box if self.once else plan.shards(self.level).box(unit)
 
 
-STAGES = (
+PASSES = (
     Stage("pieces", label_tasks.pieces, "cut into pieces"),
     Stage("edges", label_tasks.edges, "compared with its neighbours"),
     Stage("graph", label_tasks.graph, "agglomerated", once=True),
     Stage("paint", label_tasks.paint, "labelled"),
 )
+
+
+def stages_of(plan: LabelPlan) -> tuple[Stage, ...]:
+    """Return the stages of `plan`, each of which rests on those before it."""
+    levels = range(1, len(plan.factors))
+    return (
+        *PASSES,
+        *(Stage(f"pyramid {n}", label_tasks.coarsen, f"written at level {n}", level=n) for n in levels),
+    )
 
 
 @dataclass(frozen=True)
@@ -151,8 +162,8 @@ def label(
                 label_tasks.prepare(job)
                 with start(folder.parsl) as workers:
                     check_memory(plan, getattr(workers, "worker_bytes", None))
-                    for stage in STAGES:
-                        _do(stage, job, workers, journal, on_progress)
+                    for stage in stages_of(plan):
+                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, on_progress)
             found = Noted.of(folder.journal)
             if not found.metadata:
                 _close(folder, plan, journal)
@@ -169,20 +180,20 @@ class Noted:
         results: units that are done by stage, with what they gave.
         totals: what tasks took, by stage, of those that have begun.
         failed: why units could not be done when they were last tried, by stage and unit; none of them is done.
-        sums: of each block of the output that is written, `checksums.take`.
+        sums: of each level and shard of the output that is written, `checksums.take`.
         metadata: name and checksum of each file of metadata in the output; none before it is closed.
     """
 
-    results: dict[str, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    results: defaultdict[str, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
     totals: dict[str, Totals] = field(default_factory=dict)
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
-    sums: dict[int, str] = field(default_factory=dict)
+    sums: dict[tuple[int, int], str] = field(default_factory=dict)
     metadata: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: Path) -> Noted:
         """Return what the journal at `path` says; nothing where there is none."""
-        found = cls({stage.name: {} for stage in STAGES})
+        found = cls()
         for record in read_records(path):
             if record.stage == METADATA_STAGE:
                 found.metadata = {name: int(crc, 16) for name, crc in record.result}
@@ -195,7 +206,7 @@ class Noted:
         self.failed |= {(record.stage, unit): reason for unit, reason in record.failed}
         for unit in record.done:
             self.failed.pop((record.stage, unit), None)
-        self.sums |= {block: taken for _, block, taken in record.sums}
+        self.sums |= {(level, shard): taken for level, shard, taken in record.sums}
         if record.done:
             self.totals.setdefault(record.stage, Totals()).add(record)
 
@@ -210,8 +221,8 @@ class Noted:
         return next(iter(self.results["graph"].get(0, ())[1:]), None)
 
     def is_complete(self, plan: LabelPlan) -> bool:
-        """Return whether all labels of `plan` are written."""
-        return len(self.results["paint"]) == len(plan.blocks)
+        """Return whether all labels of `plan` are written, of every level."""
+        return all(len(self.results[stage.name]) == stage.num_units(plan) for stage in stages_of(plan))
 
 
 def _claim(folder: RunFolder, plan: LabelPlan, fresh: bool) -> None:
@@ -272,7 +283,7 @@ def _do(stage: Stage, job: LabelJob, workers: Workers, journal: Journal, on_prog
     if stage.name == "graph" and not done.results["graph"]:
         _check_graph(plan, done, note)
     if stage.name == "paint":
-        _create_output(plan)
+        create_output(plan)
     num_done = len(done.results[stage.name])
     on_progress(stage.name, num_done, total)
     left = [unit for unit in range(total) if unit not in done.results[stage.name]]
@@ -303,61 +314,12 @@ def _check_graph(plan: LabelPlan, done: Noted, note: Callable[[int, str], None])
         raise RunStopped(why)
 
 
-def _spec(plan: LabelPlan) -> ArraySpec:
-    choice = plan.recipe.output
-    return ArraySpec(
-        shape=plan.shape,
-        dtype=plan.dtype,
-        chunks=plan.chunk,
-        shards=plan.block,
-        codec=choice.codec,
-        codec_level=choice.codec_level if choice.codec != "raw" else 0,
-    )
-
-
-def promised(plan: LabelPlan) -> Volume:
-    """Return the labels as `open_volume` will find them once they are written; they need not exist yet."""
-    spec = _spec(plan)
-    return Volume(
-        path=str(absolute(plan.out)),
-        key=level_key(0),
-        format="zarr3",
-        shape=spec.shape,
-        dtype=spec.dtype,
-        chunks=spec.chunks,
-        shards=spec.shards,
-        axes=spec.axes,
-        voxel_size_nm=plan.voxel_size_nm,
-        origin_nm=plan.origin_nm if plan.voxel_size_nm is not None else (0.0, 0.0, 0.0),
-        codec=spec.codec if spec.codec == "raw" else f"{spec.codec} {spec.codec_level}",
-        levels=(level_key(0),),
-    )
-
-
 def is_labelled(plan: LabelPlan) -> bool:
     """Return whether the labels of `plan` are whole, as far as their journal says."""
     folder = RunFolder.of_output(files.locate(plan.out))
     if LabelPlan.load(folder.path) != plan:
         return False
     return Noted.of(folder.journal).is_complete(plan)
-
-
-def _create_output(plan: LabelPlan) -> None:
-    out = files.locate(plan.out)
-    create_array(out, level_key(0), _spec(plan), "zarr3")
-    name = absolute(out).stem
-    shown = Multiscale((Level(level_key(0)),), voxel_size_nm=plan.voxel_size_nm, origin_nm=plan.origin_nm, name=name)
-    create_multiscale(out, shown, attributes=_origin(plan))
-
-
-def _origin(plan: LabelPlan) -> dict[str, object]:
-    """Return what the output says of where it comes from, the same in every labelling by its recipe."""
-    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
-    return {
-        "version": volpipe.__version__,
-        "labelling": plan.recipe.model_dump(mode="json"),
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
-    }
 
 
 def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
@@ -382,5 +344,6 @@ def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
     }
     create_groups(out, f"{RUN_KEY}/attributes", "zarr3")
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": said})})
-    taken = metadata_sums(out, ["", level_key(0), RUN_KEY], METADATA_NAMES)
+    keys = (level_key(level) for level in range(len(plan.factors)))
+    taken = metadata_sums(out, ["", *keys, RUN_KEY], METADATA_NAMES)
     journal.append(Record(METADATA_STAGE, (), result=taken, started=time.time()))

@@ -15,6 +15,7 @@ from volpipe import checksums
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box
+from volpipe.levels import Triple
 from volpipe.ops import Affine, to_dtype, unit_scale
 from volpipe.plan import Plan
 from volpipe.volume import (
@@ -97,12 +98,17 @@ def promised(plan: Plan, level: int = 0) -> Volume:
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    spec, group, spatial = _spec(plan, level), _multiscale(plan), slice(len(_channels(plan)), None)
+    return foreseen(plan.out, ARRAY_FORMATS[plan.recipe.output.format], _spec(plan, level), _multiscale(plan), level)
+
+
+def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
+    """Return `level` of `group` in the container at `out` as `open_volume` will find it once `spec` is written."""
+    spatial = slice(-3, None)
     is_placed = group.voxel_size_nm is not None  # else nothing that is written has a unit to be read by
     return Volume(
-        path=str(absolute(plan.out)),
+        path=str(absolute(out)),
         key=level_key(level),
-        format=ARRAY_FORMATS[plan.recipe.output.format],
+        format=array_format,
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
@@ -172,12 +178,17 @@ def _multiscale(plan: Plan) -> Multiscale:
     moved = (o + (r + (1 / s - 1) / 2) * v for o, r, s, v in places)
     fine = (v / s for v, s in zip(voxel, scale, strict=True))
     return Multiscale(
-        tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(plan.factors)),
+        levels_of(plan.factors),
         _axes(plan),
         triple(fine) if source.voxel_size_nm is not None else None,
         triple(moved),
         absolute(plan.out).stem,
     )
+
+
+def levels_of(factors: Iterable[Triple]) -> tuple[Level, ...]:
+    """Return the levels of an output that are coarser than its finest by `factors`."""
+    return tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(factors))
 
 
 def triple(values: Iterable[float]) -> tuple[float, float, float]:

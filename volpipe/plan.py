@@ -20,6 +20,7 @@ from volpipe.blend import support
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
+from volpipe.levels import level_factors, level_shape, level_step
 from volpipe.nets import NetFacts
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
@@ -35,7 +36,6 @@ SUM_CHUNK_TARGET = 32
 ENOUGH_BLOCKS = 8  # for the workers of one machine; smaller volumes get smaller blocks
 MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
 LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
-SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
 
 class Source(BaseModel):
@@ -126,7 +126,7 @@ class Plan(BaseModel):
 
     def level_shape(self, level: int) -> Triple:
         """Return the shape of pyramid `level` (z, y, x); level 0 is the output itself."""
-        return triple(-(-n // f) for n, f in zip(self.out_shape, self.factors[level], strict=True))
+        return level_shape(self.out_shape, self.factors[level])
 
     def shards(self, level: int = 0) -> Grid:
         """Return the shards of pyramid `level`: what one task writes at once."""
@@ -138,7 +138,7 @@ class Plan(BaseModel):
 
     def step(self, level: int) -> Triple:
         """Return by how much `level` is coarser than the level before it, per axis."""
-        return triple(b // a for a, b in zip(self.factors[level - 1], self.factors[level], strict=True))
+        return level_step(self.factors, level)
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
@@ -297,7 +297,9 @@ def make_plan(
         chunk=chunk,
         out_dtype=_checked_dtype(recipe, _out_dtype(recipe.output, volume.dtype, intensity)),
         intensity=intensity,
-        factors=_factors(recipe.output, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))),
+        factors=level_factors(
+            recipe.output.levels, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))
+        ),
         roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
     )
@@ -400,21 +402,3 @@ def _out_dtype(choice: Output, dtype: np.dtype, intensity: str) -> str:
         return "uint8"
     small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
     return dtype.name if intensity == "same" and small else "float32"
-
-
-def _factors(choice: Output, shape: tuple[int, ...], voxel: tuple[float, ...]) -> tuple[Triple, ...]:
-    """Return the downsampling of each level against level 0; an axis with the longest voxels waits for the others."""
-    factors: list[Triple] = [(1, 1, 1)]
-    while True:
-        last = factors[-1]
-        sizes = [-(-n // f) for n, f in zip(shape, last, strict=True)]
-        wanted = max(sizes) > SMALLEST_LEVEL if choice.levels == "auto" else len(factors) <= choice.levels
-        if not wanted or max(sizes) == 1:
-            return tuple(factors)
-        lengths = [v * f for v, f in zip(voxel, last, strict=True)]
-        # An axis is halved when its voxels are shorter than 3/2 of the shortest: the level tends to cubes.
-        shortest = min(length for length, n in zip(lengths, sizes, strict=True) if n > 1)
-        z, y, x = (
-            f * 2 if length < 1.5 * shortest and n > 1 else f for f, length, n in zip(last, lengths, sizes, strict=True)
-        )
-        factors.append((z, y, x))

@@ -1,21 +1,37 @@
 """Pyramid: a shard of a coarser level is made from the finer level's voxels under it, and is written once.
 
-Not here: which levels there are (plan).
+Not here: which levels there are (levels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 
 from volpipe.formats.store import downsample
 from volpipe.grid import Box, Grid
+from volpipe.levels import Triple
 from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
 
 
-def finer_box(plan: Plan, level: int, box: Box) -> Box:
+class Levelled(Protocol):
+    """A plan of an output with levels, each of shards of `shard` voxels and chunks of `chunk` (z, y, x)."""
+
+    @property
+    def shard(self) -> Triple: ...
+
+    @property
+    def chunk(self) -> Triple: ...
+
+    def level_shape(self, level: int) -> Triple: ...
+
+    def step(self, level: int) -> Triple: ...
+
+
+def finer_box(plan: Levelled, level: int, box: Box) -> Box:
     """Return the voxels of the level before `level` that `box` of `level` is made from."""
     return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
 
@@ -24,20 +40,37 @@ def coarsen(plan: Plan, level: int, shard: int) -> str:
     """Write `shard` of `level`, and return its checksums.
 
     A voxel is the mean of those below for images, the most frequent value for labels.
-
-    Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even.
     """
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     box = plan.shards(level).box(shard)
     coarse = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
-    for part in parts(plan, level, box):
-        fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
-        place = part.relative_to(box.start)
-        coarse[:, *place.slices] = downsample(fine, (1, *plan.step(level)), method)
+    for part, data in coarsened(plan, level, box, lambda fine: read_voxels(plan, level - 1, fine), method):
+        coarse[:, *part.relative_to(box.start).slices] = data
     return write_voxels(plan, level, box, coarse)
 
 
-def parts(plan: Plan, level: int, box: Box) -> Iterator[Box]:
+def coarsened(
+    plan: Levelled, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
+) -> Iterator[tuple[Box, np.ndarray]]:
+    """Yield parts of `box` of `level`, and their voxels (…, z, y, x), made of those of the level before.
+
+    Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even; of
+    values that are as frequent the smallest is the mode.
+
+    Args:
+        plan: whose level.
+        level: of the parts, 1 or more.
+        box: voxels of that level.
+        read: gives voxels (…, z, y, x) of the level before it.
+        method: "mean" or "mode".
+    """
+    for part in parts(plan, level, box):
+        fine = read(finer_box(plan, level, part))
+        factors = (*(1 for _ in fine.shape[:-3]), *plan.step(level))
+        yield part, downsample(fine, factors, method)
+
+
+def parts(plan: Levelled, level: int, box: Box) -> Iterator[Box]:
     """Yield `box` of `level` in parts that are made of few finer chunks, so that all are never in memory at once."""
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)

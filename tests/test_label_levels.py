@@ -1,0 +1,317 @@
+"""Coarser levels of labels: each voxel the most frequent label below it, in any blocks; resumed, noted and verified."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import make
+from command import THREADS, Give, giver, named_by_verify, set_each
+from inline import Stopped
+from test_labelling import Crowd, labelled, tree
+
+from volpipe.affinities import affinities
+from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.flow import VOLUME
+from volpipe.flow_cost import Need
+from volpipe.flow_plan import StagePlan, volume_of
+from volpipe.formats.store import downsample
+from volpipe.journal import read_records
+from volpipe.label_plan import LabelPlan
+from volpipe.label_recipe import NEAREST, LabelRecipe
+from volpipe.labelling import label, plan_labels
+from volpipe.volume import open_volume
+
+Triple = tuple[int, int, int]
+OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
+
+
+def chosen(block: Sequence[int], levels: int | str, **output: Any) -> LabelRecipe:
+    """Return a recipe of components, in so many levels beside level 0."""
+    sizes = {"block": block, "chunk": (2, 2, 2), "levels": levels}
+    return LabelRecipe.model_validate({"input": {"offsets": NEAREST}, "objects": OBJECTS, "output": sizes | output})
+
+
+def touching(folder: Path, shape: Triple, voxel: Triple | None = None) -> Path:
+    """Write affinities (c, z, y, x), uint8, of boxes of 3 voxels that touch, with specks in them; return where."""
+    attributes = {} if voxel is None else {"resolution": list(voxel), "units": ["nm"] * 3}
+    dice = np.random.default_rng(sum(shape))
+    labels = dice.integers(1, 6, [n // 3 + 2 for n in shape])
+    for axis, n in enumerate(shape):
+        labels = labels.repeat(3, axis).take(range(1, n + 1), axis)
+    near, _ = affinities(np.where(dice.random(shape) < 0.2, 6, labels), NEAREST)
+    make(folder / "a.zarr", (near * 255).astype(np.uint8), attributes=attributes)
+    return folder / "a.zarr"
+
+
+def levels_in(out: Path) -> list[np.ndarray]:
+    """Return the labels (z, y, x) of every level, the finest first."""
+    return [np.asarray(open_volume(out / key).open().read_raw(...)) for key in open_volume(out).levels]
+
+
+def majority(fine: np.ndarray, step: Sequence[int]) -> np.ndarray:
+    """Return for each box of `step` voxels the value that most of them have, of such the smallest; voxel by voxel."""
+    coarse = np.zeros([-(-n // s) for n, s in zip(fine.shape, step, strict=True)], fine.dtype)
+    for place in np.ndindex(*coarse.shape):
+        box = tuple(slice(i * s, (i + 1) * s) for i, s in zip(place, step, strict=True))
+        found = sorted(fine[box].ravel().tolist())
+        coarse[place] = max(found, key=lambda value: (found.count(value), -value))
+    return coarse
+
+
+# ---- voxels
+
+
+@pytest.mark.parametrize(
+    ("shape", "voxel", "levels", "steps"),
+    [
+        ((13, 9, 11), None, 2, [(2, 2, 2), (2, 2, 2)]),
+        ((7, 14, 10), (40, 8, 8), 3, [(1, 2, 2), (1, 2, 2), (2, 2, 2)]),
+        ((1, 10, 18), (8, 8, 8), 3, [(1, 2, 2), (1, 2, 2), (1, 2, 2)]),
+        ((3, 130, 70), None, "auto", [(2, 2, 2), (2, 2, 2)]),  # until no axis is longer than 64
+        ((5, 64, 30), None, "auto", []),
+        ((5, 6, 7), None, 0, []),
+    ],
+)
+def test_levels_are_those_of_one_piece_in_any_blocks(
+    tmp_path: Path, shape: Triple, voxel: Triple | None, levels: int | str, steps: list[Triple]
+) -> None:
+    source = touching(tmp_path, shape, voxel)
+    sizes: tuple[Triple, ...] = ((14, 14, 14), (4, 6, 4), (8, 2, 16)) if max(shape) < 60 else ((4, 64, 64), (2, 66, 40))
+    for number, block in enumerate(sizes):
+        out = tmp_path / f"{number}.zarr"
+        finest, _ = labelled(source, out, chosen(block, levels), Crowd(1 + number))
+        found = levels_in(out)
+        assert [level.dtype for level in found] == [np.dtype(np.uint32)] * (len(steps) + 1)
+        np.testing.assert_array_equal(found[0], finest)
+        for (fine, coarse), step in zip(pairwise(found), steps, strict=True):
+            np.testing.assert_array_equal(coarse, majority(fine, step))
+        assert all(len(np.unique(level)) > 1 for level in found) and not finest.all()
+
+
+def test_chunks_of_odd_sizes_are_made_coarser_too(tmp_path: Path) -> None:
+    source = touching(tmp_path, (11, 17, 9))
+    labelled(source, tmp_path / "l.zarr", chosen((5, 9, 3), 2, chunk=(5, 3, 3)))
+    finest, *coarser = levels_in(tmp_path / "l.zarr")
+    known = majority(finest, (2, 2, 2))
+    np.testing.assert_array_equal(coarser[0], known)
+    np.testing.assert_array_equal(coarser[1], majority(known, (2, 2, 2)))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_the_most_frequent_label_wins_and_of_equals_the_smallest(dtype: type) -> None:
+    top = np.iinfo(dtype).max
+    tied = np.array([top, top - 1, 3, top, top - 1, 3, 0, 0], dtype).reshape(2, 2, 2)
+    assert downsample(tied, (2, 2, 2), "mode").item() == 0
+    assert downsample(np.where(tied == 0, dtype(top), tied), (2, 2, 2), "mode").item() == top
+    dice = np.random.default_rng(4)
+    for _ in range(40):
+        shape, step = dice.integers(1, 8, 3), dice.integers(1, 3, 3).tolist()
+        labels = dice.choice(np.array([0, 1, 2, top - 1, top], dtype), shape)
+        np.testing.assert_array_equal(downsample(labels, step, "mode"), majority(labels, step))
+
+
+# ---- stopped, failed, resumed
+
+
+def test_what_is_stopped_at_a_level_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    source, recipe = touching(tmp_path, (13, 16, 20)), chosen((4, 8, 8), 2)
+    whole = Crowd()
+    labelled(source, tmp_path / "known" / "l.zarr", recipe, whole)
+    units = {"pieces": 24, "edges": 24, "graph": 1, "paint": 24, "pyramid 1": 2 * 1 * 2, "pyramid 2": 1}
+    assert whole.num_sent == sum(units.values())
+    for left in (7, 3, 1):  # in paint, at level 1, and at level 2
+        with pytest.raises(Stopped):
+            labelled(source, tmp_path / "l.zarr", recipe, Crowd(2, whole.num_sent - left), fresh=True)
+        again = Crowd()
+        labelled(source, tmp_path / "l.zarr", recipe, again)
+        assert again.num_sent <= left + 4  # of four under way none may have been noted
+        assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
+        records = list(read_records(tmp_path / "l.zarr.run" / "journal.jsonl"))
+        done = [(record.stage, unit) for record in records for unit in record.done]
+        assert sorted(done) == sorted((stage, unit) for stage, most in units.items() for unit in range(most))
+    nothing = Crowd()
+    _, made = labelled(source, tmp_path / "l.zarr", recipe, nothing)
+    assert made.was_complete and nothing.num_sent == 0
+
+
+def test_each_shard_of_a_level_is_written_by_one_task_when_those_below_are_whole(tmp_path: Path) -> None:
+    source = touching(tmp_path, (13, 22, 17))
+    labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 2), Crowd(3))
+    order, written = [], []
+    for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl"):
+        if record.sums:
+            order.append(record.stage)
+            written += [(level, shard) for level, shard, _ in record.sums]
+    assert order == ["paint"] * 36 + ["pyramid 1"] * 8 + ["pyramid 2"]
+    assert sorted(written) == [(0, n) for n in range(36)] + [(1, n) for n in range(8)] + [(2, 0)]
+
+
+def test_a_task_of_a_level_whose_driver_lost_its_place_writes_nothing(tmp_path: Path) -> None:
+    def overtake(stage: str, done: int, total: int) -> None:
+        if stage == "paint" and done == total:
+            (tmp_path / "l.zarr.run" / "lock").write_text("another\n")
+
+    source = touching(tmp_path, (13, 16, 11))
+    with pytest.raises(RunStopped, match=r"written at level 1: .*no longer held"):
+        labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 1), on_progress=overtake)
+    assert (tmp_path / "l.zarr" / "s0" / "c").exists()
+    assert not (tmp_path / "l.zarr" / "s1" / "c").exists()
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """The command; affinities lie at a.zarr."""
+    touching(tmp_path, (13, 16, 11))
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+CHOSEN = [f"objects.{key}={value}" for key, value in OBJECTS.items()]
+SIZES = (f"input.offsets={list(map(list, NEAREST))}", "output.block=[4,8,8]", "output.chunk=[2,2,2]")
+COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
+STATUS = re.compile(r"^(\w+(?: \d)?) +(\d+ / \d+) ", re.MULTILINE)
+DONE = {"pieces": "16 / 16", "edges": "16 / 16", "graph": "1 / 1", "paint": "16 / 16"}
+
+
+def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_command(tmp_path: Path, give: Give) -> None:
+    plan = plan_labels(str(tmp_path / "a.zarr"), chosen((4, 8, 8), 1), tmp_path / "l.zarr", tmp_path)
+    shard, whole = tmp_path / "l.zarr" / "s0" / "c" / "3" / "1" / "1", b""
+
+    def damage(stage: str, done: int, total: int) -> None:
+        nonlocal whole
+        if stage == "paint" and done == total:
+            whole = shard.read_bytes()
+            shard.write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(RunStopped, match=r"block 1 cannot be written at level 1: .*l\.zarr"):
+        label(plan, Crowd().start, on_progress=damage)
+    stopped = give("status", "l.zarr")
+    assert stopped.code == 1
+    assert re.search(r"^pyramid 1 +1 +4:7,0:8,0:6", stopped.out, re.MULTILINE)
+    assert dict(STATUS.findall(stopped.out)) == DONE | {"pyramid 1": "1 / 2"}
+    assert "1 shards have no checksum" in give("verify", "l.zarr").out
+
+    shard.write_bytes(whole)
+    label(plan, Crowd().start)
+    finest, coarse = levels_in(tmp_path / "l.zarr")
+    np.testing.assert_array_equal(coarse, majority(finest, (2, 2, 2)))
+    assert give("status", "l.zarr").code == give("verify", "l.zarr").code == 0
+
+
+# ---- what is told of levels
+
+
+def test_status_and_verify_know_the_files_of_all_levels(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND, *set_each("output.levels=2")).code == 0
+    status = give("status", "l.zarr")
+    assert status.code == 0
+    assert dict(STATUS.findall(status.out)) == DONE | {"pyramid 1": "2 / 2", "pyramid 2": "1 / 1"}
+    out = tmp_path / "l.zarr"
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) == 16 + 2 + 1 + 5
+    whole = give("verify", "l.zarr")
+    assert (whole.code, whole.out) == (0, f"{len(files) + 1} files read, 0 not as they were written\n")
+
+    file = out / "s1" / "c" / "1" / "0" / "0"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    (out / "s2" / "c" / "0" / "0" / "0").unlink()
+    meta = out / "s2" / "zarr.json"
+    meta.write_bytes(meta.read_bytes() + b" ")
+    (out / "s1" / "c" / "2" / "0").mkdir(parents=True)
+    (out / "s1" / "c" / "2" / "0" / "0").touch()
+    assert named_by_verify(give, "l.zarr") == {
+        f"{file} differs (s1 4:7,0:8,0:6)",
+        f"{out}/s2/c/0/0/0 is missing (s2 0:4,0:4,0:3)",
+        f"{meta} differs",
+        f"{out}/s1/c/2/0/0 is extra (s1 8:12,0:8,0:8)",
+    }
+
+
+def test_metadata_say_where_the_voxels_of_each_level_lie(tmp_path: Path) -> None:
+    source = touching(tmp_path, (7, 14, 10), (40, 8, 8))
+    labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 3))
+    (told,) = json.loads((tmp_path / "l.zarr" / "zarr.json").read_text())["attributes"]["ome"]["multiscales"]
+    assert [axis["name"] for axis in told["axes"]] == ["z", "y", "x"]
+    assert {axis["unit"] for axis in told["axes"]} == {"nanometer"}
+    levels = {each["path"]: each["coordinateTransformations"] for each in told["datasets"]}
+    # The centre of a voxel that is made of n lies (n - 1) / 2 of theirs past that of the first.
+    known = {
+        "s0": ([40.0, 8.0, 8.0], [0.0, 0.0, 0.0]),
+        "s1": ([40.0, 16.0, 16.0], [0.0, 4.0, 4.0]),
+        "s2": ([40.0, 32.0, 32.0], [0.0, 12.0, 12.0]),
+        "s3": ([80.0, 64.0, 64.0], [20.0, 28.0, 28.0]),
+    }
+    assert list(levels) == list(known)
+    for key, (scale, translation) in known.items():
+        found = {part["type"]: part[part["type"]] for part in levels[key]}
+        assert found["scale"] == scale
+        assert found.get("translation", [0.0, 0.0, 0.0]) == translation
+
+
+@pytest.mark.parametrize("voxel", [None, (40, 8, 8)])
+def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path, voxel: Triple | None) -> None:
+    out = tmp_path / "l.zarr"
+    source = touching(tmp_path, (13, 22, 17), voxel)
+    plan = plan_labels(str(source), chosen((4, 8, 8), 2, codec="raw"), out, tmp_path)
+    stage = StagePlan("objects", "label", VOLUME, open_volume(source), out, plan)
+    foreseen = [volume_of(stage, level) for level in range(3)]
+    with pytest.raises(PlanError, match=r"will have no level 3; its levels are 0 to 2"):
+        volume_of(stage, 3)
+    label(plan, Crowd().start)
+    assert foreseen == [open_volume(out, level=level) for level in range(3)]
+
+    need, none = Need.of_labels(plan, 1.0), Need.of_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0)
+    assert need.output_files == sum(path.is_file() for path in out.rglob("*"))
+    sizes = [level.nbytes for level in levels_in(out)]
+    assert need.output_bytes == sum(sizes)
+    assert need.written_bytes - none.written_bytes == sizes[1] + sizes[2]
+    assert need.read_bytes - none.read_bytes == sizes[0] + sizes[1]
+
+
+# ---- labels of an earlier version
+
+
+def forget_levels(out: Path) -> None:
+    """Leave of the labels at `out` the plan that an earlier version would have left, which knew no levels."""
+    path = out.with_name(f"{out.name}.run") / "label.json"
+    told = json.loads(path.read_text())
+    del told["factors"], told["recipe"]["output"]["levels"]
+    path.write_text(json.dumps(told))
+
+
+def test_labels_of_an_earlier_version_stay_whole_and_go_on_with_level_0_alone(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND, *set_each("output.levels=0")).code == 0
+    forget_levels(tmp_path / "l.zarr")
+    assert give("status", "l.zarr").code == give("verify", "l.zarr").code == 0
+    refused = give(*COMMAND, *set_each("output.levels=2"))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "output.levels: 0 -> 2" in refused.err and "use --fresh" in refused.err
+    assert "is complete already" in give(*COMMAND, *set_each("output.levels=0")).out
+
+
+def test_a_labelling_that_an_earlier_version_began_goes_on_with_level_0_alone(tmp_path: Path) -> None:
+    source, out = touching(tmp_path, (13, 16, 11)), tmp_path / "l.zarr"
+    _, known = labelled(source, tmp_path / "known" / "l.zarr", chosen((4, 8, 8), 0))
+    with pytest.raises(Stopped):
+        labelled(source, out, chosen((4, 8, 8), 0), Crowd(1, 40))
+    forget_levels(out)
+    with pytest.raises(RunError, match=r"output\.levels: 0 -> 'auto'"):
+        labelled(source, out, chosen((4, 8, 8), "auto"))
+    labelled(source, out, chosen((4, 8, 8), 0))
+    assert tree(out) == tree(tmp_path / "known" / "l.zarr")
+    assert known.num_objects > 1
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"recipe": 3}', '{"recipe": {"output": []}}', "{", '{"recipe": {}}'])
+def test_a_plan_that_cannot_be_understood_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "label.json").write_text(text)
+    with pytest.raises(RunError, match="cannot be understood"):
+        LabelPlan.load(tmp_path)

@@ -1,0 +1,98 @@
+"""The output of a labelling: its arrays, one per level, their metadata, and the voxels of coarser levels.
+
+Not here: what label a voxel has (label_graph), or the tasks (label_tasks).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import volpipe
+from volpipe import checksums
+from volpipe.errors import PlanError
+from volpipe.formats import files
+from volpipe.grid import Box
+from volpipe.label_plan import LabelPlan
+from volpipe.output import foreseen, level_key, levels_of
+from volpipe.provenance import fingerprint
+from volpipe.pyramid import coarsened
+from volpipe.volume import (
+    ArraySpec,
+    Multiscale,
+    Volume,
+    absolute,
+    create_array,
+    create_multiscale,
+    open_volume,
+    open_writer,
+)
+
+FORMAT = "zarr3"
+
+
+def create_output(plan: LabelPlan) -> None:
+    """Write the metadata of every level and of their group; voxels that are already there stay."""
+    out = files.locate(plan.out)
+    for level in range(len(plan.factors)):
+        create_array(out, level_key(level), _spec(plan, level), FORMAT)
+    create_multiscale(out, _multiscale(plan), attributes=_origin(plan))
+
+
+def promised(plan: LabelPlan, level: int = 0) -> Volume:
+    """Return `level` of the labels as `open_volume` will find it once it is written; it need not exist yet.
+
+    Raises:
+        PlanError: the labels have no such level.
+    """
+    if level >= len(plan.factors):
+        raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
+    return foreseen(plan.out, FORMAT, _spec(plan, level), _multiscale(plan), level)
+
+
+def write_labels(plan: LabelPlan, level: int, box: Box, labels: np.ndarray) -> str:
+    """Write `labels` (z, y, x) to `box` of `level`, whole shards only; each shard has one writer.
+
+    The checksums of the files come back.
+    """
+    writer = open_writer(plan.out, level_key(level))
+    writer.write(box, labels)
+    return checksums.take(writer.header, box)
+
+
+def coarser(plan: LabelPlan, level: int, box: Box) -> np.ndarray:
+    """Return what belongs into `box` of `level` (z, y, x): the most frequent label below each voxel.
+
+    Of labels that are as frequent it is the smallest; 0, none, counts as the others do.
+    """
+    finer = open_writer(plan.out, level_key(level - 1))
+    labels = np.empty(box.shape, plan.dtype)
+    for part, data in coarsened(plan, level, box, finer.read, "mode"):
+        labels[part.relative_to(box.start).slices] = data
+    return labels
+
+
+def _spec(plan: LabelPlan, level: int) -> ArraySpec:
+    choice = plan.recipe.output
+    return ArraySpec(
+        shape=plan.level_shape(level),
+        dtype=plan.dtype,
+        chunks=plan.chunk,
+        shards=plan.shard,
+        codec=choice.codec,
+        codec_level=choice.codec_level if choice.codec != "raw" else 0,
+    )
+
+
+def _multiscale(plan: LabelPlan) -> Multiscale:
+    levels, name = levels_of(plan.factors), absolute(plan.out).stem
+    return Multiscale(levels, voxel_size_nm=plan.voxel_size_nm, origin_nm=plan.origin_nm, name=name)
+
+
+def _origin(plan: LabelPlan) -> dict[str, object]:
+    """Return what the output says of where it comes from, the same in every labelling by its recipe."""
+    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
+    return {
+        "version": volpipe.__version__,
+        "labelling": plan.recipe.model_dump(mode="json"),
+        "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
+    }

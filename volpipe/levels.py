@@ -1,0 +1,50 @@
+"""Levels: by how much each is coarser than level 0, along which axes, and how many there are.
+
+Not here: their voxels (pyramid), or their metadata (output).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Triple = tuple[int, int, int]
+
+SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
+
+
+def level_factors(
+    levels: int | Literal["auto"], shape: tuple[int, ...], voxel: tuple[float, ...]
+) -> tuple[Triple, ...]:
+    """Return the downsampling of each level against level 0; an axis with the longest voxels waits for the others.
+
+    Args:
+        levels: how many beside level 0; "auto": until no axis is longer than SMALLEST_LEVEL.
+        shape: of level 0, voxels (z, y, x).
+        voxel: its size (z, y, x), in any unit.
+    """
+    factors: list[Triple] = [(1, 1, 1)]
+    while True:
+        last = factors[-1]
+        sizes = level_shape(shape, last)
+        wanted = max(sizes) > SMALLEST_LEVEL if levels == "auto" else len(factors) <= levels
+        if not wanted or max(sizes) == 1:
+            return tuple(factors)
+        lengths = [v * f for v, f in zip(voxel, last, strict=True)]
+        # An axis is halved when its voxels are shorter than 3/2 of the shortest: the level tends to cubes.
+        shortest = min(length for length, n in zip(lengths, sizes, strict=True) if n > 1)
+        z, y, x = (
+            f * 2 if length < 1.5 * shortest and n > 1 else f for f, length, n in zip(last, lengths, sizes, strict=True)
+        )
+        factors.append((z, y, x))
+
+
+def level_shape(shape: tuple[int, ...], factor: Triple) -> Triple:
+    """Return the voxels (z, y, x) of the level that is coarser by `factor` than level 0 of `shape`."""
+    z, y, x = (-(-n // f) for n, f in zip(shape, factor, strict=True))
+    return z, y, x
+
+
+def level_step(factors: tuple[Triple, ...], level: int) -> Triple:
+    """Return by how much `level` is coarser than the level before it, per axis."""
+    z, y, x = (b // a for a, b in zip(factors[level - 1], factors[level], strict=True))
+    return z, y, x
