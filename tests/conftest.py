@@ -26,13 +26,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "sites_check", "train", "tune", "sweep", "sites"))
+LONGEST = [
+    f"test_{name}.py"
+    for name in "slurm resume k8s sites_check chaos staging estimate laws sweep train tune sites parsl output".split()
+]
 SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)
