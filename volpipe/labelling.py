@@ -124,6 +124,7 @@ def label(
     *,
     fresh: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
+    on_begin: Callable[[Workers], None] = lambda workers: None,
 ) -> Labelled:
     """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
 
@@ -132,6 +133,7 @@ def label(
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
         fresh: delete the output and the labelling that made it, and start over.
         on_progress: told of a stage, how many of its tasks are done, and how many there are.
+        on_begin: told of the workers before their first task, where nothing was done before.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -151,6 +153,8 @@ def label(
                 label_tasks.prepare(job)
                 with start(folder.parsl) as workers:
                     check_memory(plan, getattr(workers, "worker_bytes", None))
+                    if not any(done.results.values()):
+                        on_begin(workers)
                     for stage in STAGES:
                         _do(stage, job, workers, journal, on_progress)
             found = Noted.of(folder.journal)

@@ -1,0 +1,319 @@
+"""How long a labelling takes, from a small one on the same voxels, which each worker makes and throws away.
+
+Not here: bytes and files (flow_cost), or the labelling (labelling). Blocks of up to EDGE voxels per axis are tried, or
+larger ones where that is quick; what their tasks took counts by voxels. The graph is one task, which grows with pieces
+and edges: copies of the one that was found are solved together, so that what does not grow counts little.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from volpipe import label_tasks
+from volpipe.errors import RunError, RunStopped
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.grid import Box
+from volpipe.journal import Record
+from volpipe.label_graph import FIRST, solve
+from volpipe.label_plan import LabelPlan
+from volpipe.label_tasks import LabelGraph, LabelJob, objects_csv
+from volpipe.lock import held
+from volpipe.output import level_key
+from volpipe.rehearsal import MOST_WORKERS, stopwatch
+from volpipe.stand_in import made_up, write
+from volpipe.tasks import Workers, gather
+from volpipe.tensors import delete
+from volpipe.volume import ArraySpec, Volume, create_array, open_volume
+from volpipe.worker import Outcomes, work
+
+log = logging.getLogger(__name__)
+
+WORTH_TRYING = 8  # blocks per worker: what is tried takes about as long as one
+WARM_EDGE, EDGE = 16, 64  # voxels
+MOST_SECONDS = 1.5  # that a larger block may take
+NUM_PLACES, PROBE = 4, 32  # beside the middle, where there is something to find; voxels per axis that are looked at
+MANY = 20_000  # pieces and edges that the copies of a graph have at least
+SEED = 0
+SINGLE = (1, 1, 1)  # voxel
+HELD = "a labelling that is tried"
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class LabelRates:
+    """What a labelling takes, in seconds of one worker among all.
+
+    Attributes:
+        num_voxels: of the blocks that were tried.
+        start_seconds: until a worker can label anything.
+        read_seconds: to read and decode a voxel, all channels.
+        pieces_seconds, edges_seconds: per voxel that is seen, those around a block too.
+        paint_seconds: per voxel.
+        graph_seconds: per voxel; what grows with pieces and edges.
+        load_seconds: per block, for the graph.
+    """
+
+    num_voxels: int
+    start_seconds: float
+    read_seconds: float
+    pieces_seconds: float
+    edges_seconds: float
+    paint_seconds: float
+    graph_seconds: float
+    load_seconds: float
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """How long one stage takes: its tasks, and their time, of all workers together."""
+
+    name: str
+    num_tasks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LabelTimes:
+    """How long a labelling takes.
+
+    Attributes:
+        stages: in order; each begins when the one before it has ended.
+        seconds: from the first task to the last.
+        num_voxels: of the blocks that were tried.
+        is_guess: whether they were made up, because what is to be read does not exist yet.
+    """
+
+    stages: tuple[StageTime, ...]
+    seconds: float
+    num_voxels: int
+    is_guess: bool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a worker tries: the plan of all, what is read and whether it is there, and a folder that is deleted."""
+
+    plan: LabelPlan
+    volume: Volume
+    is_there: bool
+    folder: str
+
+
+def rehearse_labels(trial: Trial, workers: Workers) -> LabelTimes:
+    """Return how long the labelling of `trial` takes, from blocks that every worker tries at the same time.
+
+    Raises:
+        RunStopped: a block cannot be tried.
+    """
+    num_workers = max(1, workers.slots["cpu"])
+    try:
+        tried = gather(workers, try_blocks, trial, range(min(num_workers, MOST_WORKERS)), "tried")
+        found = [LabelRates(*each) for each in tried]
+    finally:
+        delete(Path(trial.folder))
+    return label_times(trial, _mean(found), num_workers)
+
+
+def foreseen(plan: LabelPlan, workers: Workers) -> list[LabelTimes]:
+    """Return how long a labelling that begins takes; nothing where trying blocks costs much of it, or fails."""
+    if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
+        return []
+    folder = RunFolder.of_output(files.locate(plan.out)).rehearsal
+    try:
+        return [rehearse_labels(Trial(plan, open_volume(plan.path, plan.key), True, str(folder)), workers)]
+    except RunStopped as error:  # blocks that fail are the labelling's to name
+        log.warning("no block could be tried: %s", error)
+        return []
+
+
+def _mean(rates: Sequence[LabelRates]) -> LabelRates:
+    values = np.array([dataclasses.astuple(each) for each in rates])
+    return dataclasses.replace(LabelRates(*values.mean(axis=0)), num_voxels=int(values[:, 0].sum()))
+
+
+def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes:
+    """Return how long the labelling of `trial` takes on `num_workers` by `rates`."""
+    plan, near = trial.plan, _near(trial.plan)
+    num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
+    reading = rates.read_seconds * _touched(plan, near, _chunk(trial.volume))
+    again = reading if plan.recipe.objects.method == "watershed" else 0.0
+    stages = (
+        StageTime("pieces", num_blocks, reading + rates.pieces_seconds * _touched(plan, near, SINGLE)),
+        StageTime("edges", num_blocks, again + rates.edges_seconds * _touched(plan, plan.reach, SINGLE)),
+        StageTime("graph", 1, rates.graph_seconds * num_voxels + rates.load_seconds * num_blocks),
+        StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
+    )
+    took = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
+    return LabelTimes(stages, rates.start_seconds + took, rates.num_voxels, not trial.is_there)
+
+
+def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
+    """Return how long equal tasks take that need `seconds` one after the other: the last round may not fill workers."""
+    return seconds * math.ceil(num_tasks / num_workers) / num_tasks
+
+
+def _near(plan: LabelPlan) -> tuple[int, ...]:
+    """Return how far around a block its pieces are looked for."""
+    objects = plan.recipe.objects
+    return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else SINGLE
+
+
+def _touched(plan: LabelPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
+    """Return the voxels of the cells that each block touches with its surroundings, added up over the blocks."""
+    return math.prod(
+        sum(cell_voxels(a - r, a + b + r, c, n) for a in range(0, n, b))
+        for n, b, r, c in zip(plan.shape, plan.block, reach, cell, strict=True)
+    )
+
+
+def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
+    """Return how many voxels the cells that start..stop touches have along an axis of `size`."""
+    low, high = max(0, start), min(size, stop)
+    return min(size, -(-high // cell) * cell) - low // cell * cell
+
+
+def _chunk(volume: Volume) -> tuple[int, ...]:
+    known = dict(zip(volume.axes, volume.chunks, strict=True))
+    return tuple(known.get(axis, 1) for axis in "zyx")
+
+
+def try_blocks(trial: Trial, number: int) -> Record:
+    """Label some blocks in a folder of the worker's own; the record's result are the values of their `LabelRates`."""
+    result: list[float] = []
+
+    def outcomes() -> Outcomes:
+        result.extend(dataclasses.astuple(_try(trial, number)))
+        yield number, None
+
+    return dataclasses.replace(work("rehearse", [number], outcomes()), result=tuple(result))
+
+
+def _try(trial: Trial, number: int) -> LabelRates:
+    with stopwatch() as warm:
+        _try_edge(trial, number, WARM_EDGE)
+    edge = EDGE
+    while True:
+        with stopwatch() as took:
+            found = _try_edge(trial, number, edge)
+        if edge >= max(trial.plan.block) or 8 * took.seconds > MOST_SECONDS:
+            return dataclasses.replace(found, start_seconds=warm.seconds)
+        edge *= 2
+
+
+def _try_edge(trial: Trial, number: int, edge: int) -> LabelRates:
+    """Return what it takes to label two blocks of up to `edge` voxels per axis that lie side by side."""
+    folder = Path(trial.folder) / str(number) / str(edge)
+    folder.mkdir(parents=True)
+    block = tuple(min(edge, b, n) for b, n in zip(trial.plan.block, trial.plan.shape, strict=True))
+    counts = [n / b for b, n in zip(block, trial.plan.shape, strict=True)]
+    longest = counts.index(max(counts))
+    shape = tuple(
+        min(n, 2 * b) if axis == longest else b for axis, (b, n) in enumerate(zip(block, trial.plan.shape, strict=True))
+    )
+    volume, box = _source(trial, number, shape, folder)
+    with stopwatch() as reading:
+        data = volume.open().read(box)
+    decoded = math.prod(
+        cell_voxels(a, b, c, n)
+        for a, b, c, n in zip(box.start, box.stop, _chunk(volume), volume.spatial_shape, strict=True)
+    )
+    plan = _small(trial.plan, write(folder / "in", data, (len(data), *block), "raw"), block, folder / "out")
+    with held(folder, HELD, RunError):
+        return dataclasses.replace(_try_stages(plan, folder), read_seconds=reading.seconds / decoded)
+
+
+def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
+    """Return what is read for a trial, and the box of `shape` in it."""
+    if not trial.is_there:
+        return made_up(trial.volume, shape, folder / "made_up"), Box.of(shape)
+    reader, size = trial.volume.open(), trial.volume.spatial_shape
+    rest = [n - s for n, s in zip(size, shape, strict=True)]
+    dice = np.random.default_rng([SEED, number])
+    starts = [[n // 2 for n in rest], *([int(dice.integers(n + 1)) for n in rest] for _ in range(NUM_PLACES))]
+    aligned = [tuple(a // c * c for a, c in zip(start, _chunk(trial.volume), strict=True)) for start in starts]
+
+    def variance(start: tuple[int, ...]) -> float:
+        probe = tuple(a + (n - min(n, PROBE)) // 2 for a, n in zip(start, shape, strict=True))
+        seen = Box(probe, tuple(a + min(n, PROBE) for a, n in zip(probe, shape, strict=True)))
+        return float(np.nan_to_num(reader.read(seen).astype(np.float32)).var())
+
+    start = max(dict.fromkeys(aligned), key=variance)
+    return trial.volume, Box.of(shape).shift(start)
+
+
+def _small(plan: LabelPlan, volume: Volume, block: tuple[int, ...], out: Path) -> LabelPlan:
+    """Return the plan of labelling a small `volume` as `plan` does the whole, each block in as many chunks."""
+    numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
+    chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
+    same = {name: getattr(plan, name) for name in LabelPlan.model_fields}
+    place = {"path": volume.path, "key": volume.key, "shape": volume.spatial_shape, "out": str(out)}
+    return LabelPlan(**same | place | {"block": block, "chunk": chunk})
+
+
+def _try_stages(plan: LabelPlan, folder: Path) -> LabelRates:
+    """Return what it takes to label all of `plan` in `folder`; `read_seconds` and `start_seconds` are nothing."""
+    plan.store(folder)
+    job = LabelJob(str(folder), plan.identity, HELD)
+    label_tasks.prepare(job)
+    spec = ArraySpec(shape=plan.shape, dtype=plan.dtype, chunks=plan.chunk, shards=plan.block)
+    create_array(Path(plan.out), level_key(0), spec, "zarr3")
+    blocks, num_voxels = range(len(plan.blocks)), math.prod(plan.shape)
+    pieces, edges = (_seconds(function(job, n) for n in blocks) for function in (label_tasks.pieces, label_tasks.edges))
+    with stopwatch() as loading:
+        graph = LabelGraph.read(job)
+    _seconds([label_tasks.graph(job, 0)])
+    return LabelRates(
+        num_voxels=num_voxels,
+        start_seconds=0.0,
+        read_seconds=0.0,
+        pieces_seconds=pieces / _touched(plan, _near(plan), SINGLE),
+        edges_seconds=edges / _touched(plan, plan.reach, SINGLE),
+        paint_seconds=_seconds(label_tasks.paint(job, n) for n in blocks) / num_voxels,
+        graph_seconds=_graph_seconds(graph, plan) / num_voxels,
+        load_seconds=loading.seconds / len(blocks),
+    )
+
+
+def _seconds(records: Iterable[Record]) -> float:
+    """Return what tasks took together.
+
+    Raises:
+        RunStopped: one failed.
+    """
+    total = 0.0
+    for record in records:
+        for _, reason in record.failed:
+            raise RunStopped(reason)
+        total += record.seconds
+    return total
+
+
+def _graph_seconds(graph: LabelGraph, plan: LabelPlan, clock: Clock = time.perf_counter) -> float:
+    """Return what one of many copies of `graph`, which know nothing of each other, adds to the time of all."""
+    copies = max(1, math.ceil(MANY / max(1, len(graph.table) + len(graph.pairs))))
+    many = repeated(graph, copies, math.prod(plan.shape))
+    began = clock()
+    found = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
+    objects_csv(found.objects, plan)
+    return (clock() - began) / copies
+
+
+def repeated(graph: LabelGraph, copies: int, num_voxels: int) -> LabelGraph:
+    """Return `copies` of `graph` side by side, each of a volume of `num_voxels`."""
+    number = np.arange(copies)
+    table = np.tile(graph.table, (copies, 1))
+    table[:, FIRST] += np.repeat(number * num_voxels, len(graph.table))
+    joins, pairs = (
+        np.tile(each, (copies, 1)) + np.repeat(number * len(graph.table), len(each))[:, None]
+        for each in (graph.joins, graph.pairs)
+    )
+    return LabelGraph(table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))
