@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,6 @@ MANY = 20_000  # pieces and edges that the copies of a graph have at least
 SEED = 0
 SINGLE = (1, 1, 1)  # voxel
 HELD = "a labelling that is tried"
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,8 @@ class LabelRates:
         read_seconds: to read and decode a voxel, all channels.
         pieces_seconds, edges_seconds: per voxel that is seen, those around a block too.
         paint_seconds: per voxel.
-        graph_seconds: per voxel; what grows with pieces and edges.
+        graph_parts: pieces and edges per voxel.
+        graph_seconds: per piece or edge, and logarithm of how many there are: they are sorted.
         load_seconds: per block, for the graph.
     """
 
@@ -68,6 +68,7 @@ class LabelRates:
     pieces_seconds: float
     edges_seconds: float
     paint_seconds: float
+    graph_parts: float
     graph_seconds: float
     load_seconds: float
 
@@ -114,12 +115,13 @@ def rehearse_labels(trial: Trial, workers: Workers) -> LabelTimes:
     Raises:
         RunStopped: a block cannot be tried.
     """
-    num_workers = max(1, workers.slots["cpu"])
+    num_workers, folder = max(1, workers.slots["cpu"]), Path(trial.folder)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         tried = gather(workers, try_blocks, trial, range(min(num_workers, MOST_WORKERS)), "tried")
         found = [LabelRates(*each) for each in tried]
     finally:
-        delete(Path(trial.folder))
+        delete(folder)
     return label_times(trial, _mean(found), num_workers)
 
 
@@ -137,7 +139,7 @@ def foreseen(plan: LabelPlan, workers: Workers) -> list[LabelTimes]:
 
 def _mean(rates: Sequence[LabelRates]) -> LabelRates:
     values = np.array([dataclasses.astuple(each) for each in rates])
-    return dataclasses.replace(LabelRates(*values.mean(axis=0)), num_voxels=int(values[:, 0].sum()))
+    return dataclasses.replace(LabelRates(*values.mean(axis=0).tolist()), num_voxels=int(values[:, 0].sum()))
 
 
 def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes:
@@ -145,11 +147,12 @@ def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes
     plan, near = trial.plan, _near(trial.plan)
     num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
     reading = rates.read_seconds * _touched(plan, near, _chunk(trial.volume))
+    parts = rates.graph_parts * num_voxels
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
         StageTime("pieces", num_blocks, reading + rates.pieces_seconds * _touched(plan, near, SINGLE)),
         StageTime("edges", num_blocks, again + rates.edges_seconds * _touched(plan, plan.reach, SINGLE)),
-        StageTime("graph", 1, rates.graph_seconds * num_voxels + rates.load_seconds * num_blocks),
+        StageTime("graph", 1, rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
         StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
     )
     took = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
@@ -198,37 +201,39 @@ def try_blocks(trial: Trial, number: int) -> Record:
 
 
 def _try(trial: Trial, number: int) -> LabelRates:
+    folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a lost worker's is there already
     with stopwatch() as warm:
-        _try_edge(trial, number, WARM_EDGE)
+        _try_edge(trial, number, folder, WARM_EDGE)
     edge = EDGE
     while True:
         with stopwatch() as took:
-            found = _try_edge(trial, number, edge)
+            found = _try_edge(trial, number, folder, edge)
         if edge >= max(trial.plan.block) or 8 * took.seconds > MOST_SECONDS:
             return dataclasses.replace(found, start_seconds=warm.seconds)
         edge *= 2
 
 
-def _try_edge(trial: Trial, number: int, edge: int) -> LabelRates:
+def _try_edge(trial: Trial, number: int, folder: Path, edge: int) -> LabelRates:
     """Return what it takes to label two blocks of up to `edge` voxels per axis that lie side by side."""
-    folder = Path(trial.folder) / str(number) / str(edge)
-    folder.mkdir(parents=True)
-    block = tuple(min(edge, b, n) for b, n in zip(trial.plan.block, trial.plan.shape, strict=True))
-    counts = [n / b for b, n in zip(block, trial.plan.shape, strict=True)]
+    place, whole = folder / str(edge), trial.plan.shape
+    place.mkdir()
+    block = tuple(min(edge, b, n) for b, n in zip(trial.plan.block, whole, strict=True))
+    counts = [n / b for b, n in zip(block, whole, strict=True)]
     longest = counts.index(max(counts))
-    shape = tuple(
-        min(n, 2 * b) if axis == longest else b for axis, (b, n) in enumerate(zip(block, trial.plan.shape, strict=True))
-    )
-    volume, box = _source(trial, number, shape, folder)
+    shape = tuple(min(n, 2 * b) if a == longest else b for a, (b, n) in enumerate(zip(block, whole, strict=True)))
+    volume, box = _source(trial, number, shape, place)
+    copy, read_seconds = _copied(volume, box, block, place / "in")
+    plan = _small(trial.plan, copy, block, place / "out")
+    with held(place, HELD, RunError):
+        return dataclasses.replace(_try_stages(plan, place), read_seconds=read_seconds)
+
+
+def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tuple[Volume, float]:
+    """Return a copy at `place` of what lies in `box`, and what it took to read and decode one voxel."""
     with stopwatch() as reading:
         data = volume.open().read(box)
-    decoded = math.prod(
-        cell_voxels(a, b, c, n)
-        for a, b, c, n in zip(box.start, box.stop, _chunk(volume), volume.spatial_shape, strict=True)
-    )
-    plan = _small(trial.plan, write(folder / "in", data, (len(data), *block), "raw"), block, folder / "out")
-    with held(folder, HELD, RunError):
-        return dataclasses.replace(_try_stages(plan, folder), read_seconds=reading.seconds / decoded)
+    bounds = zip(box.start, box.stop, _chunk(volume), volume.spatial_shape, strict=True)
+    return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 
 
 def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
@@ -278,7 +283,8 @@ def _try_stages(plan: LabelPlan, folder: Path) -> LabelRates:
         pieces_seconds=pieces / _touched(plan, _near(plan), SINGLE),
         edges_seconds=edges / _touched(plan, plan.reach, SINGLE),
         paint_seconds=_seconds(label_tasks.paint(job, n) for n in blocks) / num_voxels,
-        graph_seconds=_graph_seconds(graph, plan) / num_voxels,
+        graph_parts=(len(graph.table) + len(graph.pairs)) / num_voxels,
+        graph_seconds=_graph_seconds(graph, plan),
         load_seconds=loading.seconds / len(blocks),
     )
 
@@ -297,14 +303,20 @@ def _seconds(records: Iterable[Record]) -> float:
     return total
 
 
-def _graph_seconds(graph: LabelGraph, plan: LabelPlan, clock: Clock = time.perf_counter) -> float:
-    """Return what one of many copies of `graph`, which know nothing of each other, adds to the time of all."""
-    copies = max(1, math.ceil(MANY / max(1, len(graph.table) + len(graph.pairs))))
+def _graph_seconds(graph: LabelGraph, plan: LabelPlan) -> float:
+    """Return what many copies of `graph`, which know nothing of each other, take for each of their `sorting`."""
+    parts = max(1, len(graph.table) + len(graph.pairs))
+    copies = math.ceil(MANY / parts)
     many = repeated(graph, copies, math.prod(plan.shape))
-    began = clock()
-    found = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
-    objects_csv(found.objects, plan)
-    return (clock() - began) / copies
+    with stopwatch() as took:
+        found = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
+        objects_csv(found.objects, plan)
+    return took.seconds / sorting(copies * parts)
+
+
+def sorting(parts: float) -> float:
+    """Return to what the time of sorting so many is proportional."""
+    return parts * math.log(max(2.0, parts))
 
 
 def repeated(graph: LabelGraph, copies: int, num_voxels: int) -> LabelGraph:

@@ -71,4 +71,4 @@ def as_type(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return bytes as `dtype`, of which 255 is 1.0 or the greatest whole number."""
     if dtype.kind == "f":
         return (data / 255).astype(dtype)
-    return data.astype(dtype) * dtype.type(np.iinfo(dtype).max // 255)
+    return np.asarray(data.astype(dtype) * dtype.type(np.iinfo(dtype).max // 255))
