@@ -55,7 +55,8 @@ class LabelRates:
         num_voxels: of the blocks that were tried.
         start_seconds: until a worker can label anything.
         read_seconds: to read and decode a voxel, all channels.
-        pieces_seconds, edges_seconds: per voxel that is seen, those around a block too.
+        pieces_seconds: per voxel that is seen, those around a block too.
+        edges_seconds: the same, and per logarithm of a block's voxels: pairs of them are sorted.
         paint_seconds: per voxel.
         graph_parts: pieces and edges per voxel.
         graph_seconds: per piece or edge, and logarithm of how many there are: they are sorted.
@@ -151,7 +152,7 @@ def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
         StageTime("pieces", num_blocks, reading + rates.pieces_seconds * _touched(plan, near, SINGLE)),
-        StageTime("edges", num_blocks, again + rates.edges_seconds * _touched(plan, plan.reach, SINGLE)),
+        StageTime("edges", num_blocks, again + rates.edges_seconds * _pairs(plan)),
         StageTime("graph", 1, rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
         StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
     )
@@ -176,6 +177,12 @@ def _touched(plan: LabelPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
         sum(cell_voxels(a - r, a + b + r, c, n) for a in range(0, n, b))
         for n, b, r, c in zip(plan.shape, plan.block, reach, cell, strict=True)
     )
+
+
+def _pairs(plan: LabelPlan) -> float:
+    """Return to what the time of finding edges is proportional."""
+    of_block = math.prod(min(b, n) for b, n in zip(plan.block, plan.shape, strict=True))
+    return _touched(plan, plan.reach, SINGLE) * math.log(max(2, of_block))
 
 
 def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
@@ -281,7 +288,7 @@ def _try_stages(plan: LabelPlan, folder: Path) -> LabelRates:
         start_seconds=0.0,
         read_seconds=0.0,
         pieces_seconds=pieces / _touched(plan, _near(plan), SINGLE),
-        edges_seconds=edges / _touched(plan, plan.reach, SINGLE),
+        edges_seconds=edges / _pairs(plan),
         paint_seconds=_seconds(label_tasks.paint(job, n) for n in blocks) / num_voxels,
         graph_parts=(len(graph.table) + len(graph.pairs)) / num_voxels,
         graph_seconds=_graph_seconds(graph, plan),
