@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 
-from volpipe import evaluate, label_cost, label_tasks, labelling, score_cost
+from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.errors import RunStopped
 from volpipe.grid import Box
 from volpipe.journal import Record
 from volpipe.label_cost import LabelRates, LabelTimes, Trial, elapsed, foreseen, label_times, rehearse_labels
 from volpipe.label_graph import solve
-from volpipe.label_plan import LabelPlan
+from volpipe.label_plan import LabelPlan, fit
 from volpipe.label_recipe import LabelRecipe
 from volpipe.label_tasks import LabelGraph
 from volpipe.labelling import label, plan_labels
@@ -33,7 +33,6 @@ from volpipe.volume import Volume
 
 Triple = tuple[int, int, int]
 NO_RATES = LabelRates(1, *[0.0] * (len(dataclasses.fields(LabelRates)) - 1))
-TASKS = ("pieces", "edges", "graph", "paint")
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)
 
 
@@ -50,6 +49,16 @@ def planned_over(folder: Path, data: np.ndarray, chosen: LabelRecipe, chunk: int
 
 def trial_of(folder: Path, plan: LabelPlan, volume: Volume, *, is_there: bool = True) -> Trial:
     return Trial(plan, volume, is_there, str(folder / "tried"))
+
+
+def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> Trial:
+    """Return the trial of labelling a volume of nine channels that is nowhere."""
+    data = np.dtype(np.uint8)
+    volume = Volume(
+        "", "", "zarr3", (9, *shape), data, (9, *chunk), None, ("c", "z", "y", "x"), None, (0.0, 0.0, 0.0), "raw", ()
+    )
+    chosen = LabelRecipe.model_validate({"objects": objects, "output": {"block": block, "chunk": (1, 1, 1)}})
+    return Trial(fit(volume, chosen, "", ""), volume, True, "")
 
 
 @pytest.fixture
@@ -78,15 +87,12 @@ def seen(plan: LabelPlan, block: int, reach: tuple[int, ...]) -> int:
 
 def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[LabelPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
-    stages = []
-    for stage in labelling.STAGES:
+    real = label_tasks._task
 
-        def timed(job: label_tasks.LabelJob, unit: int, stage: labelling.Stage = stage) -> Record:
-            return dataclasses.replace(stage.function(job, unit), seconds=seconds(job.plan, stage.name, unit))
+    def timed(stage: str, job: label_tasks.LabelJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
+        return dataclasses.replace(real(stage, job, unit, do), seconds=seconds(job.plan, stage, unit))
 
-        monkeypatch.setattr(label_tasks, stage.name, timed)
-        stages.append(dataclasses.replace(stage, function=timed))
-    monkeypatch.setattr(labelling, "STAGES", tuple(stages))
+    monkeypatch.setattr(label_tasks, "_task", timed)
 
 
 @pytest.mark.parametrize("objects", [{"method": "components", "threshold": 0.5}, {}, {"agglomerate": "mutex"}])
@@ -118,11 +124,10 @@ def test_what_is_read_is_every_chunk_that_a_block_or_its_surroundings_touch(
     is_watershed: bool,
 ) -> None:
     method = "watershed" if is_watershed else "components"
-    chosen = LabelRecipe.model_validate({"objects": {"method": method, "smooth": (smooth,) * 3}})
-    plan = LabelPlan.model_construct(recipe=chosen, shape=shape, block=block)
-    volume = SimpleNamespace(axes=("c", "z", "y", "x"), chunks=(9, *chunk))
+    trial = imagined(shape, block, chunk, method=method, smooth=(smooth,) * 3)
+    plan = trial.plan
     rates = dataclasses.replace(NO_RATES, read_seconds=1.0)
-    times = label_times(Trial(plan, volume, True, ""), rates, 1)  # type: ignore[arg-type]
+    times = label_times(trial, rates, 1)
     reach = smooth + 2 if is_watershed else 1
     wanted = 0
     for number in range(len(plan.blocks)):
@@ -143,12 +148,11 @@ def test_equal_tasks_end_with_the_last_worker(num_tasks: int, num_workers: int, 
 
 
 def test_stages_follow_each_other_and_a_start_and_a_graph_are_not_shared_out() -> None:
-    plan = LabelPlan.model_construct(recipe=LabelRecipe(), shape=(40, 20, 20), block=(20, 20, 20))
-    volume = SimpleNamespace(axes=("z", "y", "x"), chunks=(20, 20, 20))
+    trial = imagined((40, 20, 20), (20, 20, 20), (20, 20, 20))
     rates = dataclasses.replace(
         NO_RATES, start_seconds=7.0, paint_seconds=1e-3, graph_parts=0.25, graph_seconds=1e-3, load_seconds=0.5
     )
-    times = label_times(Trial(plan, volume, True, ""), rates, 4)  # type: ignore[arg-type]
+    times = label_times(trial, rates, 4)
     graph = 1e-3 * 4000 * math.log(4000) + 2 * 0.5
     assert {stage.name: stage.seconds for stage in times.stages} == pytest.approx(
         {"pieces": 0, "edges": 0, "graph": graph, "paint": 16.0}
