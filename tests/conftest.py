@@ -28,7 +28,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = [
     f"test_{name}.py"
-    for name in "slurm resume k8s sites_check chaos staging estimate laws sweep train tune sites parsl output".split()
+    for name in [
+        "slurm",
+        "resume",
+        "k8s",
+        "sites_check",
+        "chaos",
+        "staging",
+        "estimate",
+        "laws",
+        "sweep",
+        "train",
+        "tune",
+        "sites",
+        "parsl",
+        "output",
+    ]
 ]
 SHARED = ROOT.parent / "shared" / "data"
 

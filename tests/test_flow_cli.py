@@ -135,11 +135,14 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert f"{tmp_path / 'out' / 'restore.zarr'} s0" in planned.out  # which stage 2 reads
     rows = planned.out[planned.out.rindex("stage ") :].splitlines()
     assert [row.split()[0] for row in rows[1:6]] == ["restore", "affinities", "objects", "scores", "all"]
-    assert all(re.search(r"\d s$", row) for row in rows[1:3])  # blocks of both runs were tried
+    assert all(re.search(r" {2}[\d.]+ s$", row) for row in rows[1:3])  # blocks of both runs were tried
+    assert all(re.search(r" ≈ [\d.]+ s$", row) for row in rows[3:6])  # of the others on what was made up
+    assert re.search(r"^≈ [\d.]+ s on threads, by [\d,]+ made-up voxels tried there", planned.out, re.MULTILINE)
     assert "≤" not in rows[1]
     assert "≤" in rows[2]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
     assert not (tmp_path / "out" / "affinities.zarr.run" / "stand_in").exists()
+    assert not (tmp_path / "out.run" / "rehearsal").exists()
 
 
 def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
@@ -148,6 +151,7 @@ def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.
     assert (planned.code, planned.err) == (0, "")
     assert len(re.findall("no block was tried, so no time", planned.out)) == 2
     assert re.search(r"at the highest ≤ .* in \d+ files: outputs stay", planned.out)
+    assert "≈" not in planned.out
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -21,7 +21,7 @@ from volpipe.terminal import err, out
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
-    from volpipe.flow_cost import FlowCost, Need
+    from volpipe.flow_cost import FlowCost, Need, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
     from volpipe.plan import Plan
@@ -162,6 +162,7 @@ def _beside(report: StageReport, planned: Need | None) -> tuple[str, str]:
 def show_plan(plan: FlowPlan, config: str, *, quick: bool) -> None:
     """Print what each stage would read, write and take, and all of them; what cannot work is then refused."""
     from volpipe.flow_cost import appraise_flow, preview_flow
+    from volpipe.label_cost import LabelTimes
 
     if quick:
         cost = appraise_flow(plan)
@@ -176,6 +177,8 @@ def show_plan(plan: FlowPlan, config: str, *, quick: bool) -> None:
             out.print(appraisal_table(each.found, config))
         else:
             _show_labels(each.stage)
+            if isinstance(each.times, LabelTimes):
+                out.print(cli_label.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()
     out.print(cost_table(cost))
@@ -188,9 +191,9 @@ def cost_table(cost: FlowCost) -> Table:
     for name in ("stage", "kind", "read", "written", "output", "files", "scratch", "time"):
         table.add_column(name, justify="left" if name in ("stage", "kind") else "right")
     for each in cost.stages:
-        found = each.need
+        found, time = each.need, _time(each)
         if found is None:
-            table.add_row(each.stage.name, each.stage.kind)
+            table.add_row(each.stage.name, each.stage.kind, "", "", "", "", "", time)
             continue
         bound = "" if found.is_measured else "≤ "
         values = (found.read_bytes, found.written_bytes, found.output_bytes)
@@ -200,20 +203,28 @@ def cost_table(cost: FlowCost) -> Table:
             *(f"{bound}{size(value)}" for value in values),
             f"{found.output_files:,}",
             f"{bound}{size(found.scratch_bytes)}",
-            duration(found.seconds) if found.seconds is not None else "",
+            time,
         )
     bound = "" if cost.is_measured else "≤ "
     sums = (cost.read_bytes, cost.written_bytes, cost.output_bytes)
     table.add_row(
-        "all", "", *(f"{bound}{size(value)}" for value in sums), f"{cost.output_files:,}", "",
-        duration(cost.seconds) if cost.seconds is not None else "",
+        "all", "", *(f"{bound}{size(value)}" for value in sums), f"{cost.output_files:,}", "", _time(cost)
     )  # fmt: skip
     table.caption = (
         f"on the disk of {cost.plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
         "outputs stay, scratch goes with its stage"
     )
+    if cost.is_guess:
+        table.caption += "\n≈ by made-up voxels, for what is to be read is not there yet"
     table.caption_justify = "left"
     return table
+
+
+def _time(cost: StageCost | FlowCost) -> str:
+    """Return how long it takes; ≈ where voxels were made up for that, nothing where no block was tried."""
+    if cost.seconds is None:
+        return ""
+    return f"{'≈ ' if cost.is_guess else ''}{duration(cost.seconds)}"
 
 
 def show_status(output: str, most: int | None) -> bool | None:

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.show import duration, size
 from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from volpipe.label_audit import LabelStanding
+    from volpipe.label_cost import LabelTimes
     from volpipe.labelling import Labelled, LabelPlan
+    from volpipe.tasks import Workers
 
 INCOMPLETE = 1
-GIB = 1 << 30
 
 
 def label(
@@ -36,6 +40,7 @@ def label(
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
     from volpipe.apps.start import on_site
+    from volpipe.label_cost import foreseen
     from volpipe.labelling import label as make
     from volpipe.labelling import load_labelling, plan_labels
     from volpipe.resolve import shipped_recipe
@@ -44,9 +49,16 @@ def label(
     start = on_site(config)
     plan = plan_labels(affinities, chosen, out_path or _default_output(affinities), Path.cwd())
     out.print(planned(plan))
+    times: list[LabelTimes] = []
+
+    def on_begin(workers: Workers) -> None:
+        times.extend(foreseen(plan, workers))
+        for each in times:
+            out.print(time_table(each, config))
+
     try:
         with shown() as on_progress:
-            made = make(plan, start, fresh=fresh, on_progress=on_progress)
+            made = make(plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin)
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
         raise typer.Exit(INCOMPLETE) from None
@@ -56,26 +68,47 @@ def label(
     if made.was_complete:
         out.print(f"{made.out} is complete already; nothing to do (--fresh starts over)")
         return
-    out.print(told(made))
+    out.print(told(made, *times))
 
 
-def told(made: Labelled) -> str:
-    """Return how a labelling ended, on two lines."""
-    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.stage_seconds.items())
+def told(made: Labelled, planned: LabelTimes | None = None) -> str:
+    """Return how a labelling ended, on two lines; what was planned is in brackets."""
+    known = {} if planned is None else {stage.name: f" ({duration(stage.seconds)})" for stage in planned.stages}
+    took = ", ".join(f"{name} {duration(seconds)}{known.get(name, '')}" for name, seconds in made.stage_seconds.items())
+    whole = "" if planned is None else f" (planned {duration(planned.seconds)})"
     return (
-        f"wrote {made.num_objects:,} objects to {made.out} in {made.seconds:.1f} s (tasks: {took})\n"
+        f"wrote {made.num_objects:,} objects to {made.out} in {duration(made.seconds)}{whole}; tasks: {took}\n"
         f"what each is, is in {made.table}"
     )
 
 
 def planned(plan: LabelPlan) -> str:
-    """Return what the labelling will take, on a line."""
-    shape = " × ".join(map(str, plan.shape))
+    """Return the room that the labelling will take, on a line."""
+    from volpipe.flow_cost import Need
+
+    shape, need = " × ".join(map(str, plan.shape)), Need.of_labels(plan, 0.0)
     return (
-        f"{shape} voxels in {len(plan.blocks):,} blocks of {' × '.join(map(str, plan.block))}: up to "
-        f"{plan.task_bytes / GIB:.2f} GiB of memory per task, {plan.scratch_bytes / GIB:.2f} GiB of scratch, and "
-        f"{plan.recipe.output.graph_gib:g} GiB for the graph of all fragments; levels {len(plan.factors)}"
+        f"{shape} voxels in {len(plan.blocks):,} blocks of {' × '.join(map(str, plan.block))}: writes up to "
+        f"{size(need.output_bytes)} in {need.output_files:,} files, takes up to {size(plan.task_bytes)} of memory per "
+        f"task, {size(plan.scratch_bytes)} of scratch, and {plan.recipe.output.graph_gib:g} GiB for the graph of all "
+        f"fragments; levels {len(plan.factors)}"
     )
+
+
+def time_table(times: LabelTimes, site: str) -> Table:
+    """Return how long each stage takes, and all of them."""
+    from rich.table import Table
+
+    guess = "≈ " if times.is_guess else ""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "tasks", "time of a worker"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for stage in times.stages:
+        table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(stage.seconds)}")
+    what = "made-up voxels tried there, for its input is not there yet" if times.is_guess else "voxels tried there"
+    table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {what}"
+    table.caption_justify = "left"
+    return table
 
 
 def _default_output(volume: str) -> str:

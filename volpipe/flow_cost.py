@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
 from volpipe.driver import logging_to
@@ -17,22 +18,24 @@ from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.flow_run import Start, is_complete
+from volpipe.flow_run import Site, Start, is_complete
+from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
 from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
 from volpipe.rehearsal import rehearse
-from volpipe.run import Executors
+from volpipe.score_cost import ScoreTime, rehearse_scores
+from volpipe.stand_in import nothing
 from volpipe.tensors import delete
-from volpipe.volume import ArraySpec, Volume, create_array
+from volpipe.volume import Volume
 
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one stage takes: bytes and files, scratch at its highest; `seconds` None where nobody knows.
+    """The room that one stage takes: bytes and files, scratch at its highest.
 
     Bytes that were not measured are upper bounds.
     """
@@ -43,7 +46,6 @@ class Need:
     output_files: int
     scratch_bytes: float
     scratch_files: int
-    seconds: float | None
     is_measured: bool
 
     @classmethod
@@ -55,7 +57,6 @@ class Need:
             found.output_files,
             found.scratch_bytes,
             found.scratch_files,
-            found.seconds,
             found.is_measured,
         )
 
@@ -72,7 +73,6 @@ class Need:
             sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
             plan.scratch_bytes,
             3 * len(plan.blocks),
-            None,
             is_measured=False,
         )
 
@@ -86,16 +86,30 @@ class StageCost:
         need: None of an evaluation, which reads and writes next to nothing.
         found: its run, appraised; None of what is no run.
         share_left: of the work that is still to be done.
+        times: of a labelling or an evaluation of which blocks were tried.
     """
 
     stage: StagePlan
     need: Need | None = None
     found: Appraisal | None = None
     share_left: float = 1.0
+    times: LabelTimes | ScoreTime | None = None
 
     @classmethod
     def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
         return cls(stage, Need.of_run(found.estimate), found, share_left)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long all of it takes, from the first task to the last; None where no block was tried."""
+        if self.found is not None:
+            return self.found.estimate.seconds
+        return self.times.seconds if self.times is not None else None
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether that is from voxels that were made up."""
+        return self.times is not None and self.times.is_guess
 
 
 @dataclass(frozen=True)
@@ -147,9 +161,14 @@ class FlowCost:
 
     @property
     def seconds(self) -> float | None:
-        """Time of all runs, one after the other; None where that of one is not known."""
-        taken = [each.seconds for each, _ in self._known]
+        """Time of all stages, one after the other; None where that of one is not known."""
+        taken = [each.seconds for each in self.stages]
         return None if None in taken else sum(seconds for seconds in taken if seconds is not None)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether a part of `seconds` is a guess."""
+        return any(each.is_guess for each in self.stages)
 
     def check(self) -> None:
         """Refuse stages of which one, or which together, take more than there is.
@@ -190,13 +209,13 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, tries: bool = False) -> FlowCost:
+def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool = False) -> FlowCost:
     """Return what the stages of `plan` take.
 
     Args:
         plan: as `plan_flow` made it.
         executors: the workers that there are; without, nobody knows what theirs have.
-        tries: whether blocks of each run are tried on them.
+        tries: whether blocks of each stage are tried on them.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -205,19 +224,26 @@ def appraise_flow(plan: FlowPlan, executors: Executors | None = None, *, tries: 
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            costs.append(_appraise(stage, costs, executors, tries))
+            costs.append(_appraise(stage, costs, executors, plan.folder.rehearsal if tries else None))
     return FlowCost(plan, tuple(costs))
 
 
-def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executors | None, tries: bool) -> StageCost:
+def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None) -> StageCost:
+    """Return what `stage` takes; `trials` is a folder for what of a labelling or an evaluation is tried, None of none.
+
+    What is complete is tried too, where its input is at hand: nobody keeps how long it takes.
+    """
     if isinstance(stage.work, Evaluation):
-        return StageCost(stage)
+        return StageCost(stage, times=_try_scores(stage, stage.work, earlier, executors, trials))
     ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
     if isinstance(stage.work, LabelPlan):
         _check_label_memory(stage.work, executors)
         voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
-        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left)
-    if executors is None or not tries or not share_left:
+        times = None
+        if executors is not None and trials is not None:
+            times = rehearse_labels(Trial(stage.work, stage.given, ahead is None, str(trials)), executors)
+        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left, times)
+    if executors is None or trials is None or not share_left:
         return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
     with stage.folder.locked():
         if ahead is None:
@@ -225,7 +251,16 @@ def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Executo
         return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
 
 
-def _check_label_memory(plan: LabelPlan, executors: Executors | None) -> None:
+def _try_scores(
+    stage: StagePlan, found: Evaluation, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None
+) -> ScoreTime | None:
+    if executors is None or trials is None:
+        return None
+    missing = {str(cost.stage.out) for cost in earlier if not is_complete(cost.stage)}
+    return rehearse_scores(found, missing, executors, trials)
+
+
+def _check_label_memory(plan: LabelPlan, executors: Site | None) -> None:
     """Refuse blocks that a worker has no room for, before the stages that come first."""
     if executors is not None:
         check_memory(plan, executors.worker_bytes)
@@ -247,7 +282,7 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Executors) -> Appraisal:
+def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Appraisal:
     """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
 
     That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
@@ -256,10 +291,8 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Executors) 
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
-    given, place = stage.given, stage.folder.path / "stand_in"
-    codec = "gzip" if given.format == "n5" else "zstd"
-    spec = ArraySpec(given.shape, given.dtype, given.chunks, given.shards, given.axes, codec)
-    create_array(place, given.key, spec, given.format)
+    place = stage.folder.path / "stand_in"
+    nothing(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
         rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal)

@@ -108,19 +108,41 @@ def edges(job: LabelJob, block: int) -> Record:
 _NOTHING = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
 
 
-def graph(job: LabelJob, unit: int) -> Record:
-    """Write the label of every piece, and the table of objects; how many there are comes back, and its checksum."""
+@dataclass(frozen=True)
+class LabelGraph:
+    """What tasks left of all pieces, in the order of their blocks.
 
-    def do() -> tuple[int, ...]:
-        plan, blocks = job.plan, range(len(job.plan.blocks))
+    Attributes:
+        table: as in Pieces.
+        bases: of each block, the place of its first piece in `table`; of none, how many there are.
+        joins, pairs, sums: as `solve` takes them.
+    """
+
+    table: np.ndarray
+    bases: np.ndarray
+    joins: np.ndarray
+    pairs: np.ndarray
+    sums: np.ndarray
+
+    @classmethod
+    def read(cls, job: LabelJob) -> LabelGraph:
+        blocks = range(len(job.plan.blocks))
         tables = [_load(job.file(PIECES, block))["table"] for block in blocks]
         bases = np.cumsum([0, *map(len, tables)])
         between = [_load(job.file(EDGES, block)) for block in blocks]
         joins, pairs, sums = (np.concatenate([each[name] for each in between]) for name in ("joins", "pairs", "sums"))
-        found = solve(np.concatenate(tables), _places(joins, bases), _places(pairs, bases), sums, plan.recipe.objects)
+        return cls(np.concatenate(tables), bases, _places(joins, bases), _places(pairs, bases), sums)
+
+
+def graph(job: LabelJob, unit: int) -> Record:
+    """Write the label of every piece, and the table of objects; how many there are comes back, and its checksum."""
+
+    def do() -> tuple[int, ...]:
+        plan, told = job.plan, LabelGraph.read(job)
+        found = solve(told.table, told.joins, told.pairs, told.sums, plan.recipe.objects)
         job_is_ours(job)
         _replace(job.path / TABLE, objects_csv(found.objects, plan).encode())
-        save(job.path / NAMES, labels=found.labels.astype(plan.dtype), bases=bases)
+        save(job.path / NAMES, labels=found.labels.astype(plan.dtype), bases=told.bases)
         return len(found.objects), checksums.checksum(job.path / TABLE)
 
     return _task("graph", job, unit, do)

@@ -135,6 +135,7 @@ def label(
     *,
     fresh: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
+    on_begin: Callable[[Workers], None] = lambda workers: None,
 ) -> Labelled:
     """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
 
@@ -143,6 +144,7 @@ def label(
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
         fresh: delete the output and the labelling that made it, and start over.
         on_progress: told of a stage, how many of its tasks are done, and how many there are.
+        on_begin: told of the workers before their first task, where nothing was done before.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -162,6 +164,8 @@ def label(
                 label_tasks.prepare(job)
                 with start(folder.parsl) as workers:
                     check_memory(plan, getattr(workers, "worker_bytes", None))
+                    if not any(done.results.values()):
+                        on_begin(workers)
                     for stage in stages_of(plan):
                         _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, on_progress)
             found = Noted.of(folder.journal)

@@ -168,15 +168,15 @@ def _try(job: Job, units: Sequence[int]) -> Rates:
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
-    with _timed() as measuring:
+    with stopwatch() as measuring:
         _check(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
-    with _timed() as warm:
+    with stopwatch() as warm:
         closed = _check(worker.infer(job, units[:1])).result
     if warm.seconds > LONG_SECONDS or not num_windows:
         timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
     else:
-        with _timed() as timed:
+        with stopwatch() as timed:
             closed += _check(worker.infer(job, units[1:])).result
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
@@ -202,7 +202,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     """Return seconds and stored bytes per window."""
     stored = _stored(job.plan)
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
-    with _timed() as took:
+    with stopwatch() as took:
         for block in blocks:
             factor(Wanted(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
@@ -217,7 +217,7 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
     num_voxels = box.num_voxels - sum((plan.shards().box(shard) & box).num_voxels for shard in written)
     if not num_voxels:
         return 0.0, 0.0
-    with _timed() as took:
+    with stopwatch() as took:
         tensors.read_sum(block, box)
     files = [file for part in range(len(plan.sum_parts)) if (file := tensors.sum_file(block, part)).exists()]
     return took.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
@@ -246,7 +246,7 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     box = plan.shards().box(shard)
     data = total.part(box)
     before = _bytes_in(Path(plan.out))  # of metadata
-    with _timed() as took:
+    with stopwatch() as took:
         finish(plan, job.normalise, data.astype(np.float32))
         write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
@@ -259,7 +259,7 @@ def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     grid = plan.shards(1)
     before = _bytes_in(Path(plan.out))
-    with _timed() as took:
+    with stopwatch() as took:
         coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
         target = grid.box(0)
         part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
@@ -299,7 +299,7 @@ class _Took:
 
 
 @contextmanager
-def _timed() -> Iterator[_Took]:
+def stopwatch() -> Iterator[_Took]:
     """Give what holds the seconds that passed meanwhile, once they have."""
     took, started = _Took(), time.perf_counter()
     yield took

@@ -1,0 +1,379 @@
+"""How long labellings and evaluations take, as planned: by timings that are injected, never by a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from arrays import make
+from command import THREADS, giver
+from hypothesis import given
+from hypothesis import strategies as st
+from inline import Inline, Stopped
+
+from volpipe import evaluate, label_cost, label_tasks, score_cost
+from volpipe.errors import RunStopped
+from volpipe.grid import Box
+from volpipe.journal import Record
+from volpipe.label_cost import LabelRates, LabelTimes, Trial, elapsed, foreseen, label_times, rehearse_labels
+from volpipe.label_graph import solve
+from volpipe.label_plan import LabelPlan, fit
+from volpipe.label_recipe import LabelRecipe
+from volpipe.label_tasks import LabelGraph
+from volpipe.labelling import label, plan_labels
+from volpipe.stand_in import chances, nothing
+from volpipe.volume import Volume
+
+Triple = tuple[int, int, int]
+NO_RATES = LabelRates(1, *[0.0] * (len(dataclasses.fields(LabelRates)) - 1))
+SIZES = st.tuples(*[st.integers(1, 40)] * 3)
+
+
+def recipe(block: Triple, **objects: object) -> LabelRecipe:
+    output = {"block": block, "chunk": tuple(max(1, n // 2) for n in block)}
+    return LabelRecipe.model_validate({"objects": objects, "output": output})
+
+
+def planned_over(folder: Path, data: np.ndarray, chosen: LabelRecipe, chunk: int = 16) -> tuple[LabelPlan, Volume]:
+    """Return the plan of labelling `data` (c, z, y, x), stored at a.zarr in `folder`, and where that is."""
+    volume = make(folder / "a.zarr", data, chunks=(len(data), *(min(chunk, n) for n in data.shape[1:])))
+    return plan_labels(str(folder / "a.zarr"), chosen, folder / "out.zarr", folder), volume
+
+
+def trial_of(folder: Path, plan: LabelPlan, volume: Volume, *, is_there: bool = True) -> Trial:
+    return Trial(plan, volume, is_there, str(folder / "tried"))
+
+
+def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> Trial:
+    """Return the trial of labelling a volume of nine channels that is nowhere."""
+    data = np.dtype(np.uint8)
+    volume = Volume(
+        "", "", "zarr3", (9, *shape), data, (9, *chunk), None, ("c", "z", "y", "x"), None, (0.0, 0.0, 0.0), "raw", ()
+    )
+    chosen = LabelRecipe.model_validate({"objects": objects, "output": {"block": block, "chunk": (1, 1, 1)}})
+    return Trial(fit(volume, chosen, "", ""), volume, True, "")
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what sets the seconds that each stopwatch shows."""
+
+    def stop_at(seconds: float) -> None:
+        @contextmanager
+        def stopwatch() -> Iterator[SimpleNamespace]:
+            yield SimpleNamespace(seconds=seconds)
+
+        monkeypatch.setattr(label_cost, "stopwatch", stopwatch)
+
+    return stop_at
+
+
+def seen(plan: LabelPlan, block: int, reach: tuple[int, ...]) -> int:
+    """Return the voxels of `block` and of what lies up to `reach` around it in the volume."""
+    own = plan.blocks.box(block)
+    grown = Box(
+        tuple(a - r for a, r in zip(own.start, reach, strict=True)),
+        tuple(b + r for b, r in zip(own.stop, reach, strict=True)),
+    )
+    return (grown & plan.box).num_voxels
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[LabelPlan, str, int], float]) -> None:
+    """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
+    real = label_tasks._task
+
+    def timed(stage: str, job: label_tasks.LabelJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
+        return dataclasses.replace(real(stage, job, unit, do), seconds=seconds(job.plan, stage, unit))
+
+    monkeypatch.setattr(label_tasks, "_task", timed)
+
+
+@pytest.mark.parametrize("objects", [{"method": "components", "threshold": 0.5}, {}, {"agglomerate": "mutex"}])
+def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: Callable[[float], None], objects: dict[str, object]
+) -> None:
+    still(0.0)
+    near = (1, 1, 1) if "method" in objects else (3, 3, 3)
+    plan, volume = planned_over(tmp_path, chances((9, 20, 44, 40)), recipe((16, 20, 24), **objects))
+    reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
+    rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
+    inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
+    times = rehearse_labels(trial_of(tmp_path, plan, volume), Inline())
+    made = label(plan, Inline().start)
+    assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 12]
+    found = {stage.name: stage.seconds for stage in times.stages}
+    for name in rates:
+        assert found[name] == pytest.approx(made.stage_seconds[name], rel=1e-9)
+    assert times.seconds == pytest.approx(sum(made.stage_seconds.values()), rel=1e-9)
+    assert not times.is_guess
+
+
+@given(shape=SIZES, block=SIZES, chunk=SIZES, smooth=st.integers(0, 4), is_watershed=st.booleans())
+def test_what_is_read_is_every_chunk_that_a_block_or_its_surroundings_touch(
+    shape: tuple[int, int, int],
+    block: tuple[int, int, int],
+    chunk: tuple[int, int, int],
+    smooth: int,
+    is_watershed: bool,
+) -> None:
+    method = "watershed" if is_watershed else "components"
+    trial = imagined(shape, block, chunk, method=method, smooth=(smooth,) * 3)
+    plan = trial.plan
+    rates = dataclasses.replace(NO_RATES, read_seconds=1.0)
+    times = label_times(trial, rates, 1)
+    reach = smooth + 2 if is_watershed else 1
+    wanted = 0
+    for number in range(len(plan.blocks)):
+        own, along = plan.blocks.box(number), []
+        for a, b, c, n in zip(own.start, own.stop, chunk, shape, strict=True):
+            cells = {voxel // c for voxel in range(max(0, a - reach), min(n, b + reach))}
+            along.append(sum(voxel // c in cells for voxel in range(n)))
+        wanted += math.prod(along)
+    assert [stage.seconds for stage in times.stages] == [wanted, wanted if is_watershed else 0, 0, 0]
+
+
+@given(num_tasks=st.integers(1, 60), num_workers=st.integers(1, 12), each=st.floats(0.1, 9))
+def test_equal_tasks_end_with_the_last_worker(num_tasks: int, num_workers: int, each: float) -> None:
+    busy = [0.0] * num_workers
+    for _ in range(num_tasks):
+        busy[busy.index(min(busy))] += each
+    assert elapsed(num_tasks * each, num_tasks, num_workers) == pytest.approx(max(busy))
+
+
+def test_stages_follow_each_other_and_a_start_and_a_graph_are_not_shared_out() -> None:
+    trial = imagined((40, 20, 20), (20, 20, 20), (20, 20, 20))
+    rates = dataclasses.replace(
+        NO_RATES, start_seconds=7.0, paint_seconds=1e-3, graph_parts=0.25, graph_seconds=1e-3, load_seconds=0.5
+    )
+    times = label_times(trial, rates, 4)
+    graph = 1e-3 * 4000 * math.log(4000) + 2 * 0.5
+    assert {stage.name: stage.seconds for stage in times.stages} == pytest.approx(
+        {"pieces": 0, "edges": 0, "graph": graph, "paint": 16.0}
+    )
+    assert times.seconds == pytest.approx(7.0 + graph + 8.0)  # two blocks are painted side by side
+
+
+def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable[[float], None]) -> None:
+    still(2.0)
+    times = []
+    for number, length in enumerate((48, 96)):
+        (tmp_path / str(number)).mkdir()
+        plan, volume = planned_over(tmp_path / str(number), chances((9, 24, 24, length)), recipe((24, 24, 24)))
+        times.append(rehearse_labels(trial_of(tmp_path / str(number), plan, volume), Inline()))
+    graphs = [each.stages[2].seconds for each in times]
+    assert 2.0 < graphs[0] < graphs[1] < 2.0 * graphs[0] * 1.2
+    assert all(each.seconds > sum(stage.seconds for stage in each.stages) for each in times)  # by the start
+
+
+def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> None:
+    plan, _ = planned_over(tmp_path, chances((9, 32, 32, 32)), recipe((16, 16, 16)))
+    graphs: list[LabelGraph] = []
+
+    class Kept(Inline):
+        def send(self, name: str, function: Callable[..., Record], *arguments: object):  # type: ignore[no-untyped-def]
+            if function is label_tasks.graph:
+                graphs.append(LabelGraph.read(arguments[0]))  # type: ignore[arg-type]
+            return super().send(name, function, *arguments)
+
+    label(plan, Kept().start)
+    (one,) = graphs
+    three = label_cost.repeated(one, 3, 32**3)
+    found, many = (solve(g.table, g.joins, g.pairs, g.sums, plan.recipe.objects) for g in (one, three))
+    assert len(found.objects) > 1
+    num = len(found.objects)
+    assert np.array_equal(many.labels.reshape(3, -1), [found.labels + i * num for i in range(3)])
+    assert np.array_equal(many.objects[:, 0], np.tile(found.objects[:, 0], 3))
+
+
+@pytest.mark.parametrize(("seconds", "edge"), [(0.0, 96), (1.0, 64)])
+def test_larger_blocks_are_tried_where_that_is_quick(
+    tmp_path: Path, still: Callable[[float], None], seconds: float, edge: int
+) -> None:
+    still(seconds)
+    chosen = LabelRecipe.model_validate(
+        {
+            "input": {"kind": "foreground"},
+            "objects": {"method": "components"},
+            "output": {"block": (96,) * 3, "chunk": (48,) * 3},
+        }
+    )
+    plan, volume = planned_over(tmp_path, np.zeros((1, 96, 96, 192), np.uint8), chosen, 96)
+    assert rehearse_labels(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
+
+
+def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> None:
+    data = chances((9, 64, 64, 64))
+    data[:, 20:44, 20:44, 20:44] = 0
+    plan, volume = planned_over(tmp_path, data, recipe((8, 8, 8), method="components", background=0.2), 8)
+    trial = dataclasses.replace(trial_of(tmp_path, plan, volume), folder=str(tmp_path))
+    for number in range(2):
+        rates = LabelRates(*label_cost.try_blocks(trial, number).result)
+        assert rates.graph_parts > 0
+        assert rates.num_voxels == 2 * 8**3
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *, is_there: bool) -> None:
+    plan, volume = planned_over(tmp_path, chances((9, 20, 24, 40)), recipe((16, 16, 16)))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    found = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert found.is_guess is not is_there
+    assert found.num_voxels == 3 * 16 * 16 * 32  # as many as each of three workers tries
+
+
+def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
+    plan, volume = planned_over(tmp_path, chances((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
+    (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
+    times = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=False), Inline())
+    assert times.is_guess
+    assert all(stage.seconds > 0 for stage in times.stages)
+
+
+def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: Path) -> None:
+    chosen = recipe((16, 16, 16)).model_dump()
+    chosen["output"]["levels"] = 2
+    plan, volume = planned_over(tmp_path, chances((9, 32, 48, 40)), LabelRecipe.model_validate(chosen))
+    trial = trial_of(tmp_path, plan, volume)
+    times = label_times(trial, dataclasses.replace(NO_RATES, coarse_seconds=1e-3), 1)
+    coarser = {stage.name: (stage.num_tasks, stage.seconds) for stage in times.stages[-2:]}
+    assert coarser == {"pyramid 1": (4, pytest.approx(61.44)), "pyramid 2": (1, pytest.approx(7.68))}
+    assert times.seconds == pytest.approx(69.12)
+    assert all(stage.seconds > 0 for stage in rehearse_labels(trial, Inline()).stages)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_made_up_affinities_are_the_same_each_time_and_of_the_type_that_is_wanted(tmp_path: Path, dtype: str) -> None:
+    volume = dataclasses.replace(make(tmp_path / "a.zarr", np.zeros((4, 9, 9, 9), np.uint8)), dtype=np.dtype(dtype))
+    parts = [label_cost.made_up(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
+    first, second = (part.open().read(Box.of((20, 30, 25))) for part in parts)
+    assert np.array_equal(first, second)
+    assert first.shape == (4, 20, 30, 25)
+    assert first.dtype == dtype
+    whole = first / (1.0 if dtype == "float32" else np.iinfo(dtype).max)
+    assert whole.min() == 0
+    assert 0.9 < whole.max() <= 1
+    assert 0.2 < whole.mean() < 0.8
+
+
+def test_nothing_stands_in_for_a_volume_at_no_cost(tmp_path: Path) -> None:
+    volume = make(tmp_path / "a.zarr", np.ones((9, 30, 30, 30), np.uint16), chunks=(9, 10, 10, 10))
+    found = nothing(volume, tmp_path / "nothing")
+    assert (found.shape, found.dtype, found.chunks) == (volume.shape, volume.dtype, volume.chunks)
+    assert not found.open()[...].any()
+    assert sum(path.stat().st_size for path in (tmp_path / "nothing").rglob("*")) < 20_000
+
+
+def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, _ = planned_over(tmp_path, chances((9, 32, 32, 32)), recipe((16, 16, 16)), 8)
+    assert len(foreseen(plan, Inline())) == 1
+    assert foreseen(plan, Inline(slots=2)) == []
+    chunks = [path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name != "zarr.json"]
+    for path in chunks:
+        path.write_bytes(b"damaged")
+    assert foreseen(plan, Inline()) == []
+    assert "no block could be tried: block 0 cannot be tried: " in caplog.text
+    assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
+
+
+def test_a_labelling_tells_of_its_workers_once_where_nothing_was_done_before(tmp_path: Path) -> None:
+    plan, _ = planned_over(tmp_path, chances((9, 16, 16, 32)), recipe((16, 16, 16)))
+    heard: list[object] = []
+    stopped = Inline(most_tasks=2)
+    with pytest.raises(Stopped):
+        label(plan, stopped.start, on_begin=heard.append)
+    assert heard == [stopped]
+    label(plan, Inline().start, on_begin=heard.append)
+    label(plan, Inline().start, on_begin=heard.append)
+    assert heard == [stopped]
+
+
+def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "a.zarr", chances((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
+    monkeypatch.setattr(label_cost, "WORTH_TRYING", 0)
+    give = giver(tmp_path, monkeypatch, capsys)
+    ended = give("label", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
+    assert ended.code == 0, ended.err
+    before, after = ended.out.split("wrote ")
+    assert "writes up to 32.0 KiB in 5 files, takes up to " in before
+    rows = [line.split() for line in before.splitlines()[-5:-1]]
+    assert [(name, tasks) for name, tasks, *_ in rows] == [
+        ("pieces", "2"),
+        ("edges", "2"),
+        ("graph", "1"),
+        ("paint", "2"),
+    ]
+    (whole,) = re.findall(r"^(.* s) on threads, by [\d,]+ voxels tried there$", before, re.MULTILINE)
+    times = ", ".join(rf"{name} [\d.]+ s \({re.escape(' '.join(took))}\)" for name, _, *took in rows)
+    assert re.search(rf" in [\d.]+ s \(planned {re.escape(whole)}\); tasks: {times}$", after, re.MULTILINE)
+
+
+# ---- evaluations
+
+
+@pytest.fixture
+def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
+    """Let scoring a block take a second for every 1,000 voxels; what is scored, and where, is noted."""
+    heard: list[tuple[str, Box]] = []
+    real = evaluate.score
+
+    def score(found: evaluate.Evaluation, block: int) -> Record:
+        box = found.blocks.box(block)
+        heard.append((found.output.path, box))
+        return dataclasses.replace(real(found, block), seconds=box.num_voxels / 1000)
+
+    monkeypatch.setattr(score_cost, "score", score)
+    return heard
+
+
+def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
+    volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
+    found = evaluate.fit_evaluation(volume, volume, None)
+    (time,) = [score_cost.rehearse_scores(found, (), Inline(), tmp_path / "tried")]
+    assert time == score_cost.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
+    assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
+    four = score_cost.rehearse_scores(found, (), Inline(slots=4), tmp_path / "tried")
+    assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
+    assert not (tmp_path / "tried").exists()
+
+
+@pytest.mark.parametrize("kind", ["image", "labels"])
+def test_an_evaluation_of_what_is_not_there_is_a_guess(
+    tmp_path: Path, timed_score: list[tuple[str, Box]], kind: str
+) -> None:
+    truth = make(tmp_path / "truth.zarr", np.arange(24 * 20 * 20, dtype=np.uint16).reshape(24, 20, 20) % 99)
+    made, given = (
+        make(tmp_path / name, np.ones(shape, np.uint16)) for name, shape in (("a", (24, 20, 20)), ("b", (12, 20, 20)))
+    )
+    found = evaluate.fit_evaluation(made, truth, given if kind == "image" else None, kind=kind)
+    for name in ("a", "b"):
+        (tmp_path / name).rename(tmp_path / f"not-{name}")
+    with pytest.raises(RunStopped, match="block 0 cannot be tried"):
+        score_cost.rehearse_scores(found, (), Inline(), tmp_path / "tried")
+    time = score_cost.rehearse_scores(found, {made.path, given.path}, Inline(), tmp_path / "tried")
+    assert time == score_cost.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
+    assert not (tmp_path / "tried").exists()
+
+
+def test_times_of_a_labelling_say_what_they_rest_on() -> None:
+    from volpipe.cli_label import time_table
+
+    stages = (label_cost.StageTime("pieces", 12, 61.0), label_cost.StageTime("graph", 1, 3.0))
+    table = time_table(LabelTimes(stages, 64.0, 1000, is_guess=True), "local")
+    assert [list(column.cells) for column in table.columns] == [
+        ["pieces", "graph"], ["12", "1"], ["≈ 1 min 01 s", "≈ 3.0 s"],
+    ]  # fmt: skip
+    assert table.caption == (
+        "≈ 1 min 04 s on local, by 1,000 made-up voxels tried there, for its input is not there yet"
+    )
