@@ -22,7 +22,13 @@ from volpipe.recipe import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volume import ArraySpec, create_array
 
-RECIPES = ("affinities", "superres_z2", "superres_z4", "default")  # what `run` may be given by name
+RECIPES = (
+    "affinities",
+    "superres_z2",
+    "superres_z4",
+    "superres_z4_sharp",
+    "default",
+)  # what `run` may be given by name
 CHOICES = [NetChoice(name=name) for name in shipped("volpipe.models")]
 CHOICES += [load_recipe(ROOT / "configs" / f"{name}.toml", []).net for name in RECIPES]
 LIMIT_BYTES, LIMIT_SECONDS = 300e6, 2.0  # of the plan of a volume of 100,000³ voxels
