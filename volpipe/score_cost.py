@@ -50,7 +50,8 @@ def rehearse_scores(found: Evaluation, missing: Collection[str], workers: Worker
         delete(folder)
     rate = sum(took) / len(took) / tried.blocks.box(block).num_voxels
     whole = rate * found.box.num_voxels
-    return ScoreTime(elapsed(whole, len(found.blocks), num_workers), bool(missing))
+    read = {volume.path for volume in (found.output, found.given) if volume is not None}
+    return ScoreTime(elapsed(whole, len(found.blocks), num_workers), not read.isdisjoint(missing))
 
 
 def _instead(found: Evaluation, missing: Collection[str], folder: Path) -> Evaluation:
