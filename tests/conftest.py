@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -26,31 +25,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = [
-    f"test_{name}.py"
-    for name in [
-        "slurm",
-        "resume",
-        "k8s",
-        "sites_check",
-        "chaos",
-        "staging",
-        "estimate",
-        "laws",
-        "sweep",
-        "train",
-        "tune",
-        "sites",
-        "parsl",
-        "output",
-    ]
-]
+LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "sites_check", "train", "tune", "sweep", "sites"))
 SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,8 +52,7 @@ def shared() -> Path:
 
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
-    """Let every test draw what it drew the last time, weights of nets above all."""
-    random.seed(0)
+    """Let every test draw the weights and windows that it drew the last time."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 

@@ -16,14 +16,16 @@ from volpipe.volume import open_volume
 
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
 NET = """
-import pathlib, torch
+import multiprocessing, pathlib, threading, torch
+def is_task():  # else a plan tries the net
+    return threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None
 class Ramp(torch.nn.Module):
     stride, halo = (1, 1, 1), (0, 0, 0)  # it sees one voxel, though by its place
     def __init__(self, scale, calls):
         super().__init__()
         self.scale, self.calls = tuple(scale), calls
     def forward(self, x):
-        if x.any() and self.calls:  # zeros are what a plan tries
+        if self.calls and is_task():
             with pathlib.Path(self.calls).open("a") as file:
                 file.write("called\\n" * len(x))
         for axis, factor in enumerate(self.scale):

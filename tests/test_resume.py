@@ -208,7 +208,10 @@ def test_scratch_is_deleted_while_somebody_still_writes_there(tmp_path: Path) ->
         while True:
             try:
                 write()
-            except FileNotFoundError:
+            except (
+                FileNotFoundError,
+                FileExistsError,
+            ):  # a folder that is there when it is made, and gone when looked at
                 continue
             return
 
