@@ -1,4 +1,4 @@
-"""Each kind of kill and freeze in one run, and small disks that are full: bytes, files and processes afterwards."""
+"""Ten disturbances of a run, and small disks that are full: its bytes, files and processes afterwards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_after_six_kills_the_bytes_are_those_of_one_go(tmp_path: Path, undisturbed: str) -> None:
+def test_after_ten_kills_the_bytes_are_those_of_one_go(tmp_path: Path, undisturbed: str) -> None:
     slow = Slow(tmp_path / "killed", seconds=0.1, mode="streamed")
     round = Round(slow, random.Random(11), latest=1.0)
-    for what in ("worker", "frozen worker", "manager", "driver", "frozen driver", "TERM"):
+    kinds = ["worker", "frozen worker", "manager", "worker", "driver", "frozen driver", "worker", "manager", "TERM"]
+    for what in (*kinds, "worker"):
         round.disturb(what)
     round.finish(undisturbed)
     assert round.troubles == []
-    assert len(round.rows) == 6
+    assert len(round.rows) == 10
     assert sum(row.again for row in round.rows) > 0  # else nothing was under way when it was killed
 
 
