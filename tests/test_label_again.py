@@ -1,9 +1,10 @@
-"""Labels made again: pieces of random blocks, by `volpipe verify`."""
+"""Labels made again: pieces of random blocks by `volpipe verify`, all of them by what `volpipe reproduce` prints."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -14,13 +15,15 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, set_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from volumes import noise
+from volumes import fingerprint, noise
 
 from volpipe.affinities import affinities
 from volpipe.grid import Box
 from volpipe.label_audit import num_misfits
 from volpipe.label_recipe import NEAREST
-from volpipe.volume import open_volume, open_writer
+from volpipe.levels import level_shape
+from volpipe.output import levels_of
+from volpipe.volume import Multiscale, create_multiscale, open_volume, open_writer
 
 SHAPE, BLOCKS = (13, 16, 11), 2 * 2 * 2
 SIZES = set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]")
@@ -49,6 +52,9 @@ def blocks_in(ended: Ended) -> dict[int, str]:
         starts = (8 * int(n) for n in np.unravel_index(int(number), (2, 2, 2)))
         assert box == ",".join(f"{a}:{min(a + 8, n)}" for a, n in zip(starts, SHAPE, strict=True))
     return {int(number): said for number, _, said in lines}
+
+
+# ---- pieces of random blocks
 
 
 @pytest.mark.parametrize(
@@ -165,3 +171,70 @@ def test_labels_of_a_volume_that_has_changed_differ_and_of_another_or_none_are_r
     assert (gone.code, gone.err.count("\n")) == (2, 1)
     assert str(tmp_path / "a.zarr") in gone.err
     assert give("verify", "l.zarr").code == 0
+
+
+# ---- all of it
+
+
+def pyramid(folder: Path) -> None:
+    """Write a map of noise in two levels as `p.zarr`, of voxels of 40, 8 and 8 nm."""
+    steps = ((1, 1, 1), (1, 2, 2))
+    for number, step in enumerate(steps):
+        make(folder / "p.zarr" / f"s{number}", noise(level_shape((13, 32, 22), step)), chunks=(8, 16, 16))
+    create_multiscale(folder / "p.zarr", Multiscale(levels_of(steps), voxel_size_nm=(40.0, 8.0, 8.0)))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "in_file"),
+    [
+        ("a.zarr", [*COMPONENTS, "--set", "output.levels=2"], False),
+        ("a.zarr", set_each("objects.agglomerate=mutex", "objects.min_voxels=9", "objects.smooth=[0,2,1]"), True),
+        ("p.zarr", set_each("input.level=1", "input.kind=membrane", "objects.threshold=0.8"), False),
+    ],
+)
+def test_the_command_that_reproduce_prints_makes_the_same_labels(
+    tmp_path: Path, give: Give, source: str, options: list[str], *, in_file: bool
+) -> None:
+    if source == "p.zarr":
+        pyramid(tmp_path)
+    label(give, source, *options)
+    ended = give("reproduce", "l.zarr", *(["--recipe-out", "again.toml"] if in_file else []))
+    assert ended.code == 0
+    change, folder, then, program, *arguments = shlex.split(ended.out)
+    assert (change, folder, then, program) == ("cd", str(tmp_path), "&&", "volpipe")
+    assert arguments[:3] == ["label", *THREADS]
+    assert (tmp_path / "again.toml").exists() == in_file
+    made = give(*arguments)
+    assert made.code == 0, made.err
+    first, again = (made_in(tmp_path / f"{name}.zarr") for name in ("l", "l_again"))
+    assert first == again
+    assert len(first[0].splitlines()) > 5
+
+
+def made_in(out: Path) -> tuple[str, list[str]]:
+    """Return the table of the objects in `out`, and a hash of the files of each level."""
+    table = (out.with_name(f"{out.name}.run") / "objects.csv").read_text()
+    return table, [fingerprint(out / key) for key in open_volume(out).levels]
+
+
+def test_labels_without_what_was_written_into_them_say_what_is_missing(tmp_path: Path, give: Give) -> None:
+    label(give, "m.zarr", *set_each("input.kind=foreground"))
+    (tmp_path / "l.zarr").rename(tmp_path / "moved.zarr")
+    assert shlex.split(give("reproduce", "moved.zarr").out)[-2] == str(tmp_path / "l_again.zarr")
+    shutil.rmtree(tmp_path / "moved.zarr" / "run")  # as before it was closed
+    *_, out, source = shlex.split(give("reproduce", "moved.zarr").out)
+    assert (out, source) == (str(tmp_path / "moved_again.zarr"), str(tmp_path / "m.zarr"))
+
+    file = tmp_path / "moved.zarr" / "zarr.json"
+    told = json.loads(file.read_text())
+    told["attributes"]["volpipe"]["labelling"]["objects"]["colour"] = "red"
+    file.write_text(json.dumps(told))
+    later = give("reproduce", "moved.zarr")
+    assert (later.code, later.out) == (2, "")
+    assert "was made by another version, whose attributes cannot be understood" in later.err
+    del told["attributes"]["volpipe"]
+    file.write_text(json.dumps(told))
+    silent = give("reproduce", "moved.zarr")
+    assert (silent.code, silent.out) == (2, "")
+    assert "moved.zarr says nothing of where it comes from: its attributes have no recipe" in silent.err
+    assert "`volpipe label`" in silent.err

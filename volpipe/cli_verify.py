@@ -14,12 +14,12 @@ import typer
 if TYPE_CHECKING:
     from volpipe.verify import Evidence, Recomputed, Verdict
 
-OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`.")]
+OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")]
 MOST_NAMED = 100
 
 
 def verify(
-    output: Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")],
+    output: OutputArgument,
     recompute: Annotated[
         int, typer.Option(min=0, help="Random blocks to put through the net again, or to cut into pieces again.")
     ] = 0,
@@ -76,9 +76,10 @@ def reproduce(
 ) -> None:
     """Print the command that makes OUTPUT again, from what its attributes say."""
     from volpipe.errors import RunError
+    from volpipe.label_output import read_label_origin
     from volpipe.provenance import command_of, read_origin, to_toml
 
-    origin = read_origin(output)
+    origin = read_label_origin(output) or read_origin(output)
     if recipe_out is not None:
         if recipe_out.exists():
             raise RunError(f"{recipe_out} exists; choose another --recipe-out")
