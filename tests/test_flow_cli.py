@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from command import THREADS, Give, begin, finish, giver, wait_until
 from skimage.measure import label as labelled
-from volumes import write_volume
+from volumes import fingerprint, write_volume
 
 from volpipe.affinities import affinities
 from volpipe.sample import Sample, write_sample
@@ -126,6 +127,16 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert give("status", "out").code == 0
     assert give("verify", "out/affinities.zarr").code == 0
     assert "out/restore.zarr" in give("reproduce", "out/affinities.zarr").out
+
+    again = give("verify", "out/objects.zarr", "--recompute", "2")
+    assert (again.code, again.out.count(": the same\n")) == (0, 2)
+    _, folder, _, _, *arguments = shlex.split(give("reproduce", "out/objects.zarr").out)
+    assert folder == str(tmp_path)
+    assert arguments[:3] == ["label", *THREADS]
+    assert arguments[-1] == str(tmp_path / "out" / "affinities.zarr" / "s0")
+    assert give(*arguments).code == 0
+    first, second = (tmp_path / "out" / f"{name}.zarr" / "s0" for name in ("objects", "objects_again"))
+    assert fingerprint(first) == fingerprint(second)
 
 
 def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np.ndarray, give: Give) -> None:

@@ -102,7 +102,7 @@ def units(records: list[Record]) -> list[tuple[str, int]]:
     return sorted((record.stage, unit) for record in records for unit in record.done)
 
 
-def test_a_labelling_whose_driver_is_killed_goes_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
+def test_a_labelling_whose_driver_is_killed_twice_goes_on_to_the_same_bytes(tmp_path: Path, give: Give) -> None:
     make(tmp_path / "a.zarr", noise((3, *SHAPE)), chunks=(3, 8, 8, 8))
     given = ["--set", "output.block=[8, 8, 8]", "--set", "output.chunk=[4, 4, 4]", "--set", f"input.offsets={OFFSETS}"]
     given += ["--set", "output.levels=2"]
@@ -110,8 +110,11 @@ def test_a_labelling_whose_driver_is_killed_goes_on_to_the_same_bytes(tmp_path: 
     assert whole.code == 0, whole.err
 
     command, run = ["label", "a.zarr", "-o", "l.zarr", "--config", "site.py", *given], tmp_path / "l.zarr.run"
+    early = kill(tmp_path, "threads", command, run, "edges", 5)
+    assert len(units(early)) == BLOCKS + 5
     first = kill(tmp_path, "local", command, run, "pyramid 1", 3)
     assert len(units(first)) == 3 * BLOCKS + 1 + 3
+    assert first[: len(early)] == early
     (run / ".objects.csv.1.1").touch()  # as a worker leaves it that is killed just then
 
     ended = finish(tmp_path, begin(tmp_path, *command, SITE="local", VOLPIPE_WORKERS="2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -438,3 +439,5 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     said = read_attributes(tmp_path / "a_labels.zarr")["volpipe"]
     assert said["labelling"]["objects"]["threshold"] == 0.5
     assert said["input"]["path"] == str(tmp_path / "a.zarr") and len(said["input"]["fingerprint"]) == 32
+    assert {"volpipe", "connected-components-3d", "fastremap", "mwatershed"} <= said["packages"].keys()
+    assert said["python"] == platform.python_version()

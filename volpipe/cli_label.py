@@ -58,7 +58,7 @@ def label(
 
     try:
         with shown() as on_progress:
-            made = make(plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin)
+            made = make(plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config)
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
         raise typer.Exit(INCOMPLETE) from None

@@ -5,48 +5,57 @@ Not here: the comparing (verify), or what outputs say of themselves (provenance)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from volpipe.verify import Verdict
+    from volpipe.verify import Evidence, Recomputed, Verdict
 
-OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`.")]
+OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")]
 MOST_NAMED = 100
 
 
 def verify(
-    output: Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")],
-    recompute: Annotated[int, typer.Option(min=0, help="Random blocks to put through the net again.")] = 0,
+    output: OutputArgument,
+    recompute: Annotated[
+        int, typer.Option(min=0, help="Random blocks to put through the net again, or to cut into pieces again.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     from volpipe import verify as verifying
-    from volpipe.errors import RunError
-    from volpipe.label_audit import verify_labels
-    from volpipe.ops import Affine
-    from volpipe.provenance import read_origin
+    from volpipe.label_audit import find_labels, recompute_labels, verify_labels
 
-    labels = verify_labels(output)
+    labels = find_labels(output)
     if labels is not None:
-        if recompute:
-            raise RunError(f"{output} holds labels, which no net gave; --recompute is for outputs of `volpipe run`")
-        raise typer.Exit(0 if _told(labels) else 1)
-    evidence = verifying.gather_evidence(verifying.location_of(output), needs_sums=not recompute)
-    is_whole = _told(verifying.verify(evidence))
-    num_wrong = 0
-    if recompute:
-        said = read_origin(output).normalise
-        for block in verifying.recompute(evidence, Affine(said["shift"], said["scale"]), recompute, seed):
-            num_wrong += block.num_differ > 0
-            alike = (
-                f"{block.num_differ:,} voxels differ, by up to {block.largest:g}" if block.num_differ else "the same"
-            )
-            typer.echo(f"block {block.block} (s0 {block.box}) on {block.device}: {alike}")
+        is_whole, again = _told(verify_labels(*labels)), recompute_labels(*labels, recompute, seed)
+    else:
+        evidence = verifying.gather_evidence(verifying.location_of(output), needs_sums=not recompute)
+        is_whole, again = _told(verifying.verify(evidence)), _recomputed(output, evidence, recompute, seed)
+    num_wrong = sum(not _is_same(block) for block in again) if recompute else 0
     if num_wrong or not is_whole:
         raise typer.Exit(1)
+
+
+def _recomputed(output: str, evidence: Evidence, num_blocks: int, seed: int) -> Iterator[Recomputed]:
+    from volpipe.ops import Affine
+    from volpipe.provenance import read_origin
+    from volpipe.verify import recompute
+
+    said = read_origin(output).normalise
+    yield from recompute(evidence, Affine(said["shift"], said["scale"]), num_blocks, seed)
+
+
+def _is_same(block: Recomputed) -> bool:
+    """Print how a block compares that was computed again, and return whether it is as it is stored."""
+    alike = f"{block.num_differ:,} voxels differ" if block.num_differ else "the same"
+    if block.num_differ and block.largest is not None:
+        alike += f", by up to {block.largest:g}"
+    typer.echo(f"block {block.block} (s0 {block.box}){block.device and f' on {block.device}'}: {alike}")
+    return not block.num_differ
 
 
 def _told(found: Verdict) -> bool:
@@ -67,9 +76,10 @@ def reproduce(
 ) -> None:
     """Print the command that makes OUTPUT again, from what its attributes say."""
     from volpipe.errors import RunError
+    from volpipe.label_output import read_label_origin
     from volpipe.provenance import command_of, read_origin, to_toml
 
-    origin = read_origin(output)
+    origin = read_label_origin(output) or read_origin(output)
     if recipe_out is not None:
         if recipe_out.exists():
             raise RunError(f"{recipe_out} exists; choose another --recipe-out")

@@ -282,7 +282,7 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     if isinstance(stage.work, LabelPlan):
         known = sum(1 for _ in read_records(stage.folder.journal))
         with listener.of_labels() as on_progress:
-            made = label(stage.work, start, on_progress=on_progress)
+            made = label(stage.work, start, on_progress=on_progress, site=options.site)
         took = _totals(stage.folder, known)
         return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made, totals=took)
     with listener.of_run(stage.work) as of_run:

@@ -1,9 +1,12 @@
-"""The output of a labelling: its arrays, one per level, their metadata, and the voxels of coarser levels.
+"""The output of a labelling: its arrays, one per level, their metadata, where they come from, and coarser voxels.
 
 Not here: what label a voxel has (label_graph), or the tasks (label_tasks).
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,8 +16,9 @@ from volpipe.errors import PlanError
 from volpipe.formats import files
 from volpipe.grid import Box
 from volpipe.label_plan import LabelPlan
+from volpipe.label_recipe import LabelRecipe
 from volpipe.output import foreseen, level_key, levels_of
-from volpipe.provenance import fingerprint
+from volpipe.provenance import Origin, fingerprint, told_by, understood, versions
 from volpipe.pyramid import coarsened
 from volpipe.volume import (
     ArraySpec,
@@ -28,6 +32,11 @@ from volpipe.volume import (
 )
 
 FORMAT = "zarr3"
+RECIPE_KEY = "labelling"  # of attributes: a run's is "recipe"
+PACKAGES = (
+    "volpipe",
+    *("connected-components-3d", "fastremap", "mwatershed", "numpy", "parsl", "tensorstore", "zarr"),
+)
 
 
 def create_output(plan: LabelPlan) -> None:
@@ -93,6 +102,26 @@ def _origin(plan: LabelPlan) -> dict[str, object]:
     source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
     return {
         "version": volpipe.__version__,
-        "labelling": plan.recipe.model_dump(mode="json"),
+        RECIPE_KEY: plan.recipe.model_dump(mode="json"),
         "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
+        **versions(PACKAGES),
     }
+
+
+class LabelOrigin(Origin):
+    """What labels say that making them again needs."""
+
+    command: ClassVar[str] = "label"
+    recipe: LabelRecipe
+
+
+def read_label_origin(output: str | Path) -> LabelOrigin | None:
+    """Return what the attributes of `output` say; None where they are not those of labels.
+
+    Raises:
+        RunError: another version wrote them.
+    """
+    said = told_by(output)
+    if RECIPE_KEY not in said:
+        return None
+    return understood(LabelOrigin, said | {"recipe": said[RECIPE_KEY]}, output)

@@ -136,6 +136,7 @@ def label(
     fresh: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
     on_begin: Callable[[Workers], None] = lambda workers: None,
+    site: str = "",
 ) -> Labelled:
     """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
 
@@ -145,6 +146,7 @@ def label(
         fresh: delete the output and the labelling that made it, and start over.
         on_progress: told of a stage, how many of its tasks are done, and how many there are.
         on_begin: told of the workers before their first task, where nothing was done before.
+        site: of the workers, as the output will name it.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -170,7 +172,7 @@ def label(
                         _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, on_progress)
             found = Noted.of(folder.journal)
             if not found.metadata:
-                _close(folder, plan, journal)
+                _close(folder, plan, journal, site)
             took = time.perf_counter() - began
             seconds = {name: totals.seconds for name, totals in found.totals.items()}
             return Labelled(plan.out, folder.path / TABLE, found.num_objects, took, seconds, was_complete)
@@ -326,7 +328,7 @@ def is_labelled(plan: LabelPlan) -> bool:
     return Noted.of(folder.journal).is_complete(plan)
 
 
-def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
+def _close(folder: RunFolder, plan: LabelPlan, journal: Journal, site: str) -> None:
     """Delete scratch and what killed writers left, say in the output when and where it was made, and note that."""
     out = files.locate(plan.out)
     for path in sweep(out):
@@ -340,6 +342,7 @@ def _close(folder: RunFolder, plan: LabelPlan, journal: Journal) -> None:
     records = [record for record in journal.records() if record.done]
     moment = "%Y-%m-%dT%H:%M:%SZ"
     said = {
+        "site": site,
         "started": time.strftime(moment, time.gmtime(min(record.started for record in records))),
         "ended": time.strftime(moment, time.gmtime(max(record.started + record.seconds for record in records))),
         "hosts": sorted({record.host for record in records}),

@@ -13,10 +13,11 @@ import json
 import platform
 import shlex
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
@@ -66,9 +67,14 @@ def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
             "blend": plan.recipe.windows.blend,
         },
         "normalise": {"shift": normalise.shift, "scale": normalise.scale},
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "python": platform.python_version(),
+        **versions(PACKAGES),
     }
+
+
+def versions(packages: Sequence[str]) -> dict[str, object]:
+    """Return what an output says of Python and of those of `packages` that are installed."""
+    installed = {name: found for name in packages if (found := _version(name))}
+    return {"packages": installed, "python": platform.python_version()}
 
 
 def code_hash(plan: Plan) -> str:
@@ -195,12 +201,11 @@ def _version(package: str) -> str | None:
 
 
 class Origin(BaseModel):
-    """What an output says that making it again needs."""
+    """What an output says that making it again needs: `command` made it, by `recipe`; `run` says where."""
 
-    recipe: Recipe
+    command: ClassVar[str]
+    recipe: Section
     input: dict[str, Any]  # Any: JSON
-    net: dict[str, Any]
-    normalise: dict[str, float]
     run: dict[str, Any]
 
     @property
@@ -210,46 +215,78 @@ class Origin(BaseModel):
         return str(place / self.input["key"]) if self.input["key"] else str(place)
 
     @property
-    def again(self) -> Recipe:
+    def again(self) -> Section:
         """The recipe for `volume`, which names the array itself."""
-        return self.recipe.model_copy(update={"input": self.recipe.input.model_copy(update={"key": None, "level": 0})})
+        told = self.recipe.model_dump(mode="json")
+        told["input"] |= {"key": None, "level": 0}
+        return type(self.recipe).model_validate(told)
 
     @property
     def out(self) -> str:
         """Where the output that is made again may go, beside the first."""
-        old = files.locate(self.run.get("output", "output.zarr"))
+        old = files.locate(self.run["output"])
         return str(old.parent / f"{old.stem}_again{old.suffix}")
 
 
-def read_origin(output: str | Path) -> Origin:
+class RunOrigin(Origin):
+    """What an output of a run says that making it again needs."""
+
+    command: ClassVar[str] = "run"
+    recipe: Recipe
+    net: dict[str, Any]  # Any: JSON
+    normalise: dict[str, float]
+
+
+Said = TypeVar("Said", bound=Origin)
+
+
+def read_origin(output: str | Path) -> RunOrigin:
     """Return what the attributes of `output` say.
 
     Raises:
         RunError: it is no output of a run, or an earlier version's.
     """
+    said = told_by(output)
+    if "recipe" not in said:
+        raise RunError(
+            f"{output} says nothing of where it comes from: its attributes have no recipe under `volpipe`; name an "
+            "output of `volpipe run` or `volpipe label`"
+        )
+    return understood(RunOrigin, said, output)
+
+
+def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
+    """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY."""
     place = files.locate(output if "://" in str(output) else Path(output).absolute())
-    said = read_attributes(place).get("volpipe")
-    inner = read_attributes(place / RUN_KEY).get("volpipe")
-    if not isinstance(said, dict) or "recipe" not in said:
-        raise RunError(f"{output} says nothing of where it comes from; name an output of `volpipe run`")
+    said, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
+    run = {"output": str(place)} | (inner if isinstance(inner, dict) else {})
+    return (said if isinstance(said, dict) else {}) | {"run": run}
+
+
+def understood(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
+    """Return what attributes of `output` `said`, typed.
+
+    Raises:
+        RunError: another version wrote them.
+    """
     try:
-        return Origin.model_validate(said | {"run": inner if isinstance(inner, dict) else {}})
+        return kind.model_validate(said)
     except ValueError as error:
         raise RunError(
             f"{output} was made by another version, whose attributes cannot be understood: {error}"
         ) from error
 
 
-def settings_of(recipe: Recipe) -> list[str]:
-    """Return ``key=value`` for each key of `recipe` that is not as an empty recipe has it."""
-    empty, lines = Recipe().model_dump(mode="json"), []
+def settings_of(recipe: Section) -> list[str]:
+    """Return ``key=value`` for each key of `recipe` that is not as an empty one of its kind has it."""
+    empty, lines = type(recipe)().model_dump(mode="json"), []
     for section, values in recipe.model_dump(mode="json").items():
         lines += [f"{section}.{key}={toml(value)}" for key, value in values.items() if value != empty[section][key]]
     return lines
 
 
 def to_toml(recipe: Section) -> str:
-    """Return `recipe`, of a run or of a training, as a file."""
+    """Return `recipe`, of a run, a labelling or a training, as a file."""
     lines = []
     for section, values in recipe.model_dump(mode="json", exclude_none=True).items():
         tables = values if isinstance(values, list) else [values]
@@ -274,6 +311,6 @@ def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
     recipe = ["--recipe", str(recipe_file) if recipe_file else "/dev/null"]
     settings = [] if recipe_file else [part for s in settings_of(origin.again) for part in ("--set", s)]
     site = ["--config", origin.run["site"]] if origin.run.get("site") else []
-    command = ["volpipe", "run", *site, *recipe, *settings, "-o", origin.out, origin.volume]
+    command = ["volpipe", origin.command, *site, *recipe, *settings, "-o", origin.out, origin.volume]
     folder = origin.run.get("folder")
     return (f"cd {shlex.quote(folder)} && " if folder else "") + shlex.join(command)

@@ -57,19 +57,19 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A block that went through the net again.
+    """A block that was computed again.
 
     Attributes:
         box: of the output that it was compared in.
-        num_differ, largest: voxels that differ, and by how much at most.
-        device: what the net ran on now.
+        num_differ, largest: voxels that differ, and by how much at most; None where values are names, as of labels.
+        device: what the net ran on now; "" without one.
     """
 
     block: int
     box: Box
     num_differ: int
-    largest: float
-    device: str
+    largest: float | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True)
