@@ -126,6 +126,9 @@ def test_what_no_run_made_cannot_be_reproduced(tmp_path: Path, give: Give) -> No
     ended = give("reproduce", "in.n5")
     assert ended.code == 2
     assert "in.n5 says nothing of where it comes from" in ended.err
+    missing = give("reproduce", "nothing.zarr")
+    assert (missing.code, missing.out) == (2, "")
+    assert missing.err.startswith("volpipe: there is nothing at nothing.zarr; name an output")
 
 
 def test_a_recipe_comes_back_from_its_file_and_from_its_settings(tmp_path: Path) -> None:

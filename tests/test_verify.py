@@ -105,6 +105,10 @@ def test_what_is_missing_and_what_is_extra_is_named(tmp_path: Path, give: Give) 
         f"{out}/notes.txt is extra",
         f"{out}/s0/c/0/0/0 is extra (s0 0:8,0:8,0:8)",
     }
+    shutil.rmtree(out)
+    gone = give("verify", "out.zarr")
+    assert (gone.code, gone.out, gone.err.count("\n")) == (2, "", 1)
+    assert f"{out} is gone; put it back" in gone.err
 
 
 def test_channels_are_in_the_files_of_their_shard(tmp_path: Path) -> None:

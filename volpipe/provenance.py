@@ -256,8 +256,14 @@ def read_origin(output: str | Path) -> RunOrigin:
 
 
 def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
-    """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY."""
+    """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY.
+
+    Raises:
+        RunError: there is no output.
+    """
     place = files.locate(output if "://" in str(output) else Path(output).absolute())
+    if not files.exists(place):
+        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe label`")
     said, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
     run = {"output": str(place)} | (inner if isinstance(inner, dict) else {})
     return (said if isinstance(said, dict) else {}) | {"run": run}

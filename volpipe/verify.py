@@ -144,8 +144,13 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
         shards: that were written.
         metadata: checksum by name; where there are none, a driver may be at work, and nothing counts as extra.
         num_levels: of the output.
+
+    Raises:
+        RunError: there is no output.
     """
     out, found = files.locate(output), Verdict()
+    if not files.exists(out):
+        raise RunError(f"{output} is gone; put it back, or give its command with --fresh to make it again")
     known = set(metadata)
     with ThreadPoolExecutor(num_threads()) as pool:
         for names, differences in pool.map(lambda shard: _compare(output, shard), shards):
