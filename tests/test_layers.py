@@ -31,6 +31,7 @@ LAYERS = (
     "train",
     "validate",
     "samples losses checkpoints adversary events ranks",
+    "adam",
     "show terminal       apps.checkups",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch tasks",
@@ -87,6 +88,7 @@ HEAVY = {
     "torch": (
         (
             "models.",
+            "adam",
             "dataset",
             "train",
             "validate",

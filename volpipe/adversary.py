@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from volpipe.adam import Adam
 from volpipe.resolve import load_function
 from volpipe.training import Adversary
 
@@ -43,7 +44,7 @@ class Judge:
         net = make(
             features=choice.features, strides=choice.strides, conditional=choice.conditional, seed=choice.seed
         ).to(device)
-        return cls(choice, net, torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas))
+        return cls(choice, net, Adam(net.parameters(), choice.learning_rate, choice.betas))
 
     def state(self) -> dict[str, Any]:  # Any: tensors and numbers
         return {"net": self.net.state_dict(), "optimiser": self.optimiser.state_dict()}

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from volpipe.adam import Adam
 from volpipe.adversary import Judge
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
@@ -96,7 +97,7 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
     net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
     if choice.channels_last:
         net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
-    optimiser = torch.optim.Adam(net.parameters(), choice.learning_rate, choice.betas)
+    optimiser = Adam(net.parameters(), choice.learning_rate, choice.betas)
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
     logits = recipe.learns_labels and getattr(net, "logits", None) is False
