@@ -119,6 +119,28 @@ def test_given_is_whole_as_an_integer_volume_would_be(volume: np.ndarray, tmp_pa
     np.testing.assert_allclose(greys, np.rint(greys), atol=1e-4)
 
 
+def test_slices_of_the_input_alone_are_missing_or_uneven(volume: np.ndarray, tmp_path: Path) -> None:
+    volume = volume // 2 + 60  # so that nothing is black, and nothing clips
+    tifffile.imwrite(tmp_path / "v.tif", volume)
+    plain = Sampler(recipe(degrade={"kind": "bin", "whole": False}), (2, 1, 1), str(tmp_path))
+    worse = {"kind": "bin", "whole": False, "missing": 0.2, "uneven": 0.1}
+    sampler = Sampler(recipe(degrade=worse), (2, 1, 1), str(tmp_path))
+    gains = []
+    for number in range(100):
+        whole, sample = plain.sample(number), sampler.sample(number)
+        np.testing.assert_array_equal(sample.truth, whole.truth)
+        ratio = (sample.given[0] + 1) / (whole.given[0] + 1)
+        np.testing.assert_allclose(ratio, np.broadcast_to(ratio[:, :1, :1], ratio.shape), atol=1e-5)
+        gains.extend(ratio[:, 0, 0])
+    found = np.array(gains)
+    assert np.mean(np.abs(found[::2] - found[1::2]) > 1e-3) > 0.8  # of both slices of a window
+    kept = found[found > 0]
+    assert 1 - len(kept) / len(found) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / len(found)) ** 0.5)
+    assert (kept >= 0.9).all() and (kept <= 1.1).all()
+    assert kept.std() == pytest.approx(0.1 / 3**0.5, rel=0.1)  # of equal chances between 0.9 and 1.1
+    np.testing.assert_array_equal(sampler.sample(3).given, sampler.sample(3).given)
+
+
 @pytest.mark.parametrize("stay", [1, 4])
 def test_no_sample_touches_what_is_held_out(volume: np.ndarray, tmp_path: Path, stay: int) -> None:
     volume[:, :, 20:] = 255

@@ -141,11 +141,19 @@ def test_schedules_rise_and_fall_as_they_say() -> None:
         ("samples.shape=[4,16,18]", "swap needs as many voxels on y as on x"),
         ("train.schedule=linear", "train.schedule: Input should be 'constant', 'cosine' or 'trapezoid'"),
         ("loss.l1=0", "every weight is 0"),
+        ("degrade.missing=1", "degrade.missing: Input should be less than 1"),
     ],
 )
 def test_bad_recipes_are_refused_by_name(folder: Path, setting: str, sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
         recipe(folder, setting)
+
+
+def test_consistency_is_not_asked_with_slices_that_are_missing(folder: Path) -> None:
+    recipe(folder, "degrade.missing=0.1")
+    recipe(folder, "loss.consistency=1")
+    with pytest.raises(RecipeError, match=r"would teach the slices that degrade.missing takes away"):
+        recipe(folder, "degrade.missing=0.1", "loss.consistency=1")
 
 
 def test_a_misspelt_key_of_a_volume_is_named(folder: Path) -> None:

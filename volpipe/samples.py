@@ -234,7 +234,16 @@ class Sampler:
         if choice.noise:
             deviation = np.float32(rng.uniform(0, choice.noise))
             given = given + deviation * rng.standard_normal(given.shape, np.float32)
+        if choice.uneven or choice.missing:
+            given = given * self._slice_gains(given.shape[1], rng)
         return to_dtype(given, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else given
+
+    def _slice_gains(self, num_slices: int, rng: np.random.Generator) -> np.ndarray:
+        """Return by what each slice of the input is multiplied, (z, y, x), float32."""
+        choice = self.recipe.degrade
+        gains = rng.uniform(1 - choice.uneven, 1 + choice.uneven, num_slices)
+        gains[rng.random(num_slices) < choice.missing] = 0
+        return gains.astype(np.float32)[:, None, None]
 
     def _intensity(self, rng: np.random.Generator) -> tuple[np.float32, np.float32]:
         choice = self.recipe.samples

@@ -66,12 +66,16 @@ class Degrade(Section):
     full width at half maximum of the factor, then one of them. none: as they are.
     `noise` is the largest standard deviation of white noise, in units of the volume, and `blur` that of a Gaussian
     before it, in voxels of the input; both are drawn anew for each window.
+    `uneven`: the contrast of each slice of the input is multiplied by a number, which is 1 by up to so much either way.
+    `missing` is the chance of each slice to be 0 throughout, as one that was lost.
     `whole` rounds the input as an integer volume would.
     """
 
     kind: Literal["none", "bin", "subsample", "gaussian"] = "none"
     noise: float = Field(0.0, ge=0, allow_inf_nan=False)
     blur: float = Field(0.0, ge=0, allow_inf_nan=False)
+    uneven: float = Field(0.0, ge=0, lt=1)
+    missing: float = Field(0.0, ge=0, lt=1)
     whole: bool = True
 
 
@@ -243,6 +247,8 @@ class TrainRecipe(Section):
             raise ValueError("train.validate_every and predict_every need a volume with held_out; give data.held_out")
         if self.adversary.weight and self.train.precision == "float16":
             raise ValueError("adversary needs train.precision float32 or bfloat16, not float16")
+        if self.loss.consistency and self.degrade.missing:
+            raise ValueError("loss.consistency would teach the slices that degrade.missing takes away; leave one out")
         return self
 
     @model_validator(mode="after")
