@@ -169,9 +169,6 @@ def test_what_is_for_one_net_is_refused_for_stages(tmp_path: Path, truth: np.nda
     refused = give("run", "--only", "0:8,:,:", *COMMAND[1:])
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "--only is for one net" in refused.err
-    remote = give("plan", "--quick", *THREADS, "--recipe", "flow.toml", "-o", "s3://bucket/out", "in.n5")
-    assert remote.code == 2
-    assert "go to a folder on a disk" in remote.err
 
 
 def test_a_volume_is_named_by_itself_and_the_recipe_where_nobody_says(

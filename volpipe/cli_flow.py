@@ -210,14 +210,25 @@ def cost_table(cost: FlowCost) -> Table:
     table.add_row(
         "all", "", *(f"{bound}{size(value)}" for value in sums), f"{cost.output_files:,}", "", _time(cost)
     )  # fmt: skip
-    table.caption = (
-        f"on the disk of {cost.plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
-        "outputs stay, scratch goes with its stage"
-    )
+    table.caption = _room(cost)
     if cost.is_guess:
         table.caption += "\n≈ by made-up voxels, for what is to be read is not there yet"
     table.caption_justify = "left"
     return table
+
+
+def _room(cost: FlowCost) -> str:
+    """Return what the place of the outputs has to hold, and the disk of the scratch where that is another."""
+    bound, plan = "" if cost.is_measured else "≤ ", cost.plan
+    if isinstance(plan.out, Path):
+        return (
+            f"on the disk of {plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
+            "outputs stay, scratch goes with its stage"
+        )
+    return (
+        f"in {plan.out} {bound}{size(cost.output_bytes)} in {cost.output_files:,} files, which stay; on the disk of "
+        f"{plan.folder.path} at the highest {bound}{size(cost.scratch_bytes)} of scratch, which goes with its stage"
+    )
 
 
 def _time(cost: StageCost | FlowCost) -> str:
@@ -241,6 +252,6 @@ def show_status(output: str, most: int | None) -> bool | None:
             if standing.missing:
                 out.print(missing_table(standing.missing, most))
             out.print(status_table(standing))
-        elif entry.kind != "label" or cli_label.show_status(entry.out, most) is None:
+        elif entry.kind != "label" or cli_label.show_status(entry.folder, most) is None:
             out.print(f"{entry.out}: {'' if is_done(entry) else 'not '}complete")
     return all(map(is_done, entries))

@@ -146,6 +146,11 @@ class FlowCost:
         return round(self._sum(lambda each: each.output_files))
 
     @property
+    def scratch_bytes(self) -> float:
+        """The scratch that there is at the highest, of one stage at a time."""
+        return max((each.scratch_bytes for each, _ in self._known), default=0.0)
+
+    @property
     def most_bytes(self) -> float:
         """The disk that is taken at the highest."""
         return _highest((each.output_bytes, each.scratch_bytes) for each, _ in self._known)
