@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +67,7 @@ class StageReport:
         labels: how a labelling ended.
         scores: of an evaluation that was done now.
         totals: what tasks took in this session, by what they did; of an evaluation nobody knows.
+        is_new: whether all of it was done in this session.
     """
 
     stage: StagePlan
@@ -77,6 +78,7 @@ class StageReport:
     labels: Labelled | None = None
     scores: Scored | None = None
     totals: Mapping[str, Totals] = field(default_factory=dict)
+    is_new: bool = True
 
     @property
     def read_bytes(self) -> int:
@@ -171,7 +173,8 @@ def execute_flow(
         with logging_to(folder.log), _kept(plan, start, listener) as kept:
             for stage in plan.stages:
                 with named(stage.name):
-                    done = _finish(stage, kept, options, listener)
+                    is_new = isinstance(stage.work, Evaluation) or not _is_begun(stage)
+                    done = replace(_finish(stage, kept, options, listener), is_new=is_new)
                 report.stages.append(done)
                 listener.on_end(done)
                 if not done.is_whole:
