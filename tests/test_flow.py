@@ -19,7 +19,7 @@ from volpipe import limits
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RecipeError, RunError
 from volpipe.flow import find_flow
-from volpipe.flow_cost import FlowCost, appraise_flow
+from volpipe.flow_cost import FlowCost, appraise_flow, preview_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
 from volpipe.label_recipe import LabelRecipe
@@ -107,6 +107,48 @@ class Counted:
 
 def run(plan: FlowPlan, *, fresh: bool = False) -> FlowReport:
     return execute_flow(plan, Counted().start, fresh=fresh)
+
+
+LABELLED = (
+    TWO.replace("scale = 2", "scale = 1")
+    + """
+[[stage]]
+name = "labels"
+kind = "label"
+input = { stage = "second", kind = "foreground" }
+objects = { method = "components", threshold = 0.5 }
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+input = "first"
+reference = "in.n5"
+"""
+)
+
+
+def test_what_a_plan_told_of_times_is_known_to_the_same_stages_on_as_many_workers(folder: Path) -> None:
+    plan = flow_plan(folder, LABELLED)
+    told = preview_flow(plan, Inline().start)
+    names, workers = ("labels", "scores"), Inline()
+
+    def known(plan: FlowPlan, workers: Inline | None) -> list[bool]:
+        cost = appraise_flow(plan, workers)
+        found = {each.stage.name: each.times for each in cost.stages}
+        assert all(found.get(each.stage.name) in (None, each.times) for each in told.stages)
+        return [found.get(name) is not None for name in names]
+
+    assert known(plan, workers) == [True, True]
+    assert workers.num_tasks == 0
+    assert known(plan, Inline(slots=2)) == [False, False]
+    assert known(plan, None) == [False, False]
+    assert known(flow_plan(folder, LABELLED, "labels.objects.threshold=0.6"), workers) == [False, True]
+    assert known(flow_plan(folder, LABELLED, "scores.margin=[1,1,1]"), workers) == [True, False]
+    assert known(flow_plan(folder, TWO.replace('"second"', '"labels"')), workers) == [False, False]
+    assert known(flow_plan(folder, LABELLED, out="other"), workers) == [False, False]
+    times = plan.folder.path / "times.json"
+    times.write_text(times.read_text().replace("seconds", "minutes"))  # as another version might write it
+    assert known(plan, workers) == [False, False]
 
 
 def test_stages_make_what_runs_given_one_by_one_make(folder: Path) -> None:

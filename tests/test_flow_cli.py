@@ -14,6 +14,7 @@ from command import THREADS, Give, begin, finish, giver, wait_until
 from skimage.measure import label as labelled
 from volumes import fingerprint, write_volume
 
+from volpipe import flow_cost
 from volpipe.affinities import affinities
 from volpipe.sample import Sample, write_sample
 from volpipe.volume import open_volume
@@ -156,6 +157,45 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert not (tmp_path / "out.run" / "rehearsal").exists()
 
 
+def test_what_stages_took_stands_beside_what_the_plan_said_before(
+    tmp_path: Path, truth: np.ndarray, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = give("plan", *COMMAND[1:]).out
+    said = dict(re.findall(r"^(restore|objects|scores) .* {2,}((?:≈ )?[\d.]+ s)$", planned, re.MULTILINE))
+    assert {name: time[0] == "≈" for name, time in said.items()} == {"restore": False, "objects": True, "scores": True}
+    stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
+    assert len(stages) >= 4
+    for name in ("rehearse", "rehearse_labels", "rehearse_scores"):
+        monkeypatch.setattr(flow_cost, name, None)  # so that nothing can be tried again
+    made = give(*COMMAND)
+    assert made.code == 0
+    took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))
+    assert took == said | {"affinities": ""}  # of which blocks were tried over nothing
+    tasks = ", ".join(rf"{name} [\d.]+ s \({time}\)" for name, time in stages)
+    assert re.search(
+        rf"objects.zarr in [\d.]+ s \(planned {said['objects']}\); tasks: {tasks}$", made.out, re.MULTILINE
+    )
+
+
+def test_a_stage_that_goes_on_is_not_set_beside_the_plan_of_all_of_it(
+    tmp_path: Path, truth: np.ndarray, give: Give
+) -> None:
+    (tmp_path / "flow.toml").write_text(FLOW.replace("chunk = [16, 16, 16]", "chunk = [16, 16, 16], levels = 1"))
+    give("plan", *COMMAND[1:])
+    assert give(*COMMAND).code == 0
+    journal = tmp_path / "out" / "objects.zarr.run" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    stages = [json.loads(line)["stage"] for line in lines]
+    journal.write_text("".join(lines[: stages.index("pyramid 1")]))  # as if it had been killed before
+    again = give(*COMMAND)
+    assert again.code == 0
+    assert re.search(r"objects.zarr in [\d.]+ s; tasks: pieces [\d.]+ s, ", again.out)
+    assert re.search(r"^objects +label +[\d.]+ s {2,}", again.out, re.MULTILINE)
+    (tmp_path / "out" / "scores.json").write_text("{}")
+    for scored in (again, give(*COMMAND)):  # all of it is done again
+        assert re.search(r"^scores +evaluate +[\d.]+ s \(≈ [\d.]+ s\) ", scored.out, re.MULTILINE)
+
+
 def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
     before = sorted(tmp_path.rglob("*"))
     planned = give("plan", "--quick", *COMMAND[1:])
@@ -180,9 +220,6 @@ def test_what_is_for_one_net_is_refused_for_stages(tmp_path: Path, truth: np.nda
     refused = give("run", "--only", "0:8,:,:", *COMMAND[1:])
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "--only is for one net" in refused.err
-    remote = give("plan", "--quick", *THREADS, "--recipe", "flow.toml", "-o", "s3://bucket/out", "in.n5")
-    assert remote.code == 2
-    assert "go to a folder on a disk" in remote.err
 
 
 def test_a_volume_is_named_by_itself_and_the_recipe_where_nobody_says(

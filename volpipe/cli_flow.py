@@ -54,7 +54,7 @@ def run(
     from volpipe.apps.start import on_site
     from volpipe.driver import Listener
     from volpipe.flow_cost import appraise_flow
-    from volpipe.flow_run import FlowListener, FlowOptions, execute_flow
+    from volpipe.flow_run import FlowListener, FlowOptions, Site, execute_flow
 
     @contextmanager
     def of_run(plan: Plan) -> Iterator[Listener]:
@@ -68,10 +68,16 @@ def run(
     start, cost = on_site(config), appraise_flow(plan)
     if not fresh:
         cost.check()
+
+    def on_workers(workers: Site) -> None:
+        nonlocal cost
+        cost = appraise_flow(plan, workers)
+        cost.check()
+
     listener = FlowListener(
         on_stage=lambda stage: _begin(plan, stage),
-        on_end=lambda report: _tell_stage(report, tell),
-        on_workers=lambda workers: appraise_flow(plan, workers).check(),
+        on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
+        on_workers=on_workers,
         of_run=of_run,
         of_labels=cli_label.shown,
     )
@@ -112,13 +118,16 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
 
 
-def _tell_stage(report: StageReport, tell: Callable[[Report, float], None]) -> None:
+def _tell_stage(report: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
+    from volpipe.label_cost import LabelTimes
+
     if report.was_complete:
         out.print(f"{report.stage.out} is complete already")
     elif report.run is not None:
         tell(report.run, time.time() - report.seconds)
     elif report.labels is not None:
-        out.print(cli_label.told(report.labels))
+        times = cost.times if report.is_new and isinstance(cost.times, LabelTimes) else None
+        out.print(cli_label.told(report.labels, times))
     elif isinstance(report.scores, dict):
         out.print(score_table(report.scores, report.stage.given))
     elif report.scores is not None:
@@ -130,13 +139,12 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "kind", "time", "read", "written", "missing", "output"):
         table.add_column(name, justify="right" if name in ("time", "read", "written", "missing") else "left")
-    needs = {each.stage.name: each.need for each in cost.stages}
     for each in report.stages:
         table.add_row(
             each.stage.name,
             each.stage.kind,
-            "complete before" if each.was_complete else duration(each.seconds),
-            *_beside(each, needs[each.stage.name]),
+            "complete before" if each.was_complete else _took(each, cost.of(each.stage)),
+            *_beside(each, cost.of(each.stage).need),
             str(len(each.run.missing)) if each.run is not None else "",
             str(each.stage.out),
         )
@@ -144,6 +152,15 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
     table.caption = f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}"
     table.caption_justify = "left"
     return table
+
+
+def _took(report: StageReport, cost: StageCost) -> str:
+    """Return how long a stage took, with what was planned where blocks were tried and all of it was done now."""
+    taken, planned = duration(report.seconds), _time(cost)
+    if report.run is not None and report.run.estimate is not None:
+        found = report.run.estimate.seconds  # by then its input was there
+        planned = "" if found is None else duration(found)
+    return f"{taken} ({planned})" if report.is_new and planned else taken
 
 
 def _beside(report: StageReport, planned: Need | None) -> tuple[str, str]:
@@ -210,14 +227,25 @@ def cost_table(cost: FlowCost) -> Table:
     table.add_row(
         "all", "", *(f"{bound}{size(value)}" for value in sums), f"{cost.output_files:,}", "", _time(cost)
     )  # fmt: skip
-    table.caption = (
-        f"on the disk of {cost.plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
-        "outputs stay, scratch goes with its stage"
-    )
+    table.caption = _room(cost)
     if cost.is_guess:
         table.caption += "\n≈ by made-up voxels, for what is to be read is not there yet"
     table.caption_justify = "left"
     return table
+
+
+def _room(cost: FlowCost) -> str:
+    """Return what the place of the outputs has to hold, and the disk of the scratch where that is another."""
+    bound, plan = "" if cost.is_measured else "≤ ", cost.plan
+    if isinstance(plan.out, Path):
+        return (
+            f"on the disk of {plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
+            "outputs stay, scratch goes with its stage"
+        )
+    return (
+        f"in {plan.out} {bound}{size(cost.output_bytes)} in {cost.output_files:,} files, which stay; on the disk of "
+        f"{plan.folder.path} at the highest {bound}{size(cost.scratch_bytes)} of scratch, which goes with its stage"
+    )
 
 
 def _time(cost: StageCost | FlowCost) -> str:
@@ -241,6 +269,6 @@ def show_status(output: str, most: int | None) -> bool | None:
             if standing.missing:
                 out.print(missing_table(standing.missing, most))
             out.print(status_table(standing))
-        elif entry.kind != "label" or cli_label.show_status(entry.out, most) is None:
+        elif entry.kind != "label" or cli_label.show_status(entry.folder, most) is None:
             out.print(f"{entry.out}: {'' if is_done(entry) else 'not '}complete")
     return all(map(is_done, entries))

@@ -73,9 +73,11 @@ def label(
 
 def told(made: Labelled, planned: LabelTimes | None = None) -> str:
     """Return how a labelling ended, on two lines; what was planned is in brackets."""
-    known = {} if planned is None else {stage.name: f" ({duration(stage.seconds)})" for stage in planned.stages}
+    guess = "≈ " if planned is not None and planned.is_guess else ""
+    stages = () if planned is None else planned.stages
+    known = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
     took = ", ".join(f"{name} {duration(seconds)}{known.get(name, '')}" for name, seconds in made.stage_seconds.items())
-    whole = "" if planned is None else f" (planned {duration(planned.seconds)})"
+    whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
     return (
         f"wrote {made.num_objects:,} objects to {made.out} in {duration(made.seconds)}{whole}; tasks: {took}\n"
         f"what each is, is in {made.table}"

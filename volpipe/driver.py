@@ -91,7 +91,7 @@ class Listener:
 SILENT = Listener()
 
 
-def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
+def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     plan = prepare_for(volume, recipe, out, search_path)
@@ -99,7 +99,7 @@ def prepare(location: str, recipe: Recipe, out: str | Path, search_path: Path) -
     return plan
 
 
-def prepare_for(volume: Volume, recipe: Recipe, out: str | Path, search_path: Path) -> Plan:
+def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
     net = describe(recipe.net, str(search_path))
     recipe = normalised(recipe, net)
@@ -326,17 +326,17 @@ def inspect_run(output: str | Path) -> Standing:
     return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, missing)
 
 
-def forget(out: Location, mark: str = PLAN_FILE) -> None:
+def forget(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:
     """Delete the output at `out` and the run that made it, if there is one.
 
     Args:
         out: the output.
-        mark: the file in the run's folder by which it is known.
+        folder: of its run.
+        mark: the file in that by which the run is known.
 
     Raises:
         RunError: somebody else made it, or a driver is at work on it.
     """
-    folder = RunFolder.of_output(out)
     if files.exists(out) or folder.path.is_dir():
         with folder.locked():
             _forget(folder, out, mark)

@@ -6,19 +6,23 @@ Not here: the arithmetic of one stage (estimate), or the limits of disks (limits
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
-from volpipe.evaluate import Evaluation
+from volpipe.evaluate import Evaluation, describe_evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import Site, Start, is_complete
+from volpipe.formats.metadata import write_json
 from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
 from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
@@ -30,6 +34,7 @@ from volpipe.stand_in import nothing
 from volpipe.tensors import delete
 from volpipe.volume import Volume
 
+TIMES_FILE = "times.json"
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
@@ -122,6 +127,10 @@ class FlowCost:
     plan: FlowPlan
     stages: tuple[StageCost, ...]
 
+    def of(self, stage: StagePlan) -> StageCost:
+        """Return what `stage` takes."""
+        return next(each for each in self.stages if each.stage.name == stage.name)
+
     @cached_property
     def _known(self) -> list[tuple[Need, float]]:
         return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
@@ -144,6 +153,11 @@ class FlowCost:
     @property
     def output_files(self) -> int:
         return round(self._sum(lambda each: each.output_files))
+
+    @property
+    def scratch_bytes(self) -> float:
+        """The scratch that there is at the highest, of one stage at a time."""
+        return max((each.scratch_bytes for each, _ in self._known), default=0.0)
 
     @property
     def most_bytes(self) -> float:
@@ -200,6 +214,52 @@ class FlowCost:
             )
 
 
+class Told(BaseModel):
+    """How long a stage takes, as blocks told that were tried; `of` is what it does."""
+
+    model_config = ConfigDict(frozen=True)
+
+    of: str
+    times: Annotated[LabelTimes | ScoreTime, Field(union_mode="left_to_right")]
+
+
+class Times(BaseModel):
+    """What was told of labellings and evaluations, by the name of the stage, on how many workers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_workers: int
+    stages: Mapping[str, Told]
+
+
+def _work_of(stage: StagePlan) -> str:
+    """Return what `stage` does, in full or as a hash."""
+    if isinstance(stage.work, Evaluation):
+        return str(describe_evaluation(stage.work))
+    return stage.work.identity
+
+
+def _store_times(cost: FlowCost, num_workers: int) -> None:
+    """Keep how long labellings and evaluations take, so that a run can say so without trying any block."""
+    told = {c.stage.name: Told(of=_work_of(c.stage), times=c.times) for c in cost.stages if c.times is not None}
+    found = Times(num_workers=num_workers, stages=told)
+    write_json(cost.plan.folder.path / TIMES_FILE, found.model_dump(mode="json"))
+
+
+def _known_times(plan: FlowPlan, num_workers: int) -> dict[str, LabelTimes | ScoreTime]:
+    """Return what is kept of stages that do the same on as many workers, by name."""
+    try:
+        found = Times.model_validate_json((plan.folder.path / TIMES_FILE).read_bytes())
+    except (OSError, ValidationError):  # none, or another version's
+        return {}
+    stages = {stage.name: stage for stage in plan.stages}
+    return {
+        name: told.times
+        for name, told in found.stages.items()
+        if found.num_workers == num_workers and name in stages and _work_of(stages[name]) == told.of
+    }
+
+
 def _highest(stages: Iterable[tuple[float, float]]) -> float:
     """Return what lies there at the most, of what each stage leaves behind and what it takes meanwhile, in order."""
     kept = most = 0.0
@@ -214,8 +274,8 @@ def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool 
 
     Args:
         plan: as `plan_flow` made it.
-        executors: the workers that there are; without, nobody knows what theirs have.
-        tries: whether blocks of each stage are tried on them.
+        executors: the workers that there are; without, nobody knows what theirs have, nor how long a stage takes.
+        tries: whether blocks of each stage are tried on them; else what was told of as many before is known.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -225,13 +285,14 @@ def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool 
     for stage in plan.stages:
         with named(stage.name):
             costs.append(_appraise(stage, costs, executors, plan.folder.rehearsal if tries else None))
-    return FlowCost(plan, tuple(costs))
+    known = {} if executors is None or tries else _known_times(plan, executors.slots["cpu"])
+    return FlowCost(plan, tuple(replace(each, times=known.get(each.stage.name, each.times)) for each in costs))
 
 
 def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None) -> StageCost:
     """Return what `stage` takes; `trials` is a folder for what of a labelling or an evaluation is tried, None of none.
 
-    What is complete is tried too, where its input is at hand: nobody keeps how long it takes.
+    What is complete is tried too, where its input is at hand.
     """
     if isinstance(stage.work, Evaluation):
         return StageCost(stage, times=_try_scores(stage, stage.work, earlier, executors, trials))
@@ -305,9 +366,13 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Ap
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
     """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
 
+    How long labellings and evaluations take is kept for `appraise_flow`, as rates of runs are.
+
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        return appraise_flow(plan, executors, tries=True)
+        found = appraise_flow(plan, executors, tries=True)
+        _store_times(found, executors.slots["cpu"])
+        return found

@@ -15,7 +15,8 @@ from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
 from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
-from volpipe.formats.remote import Remote
+from volpipe.formats.files import Location
+from volpipe.formats.remote import Remote, check_writable
 from volpipe.label_plan import LabelPlan, fit
 from volpipe.label_recipe import LabelInput, LabelRecipe
 from volpipe.labelling import plan_labels
@@ -43,13 +44,13 @@ class StagePlan:
     kind: str
     reads: str
     given: Volume
-    out: Path
+    out: Location
     work: Plan | LabelPlan | Evaluation
 
     @property
     def folder(self) -> RunFolder:
         """The folder of the run that writes the output."""
-        return RunFolder.of_output(self.out)
+        return RunFolder.of_stage(self.out)
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class FlowPlan:
 
     source: str
     volume: str
-    out: Path
+    out: Location
     stages: tuple[StagePlan, ...]
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder.of_output(self.out)
+        return RunFolder.of_stages(self.out)
 
     def after(self, name: str) -> Iterator[StagePlan]:
         """Yield the stages that need what the stage `name` makes, by way of others too."""
@@ -86,15 +87,16 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
     Args:
         flow: what to do.
         location: of the volume.
-        out: the folder that gets an output of each stage, named after it.
+        out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
 
     Raises:
         PlanError: stage, volume and net do not fit; the message names the stage.
+        VolumeError: nothing can be written to `out`, or there is no volume.
     """
     folder = absolute(out)
     if isinstance(folder, Remote):
-        raise PlanError(f"{out}: the outputs of several stages go to a folder on a disk; choose another --out")
+        check_writable(folder)
     stages: dict[str, StagePlan] = {}
     for stage in flow.stages:
         with named(stage.name):
@@ -114,7 +116,7 @@ def _check_apart(stages: Sequence[StagePlan]) -> None:
 
 
 def _plan_stage(
-    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Path, search_path: Path
+    stage: FlowStage, earlier: dict[str, StagePlan], location: str, folder: Location, search_path: Path
 ) -> StagePlan:
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
@@ -134,7 +136,7 @@ def _plan_stage(
 
 
 def _plan_labels(
-    stage: FlowStage, recipe: LabelRecipe, feed: StagePlan | None, location: str, out: Path, search_path: Path
+    stage: FlowStage, recipe: LabelRecipe, feed: StagePlan | None, location: str, out: Location, search_path: Path
 ) -> StagePlan:
     if feed is None:
         plan = plan_labels(location, recipe, out, search_path)
@@ -161,7 +163,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
 
 
 def _plan_comparison(
-    stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Path
+    stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Location
 ) -> StagePlan:
     made = open_volume(location) if feed is None else volume_of(feed)
     given: Volume | None = None

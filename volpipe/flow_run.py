@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.metadata import read_json, write_json
+from volpipe.formats.remote import Remote, try_writing
 from volpipe.journal import read_records
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.labelling import Labelled, OnProgress, is_labelled, label
@@ -66,6 +67,7 @@ class StageReport:
         labels: how a labelling ended.
         scores: of an evaluation that was done now.
         totals: what tasks took in this session, by what they did; of an evaluation nobody knows.
+        is_new: whether all of it was done in this session.
     """
 
     stage: StagePlan
@@ -76,6 +78,7 @@ class StageReport:
     labels: Labelled | None = None
     scores: Scored | None = None
     totals: Mapping[str, Totals] = field(default_factory=dict)
+    is_new: bool = True
 
     @property
     def read_bytes(self) -> int:
@@ -128,6 +131,12 @@ class Entry(BaseModel):
     name: str
     kind: str
     out: str
+    folder: str
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder of the run that writes the output."""
+        return RunFolder(Path(self.folder))
 
 
 def execute_flow(
@@ -152,6 +161,7 @@ def execute_flow(
     Raises:
         RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
         SiteError: the site cannot be used.
+        VolumeError: a bucket may not be written to, or does not answer.
     """
     folder, started = plan.folder, time.monotonic()
     report = FlowReport(plan)
@@ -163,7 +173,8 @@ def execute_flow(
         with logging_to(folder.log), _kept(plan, start, listener) as kept:
             for stage in plan.stages:
                 with named(stage.name):
-                    done = _finish(stage, kept, options, listener)
+                    is_new = isinstance(stage.work, Evaluation) or not _is_begun(stage)
+                    done = replace(_finish(stage, kept, options, listener), is_new=is_new)
                 report.stages.append(done)
                 listener.on_end(done)
                 if not done.is_whole:
@@ -184,14 +195,16 @@ def _kept(plan: FlowPlan, start: Start, listener: FlowListener) -> Iterator[Star
 
 
 def _check_out(plan: FlowPlan) -> None:
-    """Refuse a place that holds what no flow made, before anything is deleted or begun."""
+    """Refuse a place that may not be written, or holds what no flow made, before anything is deleted or begun."""
     if plan.folder.plan_file.is_file():
         raise RunError(f"{plan.folder.path} holds the run of one net; choose another --out for the stages")
-    if plan.out.is_file():
+    if isinstance(plan.out, Remote):
+        try_writing(plan.out)
+    elif plan.out.is_file():
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
         with named(stage.name):
-            if not isinstance(stage.work, Evaluation) and stage.out.exists() and not _is_begun(stage):
+            if not isinstance(stage.work, Evaluation) and files.exists(stage.out) and not _is_begun(stage):
                 raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
 
 
@@ -200,9 +213,9 @@ def _clear(plan: FlowPlan) -> None:
     for stage in reversed(plan.stages):
         with named(stage.name):
             if isinstance(stage.work, Evaluation):
-                stage.out.unlink(missing_ok=True)
+                files.delete_file(stage.out)
             else:
-                forget(stage.out, _mark(stage.work))
+                forget(stage.out, stage.folder, _mark(stage.work))
 
 
 def _mark(work: Plan | LabelPlan) -> str:
@@ -219,8 +232,14 @@ def _claim(plan: FlowPlan) -> None:
         with named(stage.name):
             _check_same(stage)
             _check_later(plan, stage)
-    entries = [Entry(name=s.name, kind=s.kind, out=str(s.out)).model_dump() for s in plan.stages]
-    plan.out.mkdir(parents=True, exist_ok=True)
+    for stage in plan.stages:
+        if isinstance(stage.out, Remote) and not isinstance(stage.work, Evaluation):
+            stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # so that the run finds it, not that of another
+    if isinstance(plan.out, Path):
+        plan.out.mkdir(parents=True, exist_ok=True)
+    entries = [
+        Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
+    ]
     write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
 
 
@@ -250,12 +269,12 @@ def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
                 f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
                 "start all stages over"
             )
-        later.out.unlink()
+        files.delete_file(later.out)
 
 
 def _is_begun(stage: StagePlan) -> bool:
     if isinstance(stage.work, Evaluation):
-        return stage.out.exists()
+        return files.exists(stage.out)
     return (stage.folder.path / _mark(stage.work)).is_file()
 
 
@@ -266,9 +285,9 @@ def is_complete(stage: StagePlan) -> bool:
         wanted: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
         return told is not None and {key: told.get(key) for key in wanted} == wanted
     if isinstance(stage.work, LabelPlan):
-        return is_labelled(stage.work)
+        return is_labelled(stage.work, stage.folder)
     begun = stage.folder.load_plan()
-    return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.out).is_complete
+    return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.folder.path).is_complete
 
 
 def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: FlowListener) -> StageReport:
@@ -327,33 +346,36 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     Raises:
         RunError: what is stored there is damaged.
     """
-    if "://" in str(output):
-        return None
-    place = Path(output).absolute()
-    path = place / FLOW_FILE if (place / FLOW_FILE).is_file() else RunFolder.of_output(place).path / FLOW_FILE
+    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
+    path = place / FLOW_FILE if is_folder else RunFolder.of_stages(place).path / FLOW_FILE
     told = read_json(path)
     if told is None:
         return None
     try:
-        return [Entry.model_validate(entry) for entry in told["stages"]]
+        return [Entry.model_validate(_with_folder(entry)) for entry in told["stages"]]
     except (ValidationError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
 
 
+def _with_folder(entry: dict[str, str]) -> dict[str, str]:
+    """Return `entry` with the folder of its run, which earlier versions did not say: all outputs lay on a disk."""
+    return {"folder": str(RunFolder.of_stage(files.locate(entry["out"])).path)} | entry
+
+
 def standing_of(entry: Entry) -> Standing | None:
     """Return how far the run of a stage is, None where it was not begun or is no run."""
-    out = files.locate(entry.out)
-    if entry.kind != "run" or not RunFolder.of_output(out).plan_file.is_file():
+    if entry.kind != "run" or not entry.run.plan_file.is_file():
         return None
-    return inspect_run(entry.out)
+    return inspect_run(entry.run.path)
 
 
 def is_done(entry: Entry) -> bool:
     """Return whether the stage `entry` is complete."""
     if entry.kind == "evaluate":
-        return Path(entry.out).is_file()
+        return files.is_file(files.locate(entry.out))
     if entry.kind == "label":
-        plan = LabelPlan.load(RunFolder.of_output(Path(entry.out)).path)
-        return plan is not None and is_labelled(plan)
+        plan = LabelPlan.load(entry.run.path)
+        return plan is not None and is_labelled(plan, entry.run)
     standing = standing_of(entry)
     return standing is not None and standing.is_complete

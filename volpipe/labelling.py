@@ -22,6 +22,7 @@ from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.container import create_groups
+from volpipe.formats.files import Location
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
@@ -108,7 +109,7 @@ class Labelled:
     was_complete: bool = False
 
 
-def plan_labels(location: str, recipe: LabelRecipe, out: str | Path, search_path: Path) -> LabelPlan:
+def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_path: Path) -> LabelPlan:
     """Return the plan for labelling the volume at `location`; what can be refused before the start is refused here.
 
     Args:
@@ -320,9 +321,8 @@ def _check_graph(plan: LabelPlan, done: Noted, note: Callable[[int, str], None])
         raise RunStopped(why)
 
 
-def is_labelled(plan: LabelPlan) -> bool:
-    """Return whether the labels of `plan` are whole, as far as their journal says."""
-    folder = RunFolder.of_output(files.locate(plan.out))
+def is_labelled(plan: LabelPlan, folder: RunFolder) -> bool:
+    """Return whether the labels of `plan` are whole, as far as the journal in `folder` says."""
     if LabelPlan.load(folder.path) != plan:
         return False
     return Noted.of(folder.journal).is_complete(plan)

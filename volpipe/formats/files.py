@@ -128,6 +128,15 @@ def write(file: Location, data: bytes) -> None:
             partial.unlink()
 
 
+def delete_file(file: Location) -> None:
+    """Delete `file`, if it is there."""
+    if isinstance(file, Remote):
+        remote.delete_file(file)
+        _note_change()
+        return
+    file.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -388,6 +388,19 @@ def delete(folder: Remote) -> None:
     while batch := list(itertools.islice(keys, DELETED_AT_ONCE)):
         with _explained(folder):
             obstore.delete(client(folder), batch)
+
+
+def delete_file(file: Remote) -> None:
+    """Delete `file`, if it is there.
+
+    Raises:
+        VolumeError: it may not be deleted.
+    """
+    import obstore
+
+    check_writable(file)
+    with _explained(file), suppress(FileNotFoundError):
+        obstore.delete(client(file), file.key)
 
 
 @contextmanager
