@@ -1,4 +1,4 @@
-"""Recipes of several stages: their order, their plans before anything exists, their runs, and how they go on."""
+"""Stages: their plans before anything exists, their runs, and how they go on."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
 from volpipe import limits
 from volpipe.driver import execute, prepare
-from volpipe.errors import PlanError, RecipeError, RunError
+from volpipe.errors import PlanError, RunError
 from volpipe.flow import find_flow
 from volpipe.flow_cost import FlowCost, appraise_flow, preview_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
-from volpipe.label_recipe import LabelRecipe
 from volpipe.provenance import read_origin
-from volpipe.recipe import Recipe, load_recipe
-from volpipe.resolve import shipped_recipe
+from volpipe.recipe import load_recipe
 from volpipe.volume import open_volume
 
 SHAPE = (16, 24, 16)
@@ -354,48 +351,6 @@ def test_two_stages_may_read_one_and_a_level_of_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ('[[stage]]\nname = "a"\ninput = "b"\nrecipe = "default"\n', r"stage a, input: there is no stage b"),
-        ('[[stage]]\nname = "a"\ninput = "a"\nrecipe = "default"\n', r"stage a, input: it reads itself"),
-        (
-            TWO.replace('name = "first"', 'name = "first"\ninput = "second"'),
-            r"first, input: stages read each other in a ci",
-        ),
-        (
-            TWO.replace('name = "first"', 'name = "first"\ninput = "second"').replace(
-                'name = "second"', 'name = "second"\ninput = "volume"'
-            ),
-            r"first, input: second comes after it; move",
-        ),
-        (TWO.replace('"second"', '"first"'), r"2 stages are named first; give each"),
-        (TWO.replace('"second"', '"volume"'), r"no stage may be named volume"),
-        (TWO.replace('"second"', '"../second"'), r"stage 2: name: "),
-        ('[[stage]]\nname = "a"\n', r"stage a: it names no net"),
-        ('[[stage]]\nname = "a"\nkind = "train"\nrecipe = "default"\n', r"stage 1: kind: .*'train'"),
-        ('[[stage]]\nname = "a"\nnet = { nam = "x" }\n', r"stage a: unknown key net.nam .did you mean 'name'"),
-        ('[net]\nname = "identity"\n' + TWO, r"net stands beside the stages; write it into one, as \[stage.net\]"),
-        ('[[stage]]\nname = ["a"]\nrecipe = "default"\n', r"stage 1: name: "),
-        ('[[stage]]\nname = "a"\ninput = ["b"]\nrecipe = "default"\n', r"stage 1: input: "),
-        ('[[stage]]\nname = "a"\ninput = { stage = 3 }\nrecipe = "default"\n', r"stage 1: input: "),
-        ('[[stage]]\nname = "a"\nnet = 3\n', r"stage a: net: "),
-        ("stage = []", r"it declares no stage"),
-        ('stage = "a"', r"begin each stage with \[\[stage\]\]"),
-        (
-            SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
-            r"stage last, input: scores evaluates and makes no volume",
-        ),
-        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference: Field required"),
-        ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),
-    ],
-)
-def test_stages_without_an_order_or_with_unknown_keys_are_refused(folder: Path, text: str, sentence: str) -> None:
-    (folder / "flow.toml").write_text(text)
-    with pytest.raises(RecipeError, match=sentence):
-        find_flow(folder / "flow.toml")
-
-
-@pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         (["second.net.options={ scale = 1, channels = 2 }"], r"stage labels: .* has 2 channels, input.offsets 9"),
@@ -436,58 +391,6 @@ def test_outputs_in_the_way_are_refused_before_the_first_stage_begins(folder: Pa
     assert not (folder / "out" / "first.zarr").exists()
 
 
-def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
-    text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (folder / "flow.toml").write_text(example)
-    flow = find_flow(folder / "flow.toml")
-    assert flow is not None
-    assert {stage.name: stage.reads for stage in flow.stages} == {
-        "finer": "volume", "restore": "finer", "affinities": "restore", "labels": "affinities", "scores": "labels",
-        "psnr": "restore",
-    }  # fmt: skip
-    assert isinstance(flow.stages[1].choice, Recipe)
-    assert flow.stages[1].choice.windows.block == (2, 2, 2)
-    assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
-
-
-@pytest.mark.parametrize(
-    ("own", "name", "weights"),
-    [("options = { features = [8] }", "unet3d", "w.pt"), ('name = "identity"', "identity", None)],
-)
-def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothing_of_the_first(
-    folder: Path, own: str, name: str, weights: str | None
-) -> None:
-    (folder / "base.toml").write_text(
-        '[net]\nname = "unet3d"\nweights = "w.pt"\n[windows]\nblend = "hann"\noverlap = 4'
-    )
-    text = f'[[stage]]\nname = "a"\nrecipe = "base.toml"\nnet = {{ {own} }}\nwindows = {{ overlap = 8 }}\n'
-    (folder / "flow.toml").write_text(text)
-    flow = find_flow(folder / "flow.toml", ["a.infer.batch=3"])
-    assert flow is not None
-    choice = flow.stages[0].choice
-    assert isinstance(choice, Recipe)
-    assert (choice.net.name, choice.net.weights) == (name, weights)
-    assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
-
-
-def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:
-    flow = find_flow(shipped_recipe(Path("segment")))
-    assert flow is not None
-    assert [(stage.name, stage.kind, stage.reads) for stage in flow.stages] == [
-        ("affinities", "run", "volume"), ("labels", "label", "affinities"),
-    ]  # fmt: skip
-    run_of, labels = (stage.choice for stage in flow.stages)
-    assert isinstance(run_of, Recipe)
-    assert isinstance(labels, LabelRecipe)
-    assert run_of.net.options["out_channels"] == len(labels.input.offsets)
-
-
-def test_a_setting_without_its_stage_is_refused(folder: Path) -> None:
-    with pytest.raises(RecipeError, match=r"begin with the name of a stage, of first, second, such as first\.windows"):
-        flow_plan(folder, TWO, "windows.blend=hann")
-
-
 def test_an_output_may_not_lie_where_the_volume_or_a_reference_does(folder: Path) -> None:
     write_volume(folder / "out" / "second.zarr", noise(SHAPE).repeat(2, axis=0))
     with pytest.raises(PlanError, match=r"^stage second: the output .* would overwrite the reference"):
@@ -499,11 +402,6 @@ def test_a_folder_with_another_run_is_refused(folder: Path) -> None:
     execute(prepare("in.n5", recipe, folder / "out", folder), Counted().start)
     with pytest.raises(RunError, match=r"out.run holds the run of one net; choose another --out"):
         run(flow_plan(folder, TWO))
-
-
-def test_a_recipe_of_one_net_is_no_flow(folder: Path) -> None:
-    (folder / "one.toml").write_text('[net]\nname = "identity"\n')
-    assert find_flow(folder / "one.toml") is None
 
 
 def test_the_listener_hears_of_each_stage_in_order(folder: Path) -> None:

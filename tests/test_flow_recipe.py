@@ -1,0 +1,141 @@
+"""Recipes of several stages: their order, and what each says on top of the recipe that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from volpipe.errors import RecipeError
+from volpipe.flow import find_flow
+from volpipe.label_recipe import LabelRecipe
+from volpipe.recipe import Recipe
+from volpipe.resolve import shipped_recipe
+
+TWO = """
+[[stage]]
+name = "first"
+recipe = "default"
+
+[[stage]]
+name = "second"
+recipe = "default"
+"""
+SCORED = (
+    TWO
+    + """
+[[stage]]
+name = "scores"
+kind = "evaluate"
+reference = "truth.n5"
+"""
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where recipes lie, and the command is given."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[[stage]]\nname = "a"\ninput = "b"\nrecipe = "default"\n', r"stage a, input: there is no stage b"),
+        ('[[stage]]\nname = "a"\ninput = "a"\nrecipe = "default"\n', r"stage a, input: it reads itself"),
+        (
+            TWO.replace('name = "first"', 'name = "first"\ninput = "second"'),
+            r"first, input: stages read each other in a ci",
+        ),
+        (
+            TWO.replace('name = "first"', 'name = "first"\ninput = "second"').replace(
+                'name = "second"', 'name = "second"\ninput = "volume"'
+            ),
+            r"first, input: second comes after it; move",
+        ),
+        (TWO.replace('"second"', '"first"'), r"2 stages are named first; give each"),
+        (TWO.replace('"second"', '"volume"'), r"no stage may be named volume"),
+        (TWO.replace('"second"', '"../second"'), r"stage 2: name: "),
+        ('[[stage]]\nname = "a"\n', r"stage a: it names no net"),
+        ('[[stage]]\nname = "a"\nkind = "train"\nrecipe = "default"\n', r"stage 1: kind: .*'train'"),
+        ('[[stage]]\nname = "a"\nnet = { nam = "x" }\n', r"stage a: unknown key net.nam .did you mean 'name'"),
+        ('[net]\nname = "identity"\n' + TWO, r"net stands beside the stages; write it into one, as \[stage.net\]"),
+        ('[[stage]]\nname = ["a"]\nrecipe = "default"\n', r"stage 1: name: "),
+        ('[[stage]]\nname = "a"\ninput = ["b"]\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\ninput = { stage = 3 }\nrecipe = "default"\n', r"stage 1: input: "),
+        ('[[stage]]\nname = "a"\nnet = 3\n', r"stage a: net: "),
+        ("stage = []", r"it declares no stage"),
+        ('stage = "a"', r"begin each stage with \[\[stage\]\]"),
+        (
+            SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
+            r"stage last, input: scores evaluates and makes no volume",
+        ),
+        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference: Field required"),
+        ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),
+    ],
+)
+def test_stages_without_an_order_or_with_unknown_keys_are_refused(folder: Path, text: str, sentence: str) -> None:
+    (folder / "flow.toml").write_text(text)
+    with pytest.raises(RecipeError, match=sentence):
+        find_flow(folder / "flow.toml")
+
+
+def test_the_example_in_the_documentation_is_understood(folder: Path) -> None:
+    text = (ROOT / "docs" / "flows.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (folder / "flow.toml").write_text(example)
+    flow = find_flow(folder / "flow.toml")
+    assert flow is not None
+    assert {stage.name: stage.reads for stage in flow.stages} == {
+        "finer": "volume", "restore": "finer", "affinities": "restore", "labels": "affinities", "scores": "labels",
+        "psnr": "restore",
+    }  # fmt: skip
+    assert isinstance(flow.stages[1].choice, Recipe)
+    assert flow.stages[1].choice.windows.block == (2, 2, 2)
+    assert flow.stages[1].choice.net.options["residual"] is True  # of the recipe below
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "weights"),
+    [("options = { features = [8] }", "unet3d", "w.pt"), ('name = "identity"', "identity", None)],
+)
+def test_what_a_stage_says_goes_on_top_of_its_recipe_and_another_net_takes_nothing_of_the_first(
+    folder: Path, own: str, name: str, weights: str | None
+) -> None:
+    (folder / "base.toml").write_text(
+        '[net]\nname = "unet3d"\nweights = "w.pt"\n[windows]\nblend = "hann"\noverlap = 4'
+    )
+    text = f'[[stage]]\nname = "a"\nrecipe = "base.toml"\nnet = {{ {own} }}\nwindows = {{ overlap = 8 }}\n'
+    (folder / "flow.toml").write_text(text)
+    flow = find_flow(folder / "flow.toml", ["a.infer.batch=3"])
+    assert flow is not None
+    choice = flow.stages[0].choice
+    assert isinstance(choice, Recipe)
+    assert (choice.net.name, choice.net.weights) == (name, weights)
+    assert (choice.windows.blend, choice.windows.overlap, choice.infer.batch) == ("hann", 8, 3)
+
+
+def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:
+    flow = find_flow(shipped_recipe(Path("segment")))
+    assert flow is not None
+    assert [(stage.name, stage.kind, stage.reads) for stage in flow.stages] == [
+        ("affinities", "run", "volume"), ("labels", "label", "affinities"),
+    ]  # fmt: skip
+    run_of, labels = (stage.choice for stage in flow.stages)
+    assert isinstance(run_of, Recipe)
+    assert isinstance(labels, LabelRecipe)
+    assert run_of.net.options["out_channels"] == len(labels.input.offsets)
+
+
+def test_a_setting_without_its_stage_is_refused(folder: Path) -> None:
+    (folder / "flow.toml").write_text(TWO)
+    with pytest.raises(RecipeError, match=r"begin with the name of a stage, of first, second, such as first\.windows"):
+        find_flow(folder / "flow.toml", ["windows.blend=hann"])
+
+
+def test_a_recipe_of_one_net_is_no_flow(folder: Path) -> None:
+    (folder / "one.toml").write_text('[net]\nname = "identity"\n')
+    assert find_flow(folder / "one.toml") is None
