@@ -217,13 +217,21 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     except tomllib.TOMLDecodeError:
         value = text
     *sections, last = key.strip().split(".")
+    place: Any = tree  # a section, or a list of them
     for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
+        if isinstance(place, list):
+            if not section.isdigit() or int(section) >= len(place):
+                raise RecipeError(f"--set {setting!r}: {section} is none of the {len(place)} there, counted from 0")
+            place = place[int(section)]
+        else:
+            place = place.setdefault(section, {})
+        if not isinstance(place, dict | list):
             raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
-    if key.strip() == "net.name" and tree.get("name") != value:
-        tree.clear()
-    tree[last] = value
+    if isinstance(place, list):
+        raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
+    if key.strip() == "net.name" and place.get("name") != value:
+        place.clear()
+    place[last] = value
 
 
 def _sentence(error: ValidationError, source: str, model: type[Section]) -> str:
