@@ -233,6 +233,8 @@ def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
     if said == Normalise():
         log.info("net %s asks for normalise.method=%s", facts.label, due.method)
         return recipe.model_copy(update={"normalise": due})
+    if said == due.model_copy(update={"eps": said.eps}):
+        return recipe.model_copy(update={"normalise": due})
     if said.method == due.method and (said.percentiles == due.percentiles or said.low is not None):
         return recipe  # with numbers that are given
     percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""

@@ -69,6 +69,7 @@ class Normalise(Section):
 
     range: [low, high] to [-1, 1]. zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1].
     none: values as they are.
+    eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
     """
 
     method: Literal["none", "range", "zscore", "percentile"] = "range"
@@ -77,6 +78,7 @@ class Normalise(Section):
     mean: float | None = None
     std: float | None = Field(None, gt=0)
     percentiles: tuple[float, float] = (0.5, 99.5)
+    eps: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _pairs(self) -> Normalise:
