@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +29,7 @@ from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Triple = tuple[int, int, int]
@@ -131,8 +132,28 @@ def load_weights(net: nn.Module, path: Path) -> None:
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        told_at_once = " ".join(str(error).split())
-        raise VolpipeError(f"the weights in {path} do not fit the net: {told_at_once}") from error
+        why = _misfit(net.state_dict(), state) or " ".join(str(error).split())
+        raise VolpipeError(
+            f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
+        ) from error
+
+
+def _misfit(due: Mapping[str, torch.Tensor], found: object) -> str:
+    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
+    if not isinstance(found, Mapping):
+        return ""
+    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in found.items()}
+    kinds = (
+        ("missing", [name for name in due if name not in found]),
+        ("too many", [str(name) for name in found if name not in due]),
+        ("of another shape", [
+            f"{name} {shapes[name]} for {tuple(tensor.shape)}"
+            for name, tensor in due.items() if name in found and shapes[name] != tuple(tensor.shape)
+        ]),
+    )  # fmt: skip
+    return ", ".join(
+        f"{what}: {each[0]}" + (f" and {len(each) - 1} more" if each[1:] else "") for what, each in kinds if each
+    )
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
