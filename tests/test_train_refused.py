@@ -116,6 +116,19 @@ def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(fold
     assert (folder / "t" / "precious").exists()
 
 
+def test_a_program_of_one_size_is_not_run_without_a_halo(folder: Path, give: Give) -> None:
+    """Its windows are too small to measure it by; a halo of 0 would make seams."""
+    write_net(folder, "cells.pt2")
+    base = ("plan", "--quick", "--trust-model", *set_each("net.name=cells.pt2", "windows.shape=[4,16,16]"), "v.tif")
+    refused = give(*base)
+    assert refused.code == 2
+    assert "net cells.pt2 does not say its scale, stride, halo" in refused.err and "give net.halo" in refused.err
+    assert (
+        give(*base, *set_each("net.halo=[1,4,4]", "net.stride=[1,2,2]", "net.scale=[1,1,1]", "net.out_channels=2")).code
+        == 0
+    )
+
+
 @pytest.mark.parametrize("name", ["superres", "package.module:function", "some/file.py:function"])
 def test_nets_that_are_code_are_not_refused(name: str) -> None:
     check_trainable(NetChoice(name=name))

@@ -225,7 +225,12 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts |= said
     missing = [key for key in GEOMETRY if key not in said]
     if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
-        facts |= _measured(choice, search_path, missing, facts["in_channels"])
+        facts |= (found := _measured(choice, search_path, missing, facts["in_channels"]))
+        if not found and "halo" in missing and programs.is_program(choice.name) and not normalising_layers(net):
+            raise VolpipeError(
+                f"net {choice.name} does not say its {', '.join(missing)}, and they cannot be measured, as volpipe net "
+                "shows; without a halo there would be seams: give net.halo, net.stride and net.scale"
+            )
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = programs.label_of(choice.name)
