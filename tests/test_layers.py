@@ -46,7 +46,7 @@ LAYERS = (
     "tensors windows output schedule shortage staging",
     "wanted              sums checksums",
     "plan",
-    "window_choice",
+    "window_choice       matter",
     "nets                region findings",
     "reach descriptions",
     "measure",

@@ -129,6 +129,27 @@ def test_percentiles_of_a_package_are_those_of_the_whole_volume(tmp_path: Path, 
     np.testing.assert_allclose(found, due, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["zero_mean_unit_variance", "scale_range"])
+def test_the_eps_of_a_package_counts_in_a_run_as_in_its_own_test(tmp_path: Path, give: Give, kind: str) -> None:
+    """In the units of what comes before it: a hundredth of the volume's."""
+
+    def scaled(values: np.ndarray) -> np.ndarray:
+        values = values / 100
+        low, spread = values.mean(), values.astype(np.float64).std()
+        if kind == "scale_range":
+            low, spread = values.min(), np.ptp(values)
+        return (values - low) / (spread + 0.1)
+
+    before = [step("0.5", "scale_linear", gain=0.01), step("0.5", kind, axes=["z", "y", "x"], eps=0.1)]
+    said = description("0.5", before=before)
+    folder = write_package(tmp_path / "pack", said, Smooth(), SEEN, out_of(Smooth(), scaled(SEEN)))
+    volume = noise((10, 20, 24))
+    write_volume(tmp_path / "in.n5", volume)
+    found = run_over(give, folder)
+    due = out_of(Smooth(), np.pad(scaled(volume), 4, mode="reflect")[None, None])[0, :, 4:-4, 4:-4, 4:-4]
+    np.testing.assert_allclose(found, due, atol=1e-5)
+
+
 def test_fixed_numbers_of_a_package_are_honoured_as_they_are(tmp_path: Path, give: Give) -> None:
     before = [step("0.4", "scale_linear", gain=0.5, offset=3.0),
               step("0.4", "zero_mean_unit_variance", mode="fixed", mean=40.0, std=20.0, axes="zyx"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from volpipe.errors import RecipeError
-from volpipe.recipe import Recipe, differences, load_recipe
+from volpipe.recipe import Recipe, differences, load_recipe, set_value
 
 
 def test_without_a_file_there_is_a_default() -> None:
@@ -45,6 +45,21 @@ def test_settings_win_over_the_file(tmp_path: Path) -> None:
 def test_a_mistake_is_named(setting: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         load_recipe(None, [setting])
+
+
+def test_a_number_in_a_key_is_a_place_in_a_list() -> None:
+    tree = {"data": [{"path": "a"}, {"path": "b"}]}
+    set_value(tree, "data.1.path=c")
+    set_value(tree, "data.0.level=2")
+    assert tree == {"data": [{"path": "a", "level": 2}, {"path": "c"}]}
+    for setting, words in (
+        ("data.2.path=c", "2 is none of the 2 there, counted from 0"),
+        ("data.path=c", "data is a list; say which of it, such as data.0.path"),
+        ("data.first.path=c", "first is none of the 2 there"),
+        ("data.0.path.z=c", "path holds a value, not a section"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            set_value(tree, setting)
 
 
 def test_another_net_leaves_the_options_of_the_files_behind(tmp_path: Path) -> None:

@@ -118,6 +118,15 @@ def test_noise_of_known_strength_has_the_psnr_of_its_variance() -> None:
     assert psnr(sums, 255.0) == pytest.approx(20 * np.log10(255 / 10))
 
 
+def test_similarity_of_values_far_from_zero_is_that_of_values_nearer_to_it() -> None:
+    """Where the range is small beside them, their squares leave nothing of a variance."""
+    rng = np.random.default_rng(6)
+    truth = rng.random((24, 24, 24))
+    made = truth + rng.normal(0, 0.2, truth.shape)
+    scored = [ssim(image_sums(made + far, truth + far, (slice(0, 24),) * 3, 1.0)) for far in (1e3, 1e6)]
+    assert scored[1] == pytest.approx(scored[0], abs=1e-6)
+
+
 # ---- Fourier shell correlation
 
 
@@ -203,6 +212,19 @@ def test_one_segment_splits_nothing_and_merges_all() -> None:
     assert (scored.split, scored.merge) == (0, pytest.approx(2.0))  # of four equal labels, two bits
 
 
+def test_a_reference_without_labels_judges_nothing() -> None:
+    found = np.arange(64).reshape(4, 4, 4)
+    scored = label_scores(Overlaps.of(found, np.zeros_like(found)))
+    assert np.isnan([scored.split, scored.merge, scored.rand_error, scored.mean_iou]).all()
+    assert (scored.foreground_iou, scored.mean_precision, scored.num_truth, scored.num_found) == (0, 0, 0, 63)
+
+
+def test_two_halves_of_an_object_are_no_matches_of_it() -> None:
+    truth = np.ones((4, 4, 4), int)
+    halves = np.repeat([1, 2], 32).reshape(4, 4, 4)
+    assert label_scores(Overlaps.of(halves, truth)).precision_50 == 0  # an IoU of exactly 0.5: either could be the one
+
+
 def test_labels_are_scored_across_blocks(labelled: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     found, truth = labelled
     tifffile.imwrite(tmp_path / "f.tif", found.astype(np.uint16))
@@ -278,6 +300,25 @@ def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray]
     assert scored["output"].psnr == pytest.approx(known)
 
 
+@pytest.mark.parametrize("data_range", [0.0, -1.0, np.nan, np.inf])
+def test_a_range_that_is_no_difference_is_refused(
+    pair: tuple[np.ndarray, np.ndarray], data_range: float, tmp_path: Path
+) -> None:
+    with pytest.raises(PlanError, match="give a number above 0"):
+        plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), data_range=data_range)
+
+
+@pytest.mark.parametrize("name", ["made", "truth"])
+def test_what_is_no_number_stops_it_wherever_it_is(name: str, tmp_path: Path) -> None:
+    for each in ("made", "truth"):
+        data = np.ones((9, 9, 9), np.float32)
+        data[3, 3, 3] = np.nan if each == name else 1
+        np.save(tmp_path / f"{each}.npy", data)
+    found = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), data_range=1.0)
+    with pytest.raises(RunStopped, match=rf"{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9"):
+        evaluate(found, Here().start, tmp_path)
+
+
 def test_a_lost_worker_costs_its_block_and_three_stop_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     whole = evaluate(found, Here().start, tmp_path)
@@ -337,6 +378,23 @@ def test_the_command_prints_and_writes_what_it_found(
     assert "VOI split + merge" in labels.out
     assert give(*base, "--margin", "4").err == "volpipe: --margin '4': write three numbers, z,y,x, such as 4,0,0\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.tif", "p.png", "s.json", "truth.tif"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+@pytest.mark.parametrize(("target", "why"), [("gone/x", "there is no folder gone"), (".", "it is a folder")])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_scored(
+    option: str,
+    target: str,
+    why: str,
+    pair: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    give = giver(tmp_path, monkeypatch, capsys)
+    ended = give("evaluate", "made.tif", "truth.tif", "--config", "threads", option, target)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"volpipe: {option} {target}: {why}")
 
 
 def test_sums_travel_as_plain_values() -> None:

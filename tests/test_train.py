@@ -180,6 +180,31 @@ def test_steps_may_be_added_until_the_rate_falls() -> None:
 # ---- checkpoints and the folder
 
 
+def test_fewer_steps_than_were_taken_are_refused_as_such() -> None:
+    net = {"net": {"name": "identity"}, "data": [{"path": "v"}]}
+    old, new = (TrainRecipe.model_validate(net | {"train": {"steps": n, "schedule": "constant"}}) for n in (20, 10))
+    check_same(old, new, 10)
+    with pytest.raises(RecipeError, match=r"train\.steps: 20 -> 10, and 11 are taken already"):
+        check_same(old, new, 11)
+
+
+def test_weights_of_fewer_steps_do_not_pass_for_those_of_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver may be killed between the last checkpoint and the weights."""
+    give = giver(folder, monkeypatch, capsys)
+    base = ("train", "recipe.toml", "--config", "threads", "--set", "train.schedule=constant")
+    weights = folder / "recipe.train" / WEIGHTS
+    assert give(*base, "--set", "train.steps=4").code == 0
+    early = weights.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr("volpipe.train.save_weights", lambda path, state: None)
+        assert give(*base, "--set", "train.steps=6").code == 0
+    assert not weights.exists()
+    assert give(*base, "--set", "train.steps=6").code == 0
+    assert weights.read_bytes() != early
+
+
 def test_a_damaged_checkpoint_is_named(folder: Path) -> None:
     train(recipe(folder), folder / "t", str(folder))
     newest = checkpoints(folder / "t" / "checkpoints")[-1]
@@ -233,8 +258,8 @@ def test_the_command_trains_goes_on_and_refuses_another_recipe(
     (folder / "full" / "precious").touch()
     assert "holds precious and no training" in give(*base, "--out", "full").err
     failed = give(*base, "--out", "t", "--set", "samples.shape=[40,16,16]")
-    assert failed.code == 1
-    assert "the training stops after step 0" in failed.err and "longer than the volume" in failed.err
+    assert failed.code == 2  # before a worker started
+    assert failed.err.startswith("volpipe: axis z: a window of 80 voxels") and "longer than the volume" in failed.err
 
 
 @pytest.mark.slow

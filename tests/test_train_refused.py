@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import Give, giver
+from command import Give, giver, set_each
 from graphs import export_onnx
 from trainings import Threads, make_folder
 from zoo import Smooth, description, out_of, scripted, write_package, zipped
 
 from volpipe.course import check_trainable, follow
-from volpipe.errors import RecipeError
+from volpipe.degrade import context
+from volpipe.errors import PlanError, RecipeError
 from volpipe.nets import build_net
 from volpipe.recipe import NetChoice
 from volpipe.sweep import load_sweep, run_sweep
@@ -114,6 +116,92 @@ def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(fold
     assert (folder / "t" / "precious").exists()
 
 
+def test_a_program_of_one_size_is_not_run_without_a_halo(folder: Path, give: Give) -> None:
+    """Its windows are too small to measure it by; a halo of 0 would make seams."""
+    write_net(folder, "cells.pt2")
+    base = ("plan", "--quick", "--trust-model", *set_each("net.name=cells.pt2", "windows.shape=[4,16,16]"), "v.tif")
+    refused = give(*base)
+    assert refused.code == 2
+    assert "net cells.pt2 does not say its scale, stride, halo" in refused.err and "give net.halo" in refused.err
+    assert (
+        give(*base, *set_each("net.halo=[1,4,4]", "net.stride=[1,2,2]", "net.scale=[1,1,1]", "net.out_channels=2")).code
+        == 0
+    )
+
+
 @pytest.mark.parametrize("name", ["superres", "package.module:function", "some/file.py:function"])
 def test_nets_that_are_code_are_not_refused(name: str) -> None:
     check_trainable(NetChoice(name=name))
+
+
+def write_volumes(folder: Path) -> None:
+    """Write what a training of `LEANING` cannot learn from, beside its v.tif of 40 × 32 × 32 voxels."""
+    np.save(folder / "two.npy", np.zeros((2, 40, 32, 32), np.uint8))
+    np.save(folder / "short.npy", np.zeros((40, 32, 31), np.uint8))
+    np.save(folder / "wide.npy", np.zeros((40, 32, 32), np.uint16))
+    np.save(folder / "floats.npy", np.zeros((40, 32, 32), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (("data.0.path=gone.tif",), "no volume at"),
+        (("data.0.path=two.npy",), "has 2 channels, net superres takes 1; give another volume"),
+        (("data.0.level=3",), "is one array, which has no level 3|level 3"),
+        (("data.0.held_out=:,:,5:5",), "roi, axis x: 5:5 holds no voxel"),
+        (("data.0.held_out=:,:,:",), "leaves no room in"),
+        (("data.0.held_out=:,8:24,:", "samples.shape=[4,10,10]"), "leaves no room in"),
+        (("samples.shape=[21,16,16]",), "axis z: a window of 42 voxels .* longer than the volume"),
+        (("samples.shape=[4,15,15]",), "axis y: samples.shape 15 is no multiple of the stride 2 .*; use 16"),
+        (("net.options.bogus=1",), "net superres: .*unexpected keyword argument 'bogus'"),
+        (("net.weights=gone.pt",), "no weights at"),
+        (("net.name=supperres",), "no net 'supperres'"),
+        (("train.betas=[2,3]",), "train.betas: Input should be less than 1, got 2"),
+        (("data.0.path=floats.npy",), "needs numbers that a training does not measure"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_refused_in_one_sentence_before_a_worker_starts(
+    folder: Path, give: Give, settings: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_volumes(folder)
+    monkeypatch.setattr("volpipe.apps.start.on_site", lambda config: unwanted)
+    ended = give("train", "recipe.toml", "--out", "t", *set_each(*settings))
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 1 and re.search(sentence, ended.err)
+    assert not (folder / "t").exists()
+
+
+def test_labels_that_do_not_fit_are_refused_before_a_worker_starts(folder: Path) -> None:
+    write_volumes(folder)
+    net = {"name": "unet3d", "options": {"features": [4, 8], "out_channels": 9, "output": "sigmoid"}}
+    for labels, sentence in (("short.npy", "give labels of that shape"), ("floats.npy", "give whole numbers")):
+        told = {"net": net, "data": [{"path": "v.tif", "labels": labels}], "samples": {"shape": [8, 16, 16]}}
+        with pytest.raises(PlanError, match=sentence):
+            follow(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)
+
+
+def test_what_is_held_out_may_leave_just_a_window(folder: Path, give: Give) -> None:
+    """8 voxels along z and what the gaussian sees behind them; what it sees before them lies beyond the volume."""
+    seen = context("gaussian", (2, 1, 1))[0]
+    assert seen > 0
+    base = ("train", "recipe.toml", "--config", "threads", *set_each("degrade.kind=gaussian", "train.steps=1"))
+    assert give(*base, "--set", f"data.0.held_out={8 + seen}:40,:,:").code == 0
+    refused = give(*base, "--out", "t", "--set", f"data.0.held_out={8 + seen - 1}:40,:,:")
+    assert refused.code == 2 and "leaves no room" in refused.err
+
+
+def test_a_typing_error_deletes_no_training(folder: Path, give: Give) -> None:
+    done = ("train", "recipe.toml", "--config", "threads", "--set", "train.steps=1")
+    assert give(*done).code == 0
+    assert give(*done, "--fresh", "--set", "data.0.path=gone.tif").code == 2
+    (folder / "v.tif").unlink()
+    assert "nothing to do" in give(*done).out
+
+
+def test_voxels_that_are_no_numbers_are_named_not_the_learning_rate(folder: Path, give: Give) -> None:
+    np.save(folder / "floats.npy", np.full((40, 32, 32), np.nan, np.float32))
+    settings = set_each("data.0.path=floats.npy", "normalise.low=0", "normalise.high=255")
+    ended = give("train", "recipe.toml", "--config", "threads", *settings)
+    assert ended.code == 1
+    assert ended.err.startswith("volpipe: the training stops after step 0: ") and "Traceback" not in ended.err
+    assert re.search(r"floats\.npy has NaN or infinite voxels in .*; learn from a copy without them", ended.err)

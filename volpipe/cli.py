@@ -344,7 +344,9 @@ def main() -> None:
     try:
         app()
     except RunStopped as error:
-        if error.detail:
+        from volpipe.run import is_told
+
+        if error.detail and not is_told(error.detail):
             err.print(error.detail, markup=False)
         _fail(str(error), INCOMPLETE)
     except VolpipeError as error:

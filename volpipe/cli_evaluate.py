@@ -14,7 +14,7 @@ import typer
 
 from volpipe.errors import RunError, VolpipeError
 from volpipe.scoreboard import label_table, score_table
-from volpipe.terminal import out
+from volpipe.terminal import check_target, out
 
 
 def evaluate(
@@ -43,6 +43,8 @@ def evaluate(
 
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
+    check_target("--json", json_out)
+    check_target("--picture", picture)
     found = plan_evaluation(
         output,
         reference,

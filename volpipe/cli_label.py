@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.show import duration, size
-from volpipe.terminal import err, out
+from volpipe.terminal import check_target, err, out
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,6 +45,7 @@ def label(
     from volpipe.labelling import load_labelling, plan_labels
     from volpipe.resolve import shipped_recipe
 
+    check_target("--json", json_out)
     chosen = load_labelling(None if recipe is None else shipped_recipe(recipe), settings or [])
     start = on_site(config)
     plan = plan_labels(affinities, chosen, out_path or _default_output(affinities), Path.cwd())

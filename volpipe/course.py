@@ -19,9 +19,11 @@ from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLos
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
+from volpipe.matter import check_matter
+from volpipe.nets import describe
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
-from volpipe.run import last_line
+from volpipe.run import told_in
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
 
@@ -93,10 +95,13 @@ def follow(
 
     Raises:
         RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
+        VolpipeError: the volumes are not there, or do not fit the recipe or the net.
         RunStopped: the training failed.
     """
     check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
+    if fresh or not is_complete(folder.path, recipe):  # else nothing is left that a volume is needed for
+        check_matter(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
         claim(folder, training, fresh=fresh)
@@ -183,6 +188,7 @@ class Course:
         self.folder, self.training, self.session = folder.path, training, session
         self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest(folder.path)
         (folder.path / STOP).unlink(missing_ok=True)
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for those of all
         training.store(folder.path)
         self._send()
 
@@ -210,11 +216,11 @@ class Course:
         if own:
             reason = own[0].failed[0][1]
             raise TrainingFailed(
-                f"the training stops after step {newest(self.folder)}: {last_line(reason)}", reason
+                f"the training stops after step {newest(self.folder)}: {told_in(reason)}", reason
             )  # fmt: skip
         if lost is None and not failed:
             return True
-        self._go_on(lost or RunError(last_line(failed[0].failed[0][1])))
+        self._go_on(lost or RunError(told_in(failed[0].failed[0][1])))
         return False
 
     def _done(self) -> list[Future[Record]]:
@@ -294,7 +300,7 @@ def _reason(future: Future[Record]) -> str:
     record = _record(future)
     if record is None:
         return str(future.exception())
-    return last_line(record.failed[0][1]) if record.failed else ""
+    return told_in(record.failed[0][1]) if record.failed else ""
 
 
 def _is_bad(future: Future[Record]) -> bool:

@@ -176,6 +176,8 @@ def _check_kind(kind: str, made: Volume, truth: Volume) -> None:
 
 def _range(kind: str, truth: Volume, data_range: float | None) -> float:
     if data_range is not None:
+        if not 0 < data_range < math.inf:
+            raise PlanError(f"data_range {data_range:g} is no difference of two values; give a number above 0")
         return data_range
     if kind == "labels":
         return 1.0
@@ -244,12 +246,17 @@ def _scored(found: Evaluation, block: int) -> Iterator[object]:
         return
     around = Box(tuple(a - scores.REACH for a in own.start), tuple(b + scores.REACH for b in own.stop)) & found.box
     reference = truth.read(around)[0]
+    _check_finite(found.reference, reference, around)
     inner = own.relative_to(around.start).slices
     for name in found.candidates:
         data = voxels(found, name, around)
-        if not np.isfinite(data).all():
-            raise PlanError(f"{found.output} has NaN or infinite voxels in {around}, which no score takes")
+        _check_finite(found.output, data, around)
         yield scores.image_sums(data, reference, inner, found.data_range).to_list()
+
+
+def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
+    if not np.isfinite(data).all():
+        raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
 
 
 def voxels(found: Evaluation, name: str, box: Box) -> np.ndarray:

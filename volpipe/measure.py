@@ -120,9 +120,10 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
         assert found is not None
         mean = found.total / found.num
         deviation = math.sqrt(max(Fraction(0), found.squares / found.num - mean * mean))
-        return Affine(float(mean), _spread(deviation, choice.method))
+        return Affine(float(mean), _spread(deviation, choice.method) + choice.eps)
     low, high = _ends(choice, dtype, found)
-    return Affine((low + high) / 2, _spread((high - low) / 2, choice.method))
+    eps = choice.eps if choice.method == "percentile" and choice.low is None else 0.0
+    return Affine((low + high + eps) / 2, _spread((high - low) / 2, choice.method) + eps / 2)
 
 
 def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +29,7 @@ from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Triple = tuple[int, int, int]
@@ -131,8 +132,28 @@ def load_weights(net: nn.Module, path: Path) -> None:
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        told_at_once = " ".join(str(error).split())
-        raise VolpipeError(f"the weights in {path} do not fit the net: {told_at_once}") from error
+        why = _misfit(net.state_dict(), state) or " ".join(str(error).split())
+        raise VolpipeError(
+            f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
+        ) from error
+
+
+def _misfit(due: Mapping[str, torch.Tensor], found: object) -> str:
+    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
+    if not isinstance(found, Mapping):
+        return ""
+    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in found.items()}
+    kinds = (
+        ("missing", [name for name in due if name not in found]),
+        ("too many", [str(name) for name in found if name not in due]),
+        ("of another shape", [
+            f"{name} {shapes[name]} for {tuple(tensor.shape)}"
+            for name, tensor in due.items() if name in found and shapes[name] != tuple(tensor.shape)
+        ]),
+    )  # fmt: skip
+    return ", ".join(
+        f"{what}: {each[0]}" + (f" and {len(each) - 1} more" if each[1:] else "") for what, each in kinds if each
+    )
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
@@ -204,7 +225,12 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts |= said
     missing = [key for key in GEOMETRY if key not in said]
     if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
-        facts |= _measured(choice, search_path, missing, facts["in_channels"])
+        facts |= (found := _measured(choice, search_path, missing, facts["in_channels"]))
+        if not found and "halo" in missing and programs.is_program(choice.name) and not normalising_layers(net):
+            raise VolpipeError(
+                f"net {choice.name} does not say its {', '.join(missing)}, and they cannot be measured, as volpipe net "
+                "shows; without a halo there would be seams: give net.halo, net.stride and net.scale"
+            )
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = programs.label_of(choice.name)
@@ -232,6 +258,8 @@ def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
         return recipe
     if said == Normalise():
         log.info("net %s asks for normalise.method=%s", facts.label, due.method)
+        return recipe.model_copy(update={"normalise": due})
+    if said == due.model_copy(update={"eps": said.eps}):
         return recipe.model_copy(update={"normalise": due})
     if said.method == due.method and (said.percentiles == due.percentiles or said.low is not None):
         return recipe  # with numbers that are given

@@ -6,6 +6,7 @@ the same in every block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -63,9 +64,11 @@ class LabelScores:
         rand_error: adapted Rand error, 1 - F of precision and recall of pairs of voxels.
         foreground_iou: voxels that both call something, by those that either does.
         mean_iou: of each object of the reference with the object that it shares most with, by IoU; the mean.
-        precision_50: objects found with an IoU of at least 0.5, by all objects of both, matches counted once.
-        mean_precision: the mean of that over the thresholds 0.50, 0.55, ... 0.95.
+        precision_50: objects found with an IoU above 0.5, by all objects of both, matches counted once.
+        mean_precision: the mean of that and of those with an IoU of at least 0.55, 0.60, ... 0.95.
         num_truth, num_found: objects.
+
+    Without a label in the reference split, merge, rand_error and mean_iou are of nothing, and no numbers.
     """
 
     split: float
@@ -82,7 +85,8 @@ class LabelScores:
 def label_scores(table: Overlaps) -> LabelScores:
     """Return the scores of `table`; the first three over the voxels that have a label in the reference."""
     judged = table.without_background()
-    split, merge = variation_of_information(judged)
+    is_judged = len(judged.counts) > 0
+    split, merge = variation_of_information(judged) if is_judged else (math.nan, math.nan)
     ious, num_truth, num_found = object_ious(table)
     best = np.zeros(num_truth)
     np.maximum.at(best, ious[0].astype(int), ious[1])
@@ -93,9 +97,9 @@ def label_scores(table: Overlaps) -> LabelScores:
     return LabelScores(
         split=split,
         merge=merge,
-        rand_error=adapted_rand_error(judged),
+        rand_error=adapted_rand_error(judged) if is_judged else math.nan,
         foreground_iou=int(table.counts[inside].sum()) / either if either else 1.0,
-        mean_iou=float(best.mean()) if num_truth else 1.0,
+        mean_iou=float(best.mean()) if num_truth else math.nan,
         precision_50=precisions[0],
         mean_precision=float(np.mean(precisions)),
         num_truth=num_truth,
@@ -106,8 +110,6 @@ def label_scores(table: Overlaps) -> LabelScores:
 def variation_of_information(table: Overlaps) -> tuple[float, float]:
     """Return split and merge, H(found | truth) and H(truth | found), in bits; Meilă 2007."""
     num = table.counts.sum()
-    if not num:
-        return 0.0, 0.0
     share = table.counts / num
     of_truth, of_found = (_sums_by(labels, share) for labels in (table.truth, table.found))
     split = -float((share * np.log2(share / of_truth)).sum())

@@ -6,6 +6,7 @@ statistics of the sample; in a run those of the whole volume take their place, f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -158,10 +159,11 @@ def for_runs(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[
         raise VolpipeError(
             f"{step.kind} by channel is not served for {in_channels} channels, which are normalised together here"
         )
+    eps = step.eps / math.prod(_gain(other) for other in before)  # in units of the volume
     if step.kind == "zero_mean_unit_variance":
-        return Normalise(method="zscore"), after
+        return Normalise(method="zscore", eps=eps), after
     half = Step("scale_linear", (0.5,), (0.5,))  # from -1..1 to 0..1
-    return Normalise(method="percentile", percentiles=(step.first[0], step.second[0])), (half, *after)
+    return Normalise(method="percentile", percentiles=(step.first[0], step.second[0]), eps=eps), (half, *after)
 
 
 def _keeps_shape(step: Step) -> bool:
@@ -170,6 +172,13 @@ def _keeps_shape(step: Step) -> bool:
         return step.dtype != "bool"
     factors = {"scale_linear": step.first, "fixed": step.second}.get(step.kind, ())
     return len(factors) == 1 and factors[0] > 0 and len(step.first) == len(step.second) == 1
+
+
+def _gain(step: Step) -> float:
+    """Return by how much values rise in a step that statistics take back."""
+    if step.kind == "fixed":
+        return 1 / (step.second[0] + step.eps)
+    return step.first[0] if step.kind == "scale_linear" else 1.0
 
 
 def intensity_of(steps: Sequence[Step]) -> str:

@@ -69,6 +69,7 @@ class Normalise(Section):
 
     range: [low, high] to [-1, 1]. zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1].
     none: values as they are.
+    eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
     """
 
     method: Literal["none", "range", "zscore", "percentile"] = "range"
@@ -77,6 +78,7 @@ class Normalise(Section):
     mean: float | None = None
     std: float | None = Field(None, gt=0)
     percentiles: tuple[float, float] = (0.5, 99.5)
+    eps: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _pairs(self) -> Normalise:
@@ -217,13 +219,21 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     except tomllib.TOMLDecodeError:
         value = text
     *sections, last = key.strip().split(".")
+    place: Any = tree  # a section, or a list of them
     for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
+        if isinstance(place, list):
+            if not section.isdigit() or int(section) >= len(place):
+                raise RecipeError(f"--set {setting!r}: {section} is none of the {len(place)} there, counted from 0")
+            place = place[int(section)]
+        else:
+            place = place.setdefault(section, {})
+        if not isinstance(place, dict | list):
             raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
-    if key.strip() == "net.name" and tree.get("name") != value:
-        tree.clear()
-    tree[last] = value
+    if isinstance(place, list):
+        raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
+    if key.strip() == "net.name" and place.get("name") != value:
+        place.clear()
+    place[last] = value
 
 
 def _sentence(error: ValidationError, source: str, model: type[Section]) -> str:

@@ -66,6 +66,7 @@ FAILURES_TO_STOP = 3  # of a stage of which nothing is done
 TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
 LEAST_FAILURES = 10  # fewer never do, whatever their share
 TICK_SECONDS = 0.5
+OURS = r"^volpipe\.errors\.\w+: "  # before the sentence of an error that we raise, at the end of a traceback
 
 
 @dataclass
@@ -287,6 +288,16 @@ class Loop:
 def last_line(reason: str) -> str:
     """Return what a traceback comes to."""
     return reason.splitlines()[-1] if reason else ""
+
+
+def told_in(reason: str) -> str:
+    """Return what a traceback comes to; of an error of ours, whose sentence says all, without its type."""
+    return re.sub(OURS, "", last_line(reason))
+
+
+def is_told(reason: str) -> bool:
+    """Return whether a traceback comes to an error of ours, which is a sentence for the user."""
+    return told_in(reason) != last_line(reason)
 
 
 def kind_of(reason: str) -> str:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -18,10 +17,11 @@ from volpipe.dataset import WindowDataset
 from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
 from volpipe.grid import Box
-from volpipe.measure import affine, needs_measuring
+from volpipe.matter import check_finite, check_holds, open_matter, place_of
+from volpipe.measure import affine
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise
-from volpipe.region import find_part, find_roi
+from volpipe.region import find_part
 from volpipe.targets import targets
 from volpipe.tensors import SOURCE_KEY
 from volpipe.training import Data, Samples, TrainRecipe
@@ -172,6 +172,7 @@ class Sampler:
     def _around(self, source: Source, box: Box) -> np.ndarray:
         """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
         data: np.ndarray = source.reader.read_mirrored(self._widened(box)).astype(np.float32)
+        check_finite(source.volume, data, box)
         return data
 
     def _widened(self, box: Box) -> Box:
@@ -218,12 +219,7 @@ class Sampler:
                     f"samples.shape and the net's scale need {due}; change samples.shape, or store others"
                 )
             return
-        for axis, size, window in zip(AXES, source.shape, self.shape, strict=True):
-            if window > size:
-                raise PlanError(
-                    f"axis {axis}: a window of {window} voxels (samples.shape times the net's scale) is longer than "
-                    f"the volume {source.volume}, which has {size}; give a smaller samples.shape"
-                )
+        check_holds(source.volume, self.shape)
 
     def _given(self, data: np.ndarray, source: Source, rng: np.random.Generator) -> np.ndarray:
         """Return what is seen of `data`, in units of the volume."""
@@ -258,42 +254,14 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
     Raises:
         VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
     """
-    place = _place(data.path, search_path)
     if data.stored:
+        place = place_of(data.path, search_path)
         stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
         kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
         return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
-    volume = open_volume(place, data.key, level=data.level)
-    if needs_measuring(normalise, volume.dtype):
-        raise PlanError(
-            f"normalise.method {normalise.method} of {volume.dtype} needs numbers that a training does not measure: "
-            "give normalise.low and high, or mean and std (volpipe info prints them), so that all volumes share them"
-        )
-    held_out = None if data.held_out is None else find_roi(data.held_out, volume)
-    labels = None if data.labels is None else open_labels(data.labels, data.labels_key, volume, search_path)
-    return Source(volume, held_out, affine(normalise, volume.dtype, None), labels=labels, weight=data.weight)
-
-
-def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
-    """Return the labels of `volume`, opened.
-
-    Raises:
-        VolpipeError: there are none, or they do not fit the volume.
-    """
-    labels = open_volume(_place(path, search_path), key)
-    if labels.dtype.kind not in "iu":
-        raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
-    if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
-        raise PlanError(
-            f"the labels {labels} have shape {labels.shape}, their volume {volume} has {volume.spatial_shape} voxels "
-            "(z, y, x); give labels of that shape"
-        )
-    return labels
-
-
-def _place(path: str, search_path: str) -> str:
-    """Return the address that `path` means, which may count from `search_path`."""
-    return path if "://" in path else str(Path(search_path) / path)
+    found = open_matter(data, normalise, search_path)
+    known = affine(normalise, found.volume.dtype, None)
+    return Source(found.volume, found.held_out, known, labels=found.labels, weight=data.weight)
 
 
 def _triple(values: Iterable[int]) -> Triple:

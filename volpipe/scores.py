@@ -94,10 +94,13 @@ def structural_similarity(data: Floats, truth: Floats, data_range: float) -> Flo
         return np.empty((0, 0, 0))
     num = WINDOW**3
     unbiased = num / (num - 1)
+    middle = round(float(truth.mean()))  # of values far from 0 a variance is lost in their squares
+    data, truth = data - middle, truth - middle
     mean_a, mean_b = means(data), means(truth)
     var_a = unbiased * (means(data * data) - mean_a * mean_a)
     var_b = unbiased * (means(truth * truth) - mean_b * mean_b)
     both = unbiased * (means(data * truth) - mean_a * mean_b)
+    mean_a, mean_b = mean_a + middle, mean_b + middle
     c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
     above = (2 * mean_a * mean_b + c1) * (2 * both + c2)
     similarity: Floats = above / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from volpipe.errors import RunStopped, TaskLost
 from volpipe.journal import Record
-from volpipe.run import last_line
+from volpipe.run import told_in
 
 ATTEMPTS = 3
 
@@ -104,5 +104,5 @@ def _record(future: Future[Record], unit: int, attempts: dict[int, int], wish: s
         return None
     if record.failed:
         reason = record.failed[0][1]
-        raise RunStopped(f"block {unit} cannot be {wish}: {last_line(reason)}", reason)
+        raise RunStopped(f"block {unit} cannot be {wish}: {told_in(reason)}", reason)
     return record

@@ -20,6 +20,7 @@ WEIGHTS = "weights.safetensors"
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
 Offset = tuple[int, int, int]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
@@ -173,7 +174,7 @@ class Steps(Section):
     accumulate: int = Field(1, ge=1)
     ranks: int = Field(1, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
     schedule: Literal["constant", "cosine", "trapezoid"] = "cosine"
     warm_up: int = Field(100, ge=0)
     decay: int = Field(0, ge=0)
@@ -214,7 +215,7 @@ class Adversary(Section):
     strides: Literal["patch", "literal"] = "patch"
     conditional: bool = False
     learning_rate: float = Field(1e-4, gt=0)
-    betas: tuple[float, float] = (0.5, 0.99)
+    betas: tuple[Decay, Decay] = (0.5, 0.99)
     seed: int = Field(0, ge=0)
 
 
@@ -304,11 +305,11 @@ def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
     changed = [line for line in differences(old, new) if line.split(":")[0] not in {f"train.{key}" for key in NEUTRAL}]
     if old.train.ranks * old.train.batch == new.train.ranks * new.train.batch:  # the same windows in each step
         changed = [line for line in changed if line.split(":")[0] not in ("train.ranks", "train.batch")]
-    for recipe in (old, new):
-        ends = [(each.train.steps, each.train.decay) for each in (old, new)]
-        if ends[0] != ends[1] and not _is_open(recipe.train, step):
-            changed.append(f"train.steps and decay: {ends[0]} -> {ends[1]}, on which the rate depended already")
-            break
+    ends = [(each.train.steps, each.train.decay) for each in (old, new)]
+    if step > new.train.steps:
+        changed.append(f"train.steps: {ends[0][0]} -> {ends[1][0]}, and {step} are taken already")
+    elif ends[0] != ends[1] and not all(_is_open(each.train, step) for each in (old, new)):
+        changed.append(f"train.steps and decay: {ends[0]} -> {ends[1]}, on which the rate depended already")
     if changed:
         raise RecipeError(
             f"the training at step {step} has another recipe ({'; '.join(changed)}); restore it to go on, choose "
