@@ -35,7 +35,7 @@ train = { steps = STEPS, batch = 2, threads = 1 }
 
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     recipe = setting.scratch / "recipe.toml"
-    steps = 10 if setting.short else 400
+    steps = 10 if setting.short else 1000
     place = inputs.volume(setting, (128, 128, 128))
     recipe.write_text(RECIPE.replace("PATH", place).replace("STEPS", str(steps)), encoding="utf-8")
     yield from compared(repeats, lambda: _sweep(setting, recipe, 2), lambda: _sweep(setting, recipe, 1), "one worker")
@@ -69,6 +69,6 @@ ROWS = [
         1 / 1.8,
         0.52,
         measure,
-        why="8 trainings of 400 steps, a thread and a core each, with the start of Parsl and torch on both sides",
+        why="8 trainings of 1,000 steps, a thread and a core each, with the start of Parsl and torch on both sides",
     )
 ]
