@@ -61,7 +61,9 @@ def test_where_nothing_can_be_remembered_facts_are_found_all_the_same(cache: Pat
     assert describe(SMALL).in_channels == 1
 
 
-def test_a_users_net_is_never_remembered(tmp_path: Path, cache: Path) -> None:
+def test_a_users_net_is_never_remembered(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor as bytecode: of two edits in a second, of as many bytes, that of the first would pass for the second's."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     file = tmp_path / "net.py"
     for halo in (1, 2):
         file.write_text(
@@ -69,3 +71,4 @@ def test_a_users_net_is_never_remembered(tmp_path: Path, cache: Path) -> None:
         )
         assert describe(NetChoice(name=f"{file}:net")).halo == (halo,) * 3
     assert not cache.exists()
+    assert list(tmp_path.glob("**/*.pyc")) == []

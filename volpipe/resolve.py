@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +19,19 @@ from typing import Any
 from volpipe.errors import VolpipeError
 
 
+class AsItIs(SourceFileLoader):
+    """Reads a file itself: its bytecode, known by second and size alone, may be that of the file before an edit."""
+
+    def path_stats(self, path: str | os.PathLike[str]) -> Mapping[str, Any]:  # Any: as importlib has it
+        raise OSError("without which importlib neither takes bytecode nor writes any")
+
+
 def load_module(path: Path) -> ModuleType:
     """Return the module in the Python file at `path`, executed afresh."""
     if not path.is_file():
         raise VolpipeError(f"no Python file at {path}")
-    spec = importlib.util.spec_from_file_location(f"volpipe_file_{path.stem}", path)
+    name = f"volpipe_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=AsItIs(name, str(path)))
     if spec is None or spec.loader is None:
         raise VolpipeError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
