@@ -23,15 +23,7 @@ recipe = "default"
 name = "second"
 recipe = "default"
 """
-SCORED = (
-    TWO
-    + """
-[[stage]]
-name = "scores"
-kind = "evaluate"
-reference = "truth.n5"
-"""
-)
+SCORED = TWO + '[[stage]]\nname = "scores"\nkind = "evaluate"\nreference = "truth.n5"\n'
 
 
 @pytest.fixture

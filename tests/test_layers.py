@@ -22,7 +22,7 @@ LAYERS = (
     "cli_flow",
     "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
     "sweep tune          flow_cost",
-    "trials              flow_run",
+    "trials              flow_run flow_times",
     "                    flow_plan",
     "course              scoreboard gallery label_audit score_cost",
     "lesson              evaluate labelling label_cost",

@@ -1,28 +1,25 @@
 """What a flow takes: each of its stages, appraised before its input exists, and all of them together.
 
-Not here: the arithmetic of one stage (estimate), or the limits of disks (limits).
+Not here: the arithmetic of one stage (estimate), the limits of disks (limits), or what is kept of times (flow_times).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
-from volpipe.evaluate import Evaluation, describe_evaluation
+from volpipe.evaluate import Evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import Site, Start, is_complete
-from volpipe.formats.metadata import write_json
+from volpipe.flow_times import known_times, store_times
 from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
 from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
@@ -34,7 +31,6 @@ from volpipe.stand_in import nothing
 from volpipe.tensors import delete
 from volpipe.volume import Volume
 
-TIMES_FILE = "times.json"
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
 
@@ -214,52 +210,6 @@ class FlowCost:
             )
 
 
-class Told(BaseModel):
-    """How long a stage takes, as blocks told that were tried; `of` is what it does."""
-
-    model_config = ConfigDict(frozen=True)
-
-    of: str
-    times: Annotated[LabelTimes | ScoreTime, Field(union_mode="left_to_right")]
-
-
-class Times(BaseModel):
-    """What was told of labellings and evaluations, by the name of the stage, on how many workers."""
-
-    model_config = ConfigDict(frozen=True)
-
-    num_workers: int
-    stages: Mapping[str, Told]
-
-
-def _work_of(stage: StagePlan) -> str:
-    """Return what `stage` does, in full or as a hash."""
-    if isinstance(stage.work, Evaluation):
-        return str(describe_evaluation(stage.work))
-    return stage.work.identity
-
-
-def _store_times(cost: FlowCost, num_workers: int) -> None:
-    """Keep how long labellings and evaluations take, so that a run can say so without trying any block."""
-    told = {c.stage.name: Told(of=_work_of(c.stage), times=c.times) for c in cost.stages if c.times is not None}
-    found = Times(num_workers=num_workers, stages=told)
-    write_json(cost.plan.folder.path / TIMES_FILE, found.model_dump(mode="json"))
-
-
-def _known_times(plan: FlowPlan, num_workers: int) -> dict[str, LabelTimes | ScoreTime]:
-    """Return what is kept of stages that do the same on as many workers, by name."""
-    try:
-        found = Times.model_validate_json((plan.folder.path / TIMES_FILE).read_bytes())
-    except (OSError, ValidationError):  # none, or another version's
-        return {}
-    stages = {stage.name: stage for stage in plan.stages}
-    return {
-        name: told.times
-        for name, told in found.stages.items()
-        if found.num_workers == num_workers and name in stages and _work_of(stages[name]) == told.of
-    }
-
-
 def _highest(stages: Iterable[tuple[float, float]]) -> float:
     """Return what lies there at the most, of what each stage leaves behind and what it takes meanwhile, in order."""
     kept = most = 0.0
@@ -285,7 +235,7 @@ def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool 
     for stage in plan.stages:
         with named(stage.name):
             costs.append(_appraise(stage, costs, executors, plan.folder.rehearsal if tries else None))
-    known = {} if executors is None or tries else _known_times(plan, executors.slots["cpu"])
+    known = {} if executors is None or tries else known_times(plan, executors.slots["cpu"])
     return FlowCost(plan, tuple(replace(each, times=known.get(each.stage.name, each.times)) for each in costs))
 
 
@@ -374,5 +324,6 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
         found = appraise_flow(plan, executors, tries=True)
-        _store_times(found, executors.slots["cpu"])
+        told = [(each.stage, each.times) for each in found.stages if each.times is not None]
+        store_times(plan, told, executors.slots["cpu"])
         return found
