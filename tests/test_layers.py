@@ -46,7 +46,7 @@ LAYERS = (
     "tensors windows output schedule shortage staging",
     "wanted              sums checksums",
     "plan",
-    "window_choice       matter",
+    "window_choice       training_data",
     "nets                region findings",
     "reach descriptions",
     "measure",

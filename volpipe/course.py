@@ -19,13 +19,13 @@ from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLos
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
-from volpipe.matter import check_matter
 from volpipe.nets import describe
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
 from volpipe.run import told_in
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.training_data import check_data
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def follow(
     check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     if fresh or not is_complete(folder.path, recipe):  # else nothing is left that a volume is needed for
-        check_matter(recipe, describe(recipe.net, str(search_path)), str(search_path))
+        check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
         claim(folder, training, fresh=fresh)

@@ -17,7 +17,6 @@ from volpipe.dataset import WindowDataset
 from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
 from volpipe.grid import Box
-from volpipe.matter import check_finite, check_holds, open_matter, place_of
 from volpipe.measure import affine
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise
@@ -25,6 +24,7 @@ from volpipe.region import find_part
 from volpipe.targets import targets
 from volpipe.tensors import SOURCE_KEY
 from volpipe.training import Data, Samples, TrainRecipe
+from volpipe.training_data import check_finite, check_holds, open_data, place_of
 from volpipe.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
@@ -259,7 +259,7 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
         stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
         kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
         return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
-    found = open_matter(data, normalise, search_path)
+    found = open_data(data, normalise, search_path)
     known = affine(normalise, found.volume.dtype, None)
     return Source(found.volume, found.held_out, known, labels=found.labels, weight=data.weight)
 

@@ -1,4 +1,4 @@
-"""Matter: the volumes that a training learns from, opened, and whether its windows and its net fit them.
+"""Training data: the volumes that a training learns from, opened, and whether its windows and its net fit them.
 
 Not here: windows that are read (samples). Nothing here reads a voxel or needs torch, so that the driver can refuse what
 cannot be learnt from before a worker starts.
@@ -26,7 +26,7 @@ AXES = "zyx"
 
 
 @dataclass(frozen=True)
-class Matter:
+class TrainingData:
     """A volume to learn from, what of it is held out, and its labels, if it has any."""
 
     volume: Volume
@@ -34,7 +34,7 @@ class Matter:
     labels: Volume | None
 
 
-def open_matter(data: Data, normalise: Normalise, search_path: str) -> Matter:
+def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingData:
     """Return what `data` names, opened; not of stored windows.
 
     Raises:
@@ -48,7 +48,7 @@ def open_matter(data: Data, normalise: Normalise, search_path: str) -> Matter:
         )
     held_out = None if data.held_out is None else find_roi(data.held_out, volume)
     labels = None if data.labels is None else open_labels(data.labels, data.labels_key, volume, search_path)
-    return Matter(volume, held_out, labels)
+    return TrainingData(volume, held_out, labels)
 
 
 def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
@@ -73,11 +73,11 @@ def place_of(path: str, search_path: str) -> str:
     return path if "://" in path else str(Path(search_path) / path)
 
 
-def check_matter(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
+def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
     """Refuse volumes that hold no window outside of what is held out, or that the net of `facts` cannot take.
 
     Raises:
-        VolpipeError: as `open_matter`, or with what does not fit.
+        VolpipeError: as `open_data`, or with what does not fit.
     """
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
@@ -91,7 +91,7 @@ def check_matter(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None
     for data in recipe.data:
         if data.stored:
             continue
-        found = open_matter(data, recipe.normalise, search_path)
+        found = open_data(data, recipe.normalise, search_path)
         if found.volume.num_channels != facts.in_channels:
             raise PlanError(
                 f"{found.volume} has {found.volume.num_channels} channels, net {recipe.net.name} takes "
@@ -115,7 +115,7 @@ def check_holds(volume: Volume, window: Sequence[int]) -> None:
             )
 
 
-def check_free(found: Matter, wide: Sequence[int], around: Sequence[int]) -> None:
+def check_free(found: TrainingData, wide: Sequence[int], around: Sequence[int]) -> None:
     """Refuse a volume in which what is held out leaves no room.
 
     Args:
