@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import inputs
+from benchmarks import inputs, report
 from benchmarks.row import Setting
 from volpipe.apps.start import on_site
 from volpipe.driver import Report, execute, prepare
@@ -53,8 +53,8 @@ class Session:
 
 @contextmanager
 def session(setting: Setting) -> Iterator[Session]:
-    """Start the site `local` and let all of its workers load torch."""
-    with on_site("local")(setting.scratch / "parsl") as executors:
+    """Start this machine's workers, one for each GPU where there are some, and let all of them load torch."""
+    with on_site("local_gpu" if report.gpu() else "local")(setting.scratch / "parsl") as executors:
         started = Session(executors, setting.scratch)
         started.run(inputs.volume(setting, (128, 128, 128)), *IDENTITY, "windows.shape=[64,64,64]")
         yield started
