@@ -247,6 +247,45 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         ) from error
 
 
+def check_trained(choice: NetChoice, facts: NetFacts) -> None:
+    """Refuse a net whose parameters nobody gave values: what it gives is noise.
+
+    Files and packages have their weights in them; nets without parameters need none.
+
+    Raises:
+        PlanError: with the ways out.
+    """
+    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
+        return
+    if descriptions.is_shipped(choice):
+        recipes = " or ".join(f"--recipe {name}" for name in descriptions.recipes_for(choice.name))
+        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
+        rest = "set net.untrained=true to try it without"
+    else:
+        ways = "save its state dict with torch.save, and set net.weights to that file"
+        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
+    raise PlanError(
+        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
+        f"{ways}, or {rest}"
+    )
+
+
+def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+    """Return what a user should know of the net of a run before it begins."""
+    sentences = []
+    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
+        sentences.append(
+            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
+            "(net.untrained=true): without training, its output is noise"
+        )
+    if choice.accept_tile_variance and not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
+            "output for other windows"
+        )
+    return sentences
+
+
 def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
     """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
 
