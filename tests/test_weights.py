@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command import THREADS, Ended, Give, giver, set_each
+import torch
+from command import THREADS, Ended, Give, begin, finish, giver, set_each
+from inline import Inline
 from volumes import noise, write_volume
 
-from volpipe.driver import prepare
-from volpipe.errors import PlanError
+from volpipe import infer as infer_module
+from volpipe import provenance
+from volpipe.apps.start import on_site
+from volpipe.driver import execute, prepare
+from volpipe.errors import PlanError, RunStopped
+from volpipe.plan import Plan
+from volpipe.programs import code_hash
 from volpipe.provenance import told_by
 from volpipe.recipe import load_recipe
 
@@ -40,6 +51,12 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     write_volume(tmp_path / "in.n5", noise((12, 24, 12)))
     (tmp_path / "nets.py").write_text(NETS)
     return giver(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def _no_net_is_kept() -> Iterator[None]:
+    yield
+    infer_module._loaded.clear()
 
 
 def run(give: Give, *settings: str, command: str = "run") -> Ended:
@@ -99,3 +116,140 @@ def test_nets_without_parameters_and_files_need_no_word(tmp_path: Path, give: Gi
     for name in ("identity", "shift", "upsample"):
         recipe = load_recipe(None, [f"net.name={name}"])
         assert prepare(str(tmp_path / "in.n5"), recipe, tmp_path / "out.zarr", tmp_path).net.num_parameters == 0
+
+
+# --- the same on every worker
+
+FINE = ("normalise.method=none", "output.dtype=float32", "windows.block=[1,1,1]")
+
+
+def save_weights(path: Path, value: float) -> None:
+    torch.save({"conv.weight": torch.full((1, 1, 3, 3, 3), value), "conv.bias": torch.zeros(1)}, path)
+
+
+def planned(folder: Path, *settings: str) -> Plan:
+    recipe = load_recipe(None, ["net.name=nets.py:seeded", *FINE, *settings])
+    return prepare(str(folder / "in.n5"), recipe, folder / "out.zarr", folder)
+
+
+@pytest.mark.usefixtures("give")
+def test_processes_that_draw_other_weights_stop_the_run_at_once(tmp_path: Path) -> None:
+    settings = set_each("net.name=nets.py:drawn_by_process", "net.untrained=true", *FINE)
+    process = begin(
+        tmp_path, "run", "--config", "local", *settings, "-o", "out.zarr", "in.n5",
+        VOLPIPE_WORKERS="2", XDG_CACHE_HOME=str(tmp_path),
+    )  # fmt: skip
+    ended = finish(tmp_path, process)
+    assert ended.code == 1
+    assert "wrote" not in ended.out
+    last = ended.err.splitlines()[-1]
+    assert "the weights of net drawn_by_process are " in last
+    assert "its code makes others at each call; call torch.manual_seed in it, or save its state dict" in last
+    assert "Traceback" not in ended.err
+
+
+def test_weights_that_are_exchanged_after_the_plan_stop_the_run_at_once(tmp_path: Path, give: Give) -> None:
+    save_weights(tmp_path / "w.pt", 0.5)
+    plan = planned(tmp_path, "net.weights=w.pt")
+    save_weights(tmp_path / "w.pt", 0.25)
+    with pytest.raises(RunStopped, match=r"weights of net seeded are \w{8}… on .*, in the plan they are \w{8}…: w.pt"):
+        execute(plan, on_site("local"))
+    save_weights(tmp_path / "w.pt", 0.5)
+    assert execute(plan, Inline().start).missing == []
+
+
+def test_one_worker_with_other_weights_stops_the_run_whatever_others_did(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_weights(tmp_path / "w.pt", 0.5)
+    plan = planned(tmp_path, "net.weights=w.pt")
+    ran: list[int] = []
+    compute = infer_module.infer
+
+    def exchanged(*arguments: Any, **more: Any) -> Any:
+        ran.append(1)
+        if len(ran) == 4:  # as a worker that starts late
+            save_weights(tmp_path / "w.pt", 0.25)
+            infer_module._loaded.clear()
+        return compute(*arguments, **more)
+
+    monkeypatch.setattr(infer_module, "infer", exchanged)
+    with pytest.raises(RunStopped, match="the run stops: the weights of net seeded are"):
+        execute(plan, Inline().start)
+    assert len(ran) < 6
+
+
+@pytest.mark.parametrize("file", ["nets.py", "helper.py"])
+def test_code_that_is_edited_after_the_plan_stops_the_run_at_once(
+    tmp_path: Path, give: Give, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nets.py").write_text("import helper\n" + NETS)
+    (tmp_path / "helper.py").write_text("factor = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = planned(tmp_path, "net.untrained=true")
+    (tmp_path / file).write_text((tmp_path / file).read_text() + "# edited\n")
+    with pytest.raises(RunStopped, match=r"code of net seeded is \w{8}… on .*restore it, or start over with --fresh"):
+        execute(plan, Inline().start)
+    sys.modules.pop("helper")
+
+
+def test_the_code_of_a_net_is_its_file_and_those_beside_it_that_it_imports(tmp_path: Path) -> None:
+    for name, text in {"net": "from a import b\nimport torch\n", "a": "import c.d", "e": "x = 1"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "c").mkdir()
+    hashes = []
+    for name in ("net", "a", "c/d", "e"):
+        (tmp_path / f"{name}.py").write_text(f"from a import b\nimport c.d\n# {name}\n")
+        hashes.append(code_hash("net.py:net", str(tmp_path)))
+    assert hashes[0] != hashes[1] != hashes[2] == hashes[3]
+    assert code_hash("net:net", str(tmp_path)) == hashes[3]
+
+
+def test_a_run_that_goes_on_with_other_weights_or_code_is_refused_in_a_few_words(tmp_path: Path, give: Give) -> None:
+    save_weights(tmp_path / "w.pt", 0.5)
+    settings = ("net.name=nets.py:seeded", "net.weights=w.pt", *FINE)
+    assert run(give, *settings).code == 0
+    save_weights(tmp_path / "w.pt", 0.25)
+    (tmp_path / "nets.py").write_text(NETS + "# edited\n")
+    ended = run(give, *settings)
+    assert ended.code == 2
+    due = r"\(net\.weights_sha256: H -> H: the weights changed; code_sha256: H -> H: the code of the net changed\); res"
+    assert re.search(due.replace("H", r"\w{8}…"), ended.err), ended.err
+    write_volume(tmp_path / "other.n5", noise((12, 24, 16)))
+    ended = give("run", *THREADS, *set_each(*settings), "-o", "out.zarr", "other.n5")
+    assert "source.shape: 12 × 24 × 12 -> 12 × 24 × 16" in ended.err
+    assert "='" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("weights", "why: the weights of net seeded changed: SHA-256 "),
+        ("code", "why: the code of net seeded changed: SHA-256 "),
+        ("input", "in.n5 changed since"),
+        ("torch", "why: torch is 2."),
+    ],
+)
+def test_verify_says_why_what_it_recomputes_differs(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, change: str, words: str
+) -> None:
+    save_weights(tmp_path / "w.pt", 0.5)
+    settings = ("net.name=nets.py:seeded", "net.weights=w.pt", *FINE)
+    with monkeypatch.context() as patch:
+        if change == "torch":
+            patch.setattr(provenance, "_version", lambda package: "0.1" if package == "torch" else None)
+        assert run(give, *settings).code == 0
+    assert give("verify", "out.zarr", "--recompute", "1").code == 0
+    if change == "input":
+        write_volume(tmp_path / "in.n5", noise((12, 24, 12), seed=1))
+    elif change == "code":
+        (tmp_path / "nets.py").write_text(NETS.replace("self.conv(x)", "self.conv(x) + 1"))
+    else:
+        save_weights(tmp_path / "w.pt", 0.25)
+    infer_module._loaded.clear()
+    command = ("verify", "out.zarr", "--recompute", "1")
+    is_new = change == "input"  # else this process has its chunks in memory
+    ended = finish(tmp_path, begin(tmp_path, *command)) if is_new else give(*command)
+    assert ended.code == 1
+    assert "voxels differ" in ended.out
+    assert words in ended.out

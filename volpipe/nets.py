@@ -15,6 +15,7 @@ import hashlib
 import logging
 import math
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe import descriptions, programs
-from volpipe.errors import PlanError, VolpipeError
+from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry import UnmeasurableError
+from volpipe.programs import short_hash
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
@@ -235,8 +237,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = programs.label_of(choice.name)
     counts = programs.num_parameters(net)
-    is_program = programs.is_program(choice.name)
-    digest = programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+    digest = weights_digest(choice, net, search_path)
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
@@ -345,6 +346,33 @@ def weights_hash(net: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().flatten().view(_bytes_type()).numpy().tobytes())
     return digest.hexdigest()
+
+
+def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
+    """Return the SHA-256 of the weights of `net`, which `choice` made: of its file where they came with that."""
+    is_program = programs.is_program(choice.name)
+    return programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+
+
+def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:
+    """Refuse weights that are not those of the net that `facts` are of.
+
+    Raises:
+        NetError: with both hashes, and what to do.
+    """
+    if weights_sha256 == facts.weights_sha256:
+        return
+    if choice.weights is not None or programs.is_program(choice.name):
+        why = f"{choice.weights or choice.name} changed after the run began; restore it, or start over with --fresh"
+    else:
+        why = (
+            "its code makes others at each call; call torch.manual_seed in it, or save its state dict and set "
+            "net.weights to that file"
+        )
+    raise NetError(
+        f"the weights of net {facts.label} are {short_hash(weights_sha256)} on {socket.gethostname()}, in the plan "
+        f"they are {short_hash(facts.weights_sha256)}: {why}"
+    )
 
 
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
