@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command import THREADS, Ended, Give, begin, finish, giver, set_each
 from inline import Inline
 from volumes import noise, write_volume
+from zoo import Smooth, scripted
 
 from volpipe import infer as infer_module
 from volpipe import provenance
 from volpipe.apps.start import on_site
 from volpipe.driver import execute, prepare
-from volpipe.errors import PlanError, RunStopped
+from volpipe.errors import PlanError, RunStopped, VolpipeError
+from volpipe.nets import build_net, load_weights
 from volpipe.plan import Plan
 from volpipe.programs import code_hash
 from volpipe.provenance import told_by
-from volpipe.recipe import load_recipe
+from volpipe.recipe import NetChoice, load_recipe
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """
@@ -44,6 +48,14 @@ def drawn_by_process():
     torch.manual_seed(os.getpid())
     return Net()
 """
+
+
+class Seen(torch.nn.Module):
+    """A net that is saved whole."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
 
 
 @pytest.fixture
@@ -253,3 +265,120 @@ def test_verify_says_why_what_it_recomputes_differs(
     assert ended.code == 1
     assert "voxels differ" in ended.out
     assert words in ended.out
+
+
+# --- checkpoints as people save them
+
+STATE = {"conv.weight": torch.arange(27.0).reshape(1, 1, 3, 3, 3), "conv.bias": torch.tensor([5.0])}
+HALF = {name: tensor / 2 for name, tensor in STATE.items()}
+OPTIMISER = {
+    "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(1, 1, 3, 3, 3)}},
+    "param_groups": [{"lr": 0.1}],
+}
+
+
+def prefixed(prefix: str, state: Mapping[str, torch.Tensor] = STATE) -> dict[str, torch.Tensor]:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def loaded(folder: Path, content: object, **choice: Any) -> Mapping[str, torch.Tensor]:
+    torch.save(content, folder / "w.pt")
+    return build_net(NetChoice(name="nets.py:seeded", weights="w.pt", **choice), str(folder)).state_dict()
+
+
+LIGHTNING = {
+    "epoch": 3,
+    "pytorch-lightning_version": "2.5",
+    "optimizer_states": [OPTIMISER],
+    "hyper_parameters": {"lr": 1},
+}
+SAVED = {
+    "plain": STATE,
+    "state_dict": {"epoch": 3, "state_dict": STATE, "optimizer": OPTIMISER},
+    "model_state_dict": {"epoch": 3, "model_state_dict": STATE, "optimizer_state_dict": OPTIMISER, "loss": 0.1},
+    "model": {"model": STATE, "args": {"lr": 0.1}},
+    "nnU-Net": {"network_weights": STATE, "optimizer_state": OPTIMISER, "grad_scaler_state": None, "trainer_name": "t"},
+    "Lightning, model": LIGHTNING | {"state_dict": prefixed("model.")},
+    "Lightning, net beside a loss": LIGHTNING | {"state_dict": prefixed("net.") | {"loss.weight": torch.ones(2)}},
+    "DataParallel": prefixed("module."),
+    "torch.compile": prefixed("_orig_mod."),
+    "compiled part": {name.replace("conv.", "conv._orig_mod."): tensor for name, tensor in STATE.items()},
+    "all of it": {"state_dict": prefixed("model._orig_mod.module.")},
+    "in a list": {"models": [STATE]},
+    "parameters": {name: torch.nn.Parameter(tensor) for name, tensor in STATE.items()},
+}
+
+
+@pytest.mark.usefixtures("give")
+@pytest.mark.parametrize("name", SAVED)
+def test_checkpoints_load_as_people_save_them(tmp_path: Path, name: str) -> None:
+    state = loaded(tmp_path, SAVED[name])
+    assert all(torch.equal(state[key], tensor) for key, tensor in STATE.items())
+
+
+@pytest.mark.usefixtures("give")
+def test_of_several_that_fit_one_must_be_named(tmp_path: Path) -> None:
+    both = {"model": STATE, "ema": {"shadow": prefixed("module.", HALF)}}
+    with pytest.raises(
+        VolpipeError, match=r"model and ema\.shadow\.module in .* both fit the net; .*net\.weights_key=m"
+    ):
+        loaded(tmp_path, both)
+    for key, due in (("model", STATE), ("ema", HALF), ("ema.shadow.module", HALF)):
+        state = loaded(tmp_path, both, weights_key=key)
+        assert all(torch.equal(state[name], tensor) for name, tensor in due.items())
+    with pytest.raises(VolpipeError, match=r"no tensors under net\.weights_key 'emma'; it has some under model, ema"):
+        loaded(tmp_path, both, weights_key="emma")
+
+
+NO_BIAS = {"state_dict": {"conv.weight": STATE["conv.weight"]}, "optimizer": OPTIMISER}
+MORE = {"model": prefixed("model.") | {"model.more": torch.ones(1)}}
+OTHER = {"state_dict": {"first.weight": torch.zeros(3), "first.bias": torch.zeros(1)}, "epoch": 1}
+LACKING = [
+    (NO_BIAS, r"w\.pt, state_dict, do not fit the net: missing: conv\.bias; give the net\.options that they were"),
+    (MORE, r"w\.pt, model\.model, do not fit the net: too many: more; give"),
+    (
+        OTHER,
+        r"missing: conv\.weight and 1 more, too many: first\.weight and 1 more; give the net\.name and the net",
+    ),
+    (torch.zeros(3), r"w\.pt holds no tensors by name, but Tensor; save the net's state dict: torch\.save\(net\.stat"),
+    ({"epoch": 3}, r"w\.pt holds no tensors by name, but dict"),
+    (
+        Seen(torch.nn.Conv3d(1, 1, 3)),
+        r"a whole net, .*save_file\(net\.state_dict\(\), 'w\.|Seen would.*file\.state",
+    ),
+    ({"state_dict": STATE, "best": np.float64(0.5)}, r"holds no plain tensors alone: numpy\.\S+.* would be made"),
+    (
+        {"state_dict": STATE, "args": argparse.Namespace(a=1)},
+        r"alone: argparse\.Namespace would be made, which is code",
+    ),
+]
+
+
+@pytest.mark.usefixtures("give")
+@pytest.mark.parametrize(("content", "words"), LACKING)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_a_checkpoint_lacks_is_said_in_our_words(
+    tmp_path: Path, content: object, words: str, is_old: bool
+) -> None:
+    torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=not is_old)
+    with pytest.raises(VolpipeError) as caught:
+        build_net(NetChoice(name="nets.py:seeded", weights="w.pt"), str(tmp_path))
+    sentence = str(caught.value)
+    assert re.search(words, sentence), sentence
+    assert "\x1b" not in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.usefixtures("give")
+def test_a_program_given_as_weights_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(scripted(Smooth))
+    with pytest.raises(VolpipeError, match=r"w\.pt is a program of TorchScript, not weights; name it as net\.name=w"):
+        build_net(NetChoice(name="nets.py:seeded", weights="w.pt"), str(tmp_path))
+
+
+@pytest.mark.usefixtures("give")
+def test_batch_norms_of_files_without_counters_load(tmp_path: Path) -> None:
+    net = torch.nn.BatchNorm3d(2)
+    state = {name: tensor for name, tensor in net.state_dict().items() if name != "num_batches_tracked"}
+    torch.save({"state_dict": state}, tmp_path / "w.pt")
+    load_weights(net, tmp_path / "w.pt")

@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,9 +29,9 @@ from volpipe.programs import short_hash
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
+from volpipe.state_dicts import load_state
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 Triple = tuple[int, int, int]
@@ -78,7 +78,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     is_program = programs.is_program(choice.name)
     net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
-        load_weights(net, descriptions.weights_path(choice.weights, search_path))
+        load_weights(net, descriptions.weights_path(choice.weights, search_path), choice.weights_key)
     with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
         net.eval()
     for parameter in net.parameters():
@@ -112,50 +112,21 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     return net
 
 
-def load_weights(net: nn.Module, path: Path) -> None:
-    """Load the tensors at `path` into `net`: safetensors, or a torch file read with ``weights_only=True``.
+def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
+    """Load the tensors at `path`, of the part `key` of it if one is named, into `net`.
 
     Raises:
         VolpipeError: no such file, a file that is more than tensors, or tensors that do not fit the net.
     """
-    import torch
-
-    if not path.is_file():
-        raise VolpipeError(f"no weights at {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the readers make of a file that is something else
-        raise VolpipeError(f"{path} holds no plain tensors: {type(error).__name__}: {error}") from error
+    due = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
+    state = load_state(due, path, key)
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        why = _misfit(net.state_dict(), state) or " ".join(str(error).split())
+        why = " ".join(str(error).split())
         raise VolpipeError(
             f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
         ) from error
-
-
-def _misfit(due: Mapping[str, torch.Tensor], found: object) -> str:
-    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
-    if not isinstance(found, Mapping):
-        return ""
-    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in found.items()}
-    kinds = (
-        ("missing", [name for name in due if name not in found]),
-        ("too many", [str(name) for name in found if name not in due]),
-        ("of another shape", [
-            f"{name} {shapes[name]} for {tuple(tensor.shape)}"
-            for name, tensor in due.items() if name in found and shapes[name] != tuple(tensor.shape)
-        ]),
-    )  # fmt: skip
-    return ", ".join(
-        f"{what}: {each[0]}" + (f" and {len(each) - 1} more" if each[1:] else "") for what, each in kinds if each
-    )
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
