@@ -48,7 +48,7 @@ def windows(num: int, size: int = 8, seed: int = 0) -> np.ndarray:
 
 
 IDENTITY = "net.name=identity"
-UNET = ("net.name=unet3d", "net.options={features=[4,6],seed=1}")
+UNET = ("net.options={features=[4,6],seed=1}", "net.untrained=true")
 
 
 def test_on_a_cpu_windows_go_one_by_one() -> None:

@@ -135,7 +135,7 @@ def test_a_conv_net_tiled_is_bit_identical_to_the_whole(
     data = noise((35, 42, 37))
     options = "{features=[4,6],seed=1}"
     plan = planned(
-        tmp_path, write_volume(tmp_path / "in.n5", data), "net.name=unet3d", f"net.options={options}",
+        tmp_path, write_volume(tmp_path / "in.n5", data), "net.untrained=true", f"net.options={options}",
         "output.dtype=float32", "output.intensity=raw", f"tensors.mode={mode}", "infer.exact=true",
         f"windows.shape={[tile + 20] * 3}", "windows.overlap=20", f"windows.block={list(block)}",
     )  # fmt: skip
@@ -155,7 +155,12 @@ def test_without_its_halo_a_conv_net_is_refused_with_crop_and_wrong_without(tmp_
     """The control of the test above: a halo that is too small is not silently accepted, and it would matter."""
     data = noise((32, 32, 32))
     volume = write_volume(tmp_path / "in.n5", data)
-    settings_ = ("net.options={features=[4,6],seed=1}", "output.dtype=float32", "output.intensity=raw")
+    settings_ = (
+        "net.options={features=[4,6],seed=1}",
+        "net.untrained=true",
+        "output.dtype=float32",
+        "output.intensity=raw",
+    )
     with pytest.raises(PlanError, match="axis z: blend crop needs an overlap of"):
         planned(tmp_path, volume, "net.name=unet3d", *settings_, "windows.shape=[24,24,24]", "windows.overlap=4")
     outs = []
@@ -174,6 +179,7 @@ def test_without_its_halo_a_conv_net_is_refused_with_crop_and_wrong_without(tmp_
 BLENDED = [
     "net.name=unet3d",
     "net.options={features=[4,6],seed=2}",
+    "net.untrained=true",
     *windowed((16, 16, 16), (8, 8, 8), (2, 2, 2), "hann"),
 ]
 

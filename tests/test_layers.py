@@ -48,7 +48,7 @@ LAYERS = (
     "plan",
     "window_choice       training_data",
     "nets                region findings",
-    "reach descriptions",
+    "reach descriptions   state_dicts",
     "measure",
     "programs            probes",
     "package_nets",

@@ -226,8 +226,8 @@ def test_means_round_half_to_even(tmp_path: Path) -> None:
 
 def test_the_output_says_where_it_came_from(tmp_path: Path) -> None:
     plan = planned(
-        tmp_path, noise(), "net.name=unet3d", "net.options={features=[2,3],seed=4}", "normalise.method=zscore",
-        "output.levels=0",
+        tmp_path, noise(), "net.name=unet3d", "net.options={features=[2,3],seed=4}", "net.untrained=true",
+        "normalise.method=zscore", "output.levels=0",
     )  # fmt: skip
     ran(plan)
     said: Any = dict(zarr.open_group(plan.out, mode="r").attrs)["volpipe"]

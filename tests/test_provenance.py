@@ -145,6 +145,6 @@ def test_a_recipe_comes_back_from_its_file_and_from_its_settings(tmp_path: Path)
     )
     (tmp_path / "r.toml").write_text(to_toml(recipe), encoding="utf-8")
     assert load_recipe(tmp_path / "r.toml") == recipe
-    assert load_recipe(None, settings_of(recipe)) == recipe
+    assert load_recipe(Path("/dev/null"), settings_of(recipe)) == recipe  # as `reproduce` prints it
     assert settings_of(Recipe()) == []
     assert tomllib.loads(f"a = {toml({'x y': [1, 'ä']})}") == {"a": {"x y": [1, "ä"]}}

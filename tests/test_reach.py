@@ -112,6 +112,7 @@ def test_a_run_of_a_silent_net_gives_what_it_gives_for_the_whole_volume(tmp_path
     volume = noise((20, 24, 28))
     write_volume(tmp_path / "in.n5", volume)
     settings = ["net.name=net.py:build", "normalise.method=none", "windows.shape=[12,12,12]", "infer.exact=true"]
+    settings += ["net.untrained=true"]
     arguments = [part for setting in (*settings, "output.dtype=float32") for part in ("--set", setting)]
     ended = give("run", "--config", "threads", *arguments, "-o", tmp_path / "out.zarr", tmp_path / "in.n5")
     assert ended.code == 0, ended.err

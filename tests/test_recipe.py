@@ -5,13 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from volpipe.errors import RecipeError
 from volpipe.recipe import Recipe, differences, load_recipe, set_value
 
 
-def test_without_a_file_there_is_a_default() -> None:
-    assert load_recipe(None) == Recipe()
+def test_without_a_file_the_shipped_default_is_meant_whatever_lies_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "default.toml").write_text('[net]\nname = "identity"\n')
+    assert load_recipe(None) == load_recipe(ROOT / "configs" / "default.toml")
+    assert load_recipe(None).net.weights == "volpipe:unet3d_denoise.safetensors"
+    other = load_recipe(None, ["net.name=superres"]).net
+    assert (other.weights, other.options) == (None, {})
+
+
+def test_an_untrained_net_leaves_the_weights_of_the_file_behind() -> None:
+    net = load_recipe(None, ["net.untrained=true"]).net
+    assert (net.name, net.weights, net.untrained) == ("unet3d", None, True)
+    assert load_recipe(None, ["net.untrained=false"]).net.weights is not None
+    with pytest.raises(RecipeError, match=r"untrained = true and weights 'w.pt' exclude each other"):
+        load_recipe(None, ["net.untrained=true", "net.weights=w.pt"])
+    with pytest.raises(RecipeError, match="weights_key 'ema' is a part of weights, and there are none"):
+        load_recipe(None, ["net.untrained=true", "net.weights_key=ema"])
 
 
 def test_settings_win_over_the_file(tmp_path: Path) -> None:
@@ -39,7 +57,7 @@ def test_settings_win_over_the_file(tmp_path: Path) -> None:
         ("normalise.low=3", "low and high together"),
         ("normalise.percentiles=[60,40]", "ascend"),
         ("windows", "write key=value"),
-        ("net.name.x=1", "unknown key|Input should be"),
+        ("net.name.x=1", "name holds a value, not a section"),
     ],
 )
 def test_a_mistake_is_named(setting: str, words: str) -> None:
@@ -79,5 +97,5 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_differences_name_keys_and_both_values() -> None:
-    new = load_recipe(None, ["windows.blend=hann", "net.options.seed=3"])
+    new = load_recipe(Path("/dev/null"), ["windows.blend=hann", "net.options.seed=3"])
     assert differences(Recipe(), new) == ["net.options.seed: None -> 3", "windows.blend: 'crop' -> 'hann'"]

@@ -26,8 +26,8 @@ from volpipe.sites import list_sites, load_site
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(
-    "net.name=volpipe.models.unet3d:unet3d", "net.options={features=[4,6],seed=2}", "normalise.method=zscore",
-    "output.shard=[4,8,4]", "output.chunk=[4,4,4]", "output.levels=2",
+    "net.name=volpipe.models.unet3d:unet3d", "net.options={features=[4,6],seed=2}", "net.untrained=true",
+    "normalise.method=zscore", "output.shard=[4,8,4]", "output.chunk=[4,4,4]", "output.levels=2",
     *windowed((16, 16, 16), (8, 8, 8), (2, 2, 2), "hann"),
 )  # fmt: skip
 

@@ -437,13 +437,16 @@ def _find_flow(
 def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
     from volpipe.driver import prepare
     from volpipe.limits import check_window
+    from volpipe.nets import cautions
     from volpipe.recipe import load_recipe
     from volpipe.resolve import shipped_recipe
 
-    chosen = load_recipe(shipped_recipe(recipe or Path("default.toml")), settings)
+    chosen = load_recipe(shipped_recipe(recipe) if recipe else None, settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
+    for caution in cautions(plan.recipe.net, plan.net):
+        err.print(f"warning: {caution}", markup=False)
     return plan
 
 

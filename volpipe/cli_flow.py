@@ -34,10 +34,17 @@ def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
     from volpipe.flow_plan import plan_flow
     from volpipe.formats.container import locate
+    from volpipe.nets import cautions
+    from volpipe.plan import Plan
 
     container, key = locate(volume)
     parts = [container.stem, *filter(None, key.split("/")), Path(flow.source).stem]
-    return plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
+    plan = plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
+    for stage in plan.stages:
+        if isinstance(stage.work, Plan):
+            for caution in cautions(stage.work.recipe.net, stage.work.net):
+                err.print(f"warning: stage {stage.name}: {caution}", markup=False)
+    return plan
 
 
 def run(

@@ -48,9 +48,7 @@ def net(
     from volpipe.resolve import shipped_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
-    chosen = load_recipe(
-        shipped_recipe(recipe or Path("default.toml")), [f"net.name={name}", *(settings or []), *trust]
-    )
+    chosen = load_recipe(shipped_recipe(recipe) if recipe else None, [f"net.name={name}", *(settings or []), *trust])
     folder = str(Path.cwd())
     facts = describe(chosen.net, folder)
     chosen = normalised(chosen, facts)

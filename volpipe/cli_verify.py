@@ -36,6 +36,8 @@ def verify(
         evidence = verifying.gather_evidence(verifying.location_of(output), needs_sums=not recompute)
         is_whole, again = _told(verifying.verify(evidence)), _recomputed(output, evidence, recompute, seed)
     num_wrong = sum(not _is_same(block) for block in again) if recompute else 0
+    if num_wrong and labels is None:
+        _say_why(output)
     if num_wrong or not is_whole:
         raise typer.Exit(1)
 
@@ -47,6 +49,22 @@ def _recomputed(output: str, evidence: Evidence, num_blocks: int, seed: int) -> 
 
     said = read_origin(output).normalise
     yield from recompute(evidence, Affine(said["shift"], said["scale"]), num_blocks, seed)
+
+
+def _say_why(output: str) -> None:
+    """Print what is not as it was when `output` was made, of all that may change its voxels."""
+    from volpipe.infer import loaded_runner
+    from volpipe.provenance import changes, read_origin
+
+    runner = loaded_runner()
+    sentences = [] if runner is None else changes(read_origin(output), runner)
+    for sentence in sentences:
+        typer.echo(f"why: {sentence}")
+    if not sentences:
+        typer.echo(
+            "why: net, input, packages and device are as they were; the files changed after the run (see above), "
+            "or the net gives other numbers each time"
+        )
 
 
 def _is_same(block: Recomputed) -> bool:

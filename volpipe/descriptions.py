@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 from volpipe import programs
 from volpipe.recipe import NetChoice
+from volpipe.resolve import default_recipe
 
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {"accept_tile_variance", "trust_model"}  # they say what is allowed, not what the net is
+OF_THE_RUN = {"accept_tile_variance", "trust_model", "untrained"}  # they say what is allowed, not what the net is
 
 
 def models_folder() -> Path:
@@ -55,6 +57,17 @@ def digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: st
         with file.open("rb") as stream:
             found.update(hashlib.file_digest(stream, "sha256").digest())
     return found.hexdigest()
+
+
+def recipes_for(name: str) -> list[str]:
+    """Return the names of the shipped recipes that run the net `name` with weights."""
+    recipes = []
+    for file in sorted(default_recipe().parent.glob("*.toml")):
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        net = tree.get("net", {})
+        if net.get("name") == name and "weights" in net and "data" not in tree:  # which a training has
+            recipes.append(file.stem)
+    return recipes
 
 
 def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON

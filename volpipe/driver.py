@@ -23,7 +23,7 @@ from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.nets import check_shapes, describe, normalised
+from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
@@ -102,6 +102,7 @@ def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Pat
 def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
     net = describe(recipe.net, str(search_path))
+    check_trained(recipe.net, net)
     recipe = normalised(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
@@ -161,6 +162,8 @@ def execute(
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 return _close(wanted, folder, journal, keep_tensors)
+            for caution in cautions(plan.recipe.net, plan.net):
+                log.warning("%s", caution)
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)

@@ -37,6 +37,10 @@ class NonfiniteError(VolpipeError, ArithmeticError):
     """A net gave NaN or infinity."""
 
 
+class NetError(VolpipeError, RuntimeError):
+    """The net that a worker loaded is not the one that the plan was made for."""
+
+
 class SiteError(VolpipeError, ValueError):
     """A site cannot be found or used."""
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -23,10 +24,13 @@ from volpipe.estimate import Rates
 from volpipe.formats.files import Location
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
+from volpipe.programs import short_hash
 from volpipe.recipe import differences
 from volpipe.tensors import delete
 from volpipe.wanted import Wanted, read_wanted
 from volpipe.worker import PLAN_FILE, WANTED_FILE
+
+CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 
 @dataclass(frozen=True)
@@ -162,10 +166,17 @@ class RunFolder:
         if old is None or old.identity == plan.identity:
             return
         changed = differences(old.recipe, plan.recipe)
-        for name in ("source", "net", "search_path", "out"):
+        for name in ("source", "net"):
+            before, after = (getattr(each, name).model_dump() for each in (old, plan))
+            changed += [
+                f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
+                for key in before
+                if before[key] != after[key]
+            ]
+        for name in ("code_sha256", "search_path", "out"):
             before, after = getattr(old, name), getattr(plan, name)
             if before != after:
-                changed.append(f"{name}: {before} -> {after}")
+                changed.append(f"{name}: {_short(before)} -> {_short(after)}{CHANGES.get(name, '')}")
         raise RunError(
             f"{self.path} holds a run with another recipe or input ({'; '.join(changed) or 'other sizes'}); "
             "restore it to go on, choose another --out, or use --fresh to start over"
@@ -199,6 +210,15 @@ class RunFolder:
                 delete(entry)
             else:
                 entry.unlink()
+
+
+def _short(value: object) -> str:
+    """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
+    if isinstance(value, str):
+        return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
+    if isinstance(value, tuple):
+        return " × ".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 @contextlib.contextmanager

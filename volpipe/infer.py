@@ -6,6 +6,7 @@ Reading the next windows, computing these and writing the last block overlap: ea
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +19,14 @@ import numpy as np
 
 from volpipe.augment import averaged
 from volpipe.blend import span
-from volpipe.errors import NonfiniteError
+from volpipe.errors import NetError, NonfiniteError
 from volpipe.grid import Box
 from volpipe.heap import keep_freed_memory
-from volpipe.nets import build_net
+from volpipe.nets import build_net, check_same_net, weights_digest
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import finish, write_total, write_wanted
 from volpipe.plan import Plan
+from volpipe.programs import code_hash, short_hash
 from volpipe.shortage import advice, is_shortage
 from volpipe.tensors import NO_SUM, Tensors
 from volpipe.wanted import Wanted
@@ -45,12 +47,15 @@ class Runner:
         device: "cpu" or "cuda".
         batch: windows per call.
         seconds: time spent computing so far.
+        weights_sha256, code_sha256: of the net as it was loaded here.
     """
 
     plan: Plan
     device: str
     batch: int = 1
     seconds: float = 0.0
+    weights_sha256: str = ""
+    code_sha256: str = ""
     _net: Callable[..., torch.Tensor] | None = field(default=None, repr=False)
     _advice: str = ""
 
@@ -76,12 +81,31 @@ class Runner:
         choice = plan.recipe.infer
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
-        net = build_net(plan.recipe.net, plan.search_path).to(device)
+        chosen, search_path = plan.recipe.net, plan.search_path
+        net = build_net(chosen, search_path)
+        weights, code = weights_digest(chosen, net, search_path), code_hash(chosen.name, search_path)
+        net = net.to(device)
         if choice.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
-        runner = cls(plan, device, _net=torch.compile(net) if choice.compile else net)
+        runner = cls(
+            plan, device, weights_sha256=weights, code_sha256=code, _net=torch.compile(net) if choice.compile else net
+        )
         runner.batch = choice.batch if choice.batch != "auto" else runner._batch_that_fits()
         return runner
+
+    def check(self) -> None:
+        """Refuse to compute with another net than the plan's.
+
+        Raises:
+            NetError: with both hashes, and what to do.
+        """
+        check_same_net(self.plan.recipe.net, self.plan.net, self.weights_sha256)
+        if self.code_sha256 != self.plan.code_sha256:
+            raise NetError(
+                f"the code of net {self.plan.net.label} is {short_hash(self.code_sha256)} on {socket.gethostname()}, "
+                f"in the plan it is {short_hash(self.plan.code_sha256)}: it was edited after the run began, or is "
+                "another on that machine; restore it, or start over with --fresh"
+            )
 
     def __call__(self, windows: np.ndarray) -> np.ndarray:
         """Return the net's output for `windows` (n, c, z, y, x): (n, C, z', y', x'), float32.
@@ -375,6 +399,7 @@ def infer(
                 source.expect(after_next[done.block])
 
     runner = load_runner(wanted.plan)
+    runner.check()
     for block in blocks[:2]:
         source.expect(block)
     writing: tuple[int, Future[Written]] | None = None

@@ -38,6 +38,7 @@ class Record:
         sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
         hopeless: those of `failed` that another attempt would not help, as long as the input is what it is.
         told: what its worker has to say, for the log.
+        fatal: whether its worker is not what the plan says, so that nothing that it computes can be right.
     """
 
     stage: str
@@ -60,6 +61,7 @@ class Record:
     sums: tuple[tuple[int, int, str], ...] = ()
     hopeless: tuple[int, ...] = ()
     told: tuple[str, ...] = ()
+    fatal: bool = False
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:

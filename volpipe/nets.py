@@ -15,21 +15,23 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe import descriptions, programs
-from volpipe.errors import PlanError, VolpipeError
+from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry import UnmeasurableError
+from volpipe.programs import short_hash
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
+from volpipe.state_dicts import load_state
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 Triple = tuple[int, int, int]
@@ -76,7 +78,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     is_program = programs.is_program(choice.name)
     net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
-        load_weights(net, descriptions.weights_path(choice.weights, search_path))
+        load_weights(net, descriptions.weights_path(choice.weights, search_path), choice.weights_key)
     with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
         net.eval()
     for parameter in net.parameters():
@@ -110,50 +112,21 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     return net
 
 
-def load_weights(net: nn.Module, path: Path) -> None:
-    """Load the tensors at `path` into `net`: safetensors, or a torch file read with ``weights_only=True``.
+def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
+    """Load the tensors at `path`, of the part `key` of it if one is named, into `net`.
 
     Raises:
         VolpipeError: no such file, a file that is more than tensors, or tensors that do not fit the net.
     """
-    import torch
-
-    if not path.is_file():
-        raise VolpipeError(f"no weights at {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the readers make of a file that is something else
-        raise VolpipeError(f"{path} holds no plain tensors: {type(error).__name__}: {error}") from error
+    due = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
+    state = load_state(due, path, key)
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        why = _misfit(net.state_dict(), state) or " ".join(str(error).split())
+        why = " ".join(str(error).split())
         raise VolpipeError(
             f"the weights in {path} do not fit the net: {why}; give the net.options that they were trained with"
         ) from error
-
-
-def _misfit(due: Mapping[str, torch.Tensor], found: object) -> str:
-    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
-    if not isinstance(found, Mapping):
-        return ""
-    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in found.items()}
-    kinds = (
-        ("missing", [name for name in due if name not in found]),
-        ("too many", [str(name) for name in found if name not in due]),
-        ("of another shape", [
-            f"{name} {shapes[name]} for {tuple(tensor.shape)}"
-            for name, tensor in due.items() if name in found and shapes[name] != tuple(tensor.shape)
-        ]),
-    )  # fmt: skip
-    return ", ".join(
-        f"{what}: {each[0]}" + (f" and {len(each) - 1} more" if each[1:] else "") for what, each in kinds if each
-    )
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
@@ -235,8 +208,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = programs.label_of(choice.name)
     counts = programs.num_parameters(net)
-    is_program = programs.is_program(choice.name)
-    digest = programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+    digest = weights_digest(choice, net, search_path)
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
@@ -245,6 +217,45 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         raise VolpipeError(
             f"net {label} declares {fact} {facts.get(fact, label)!r}: {problem['msg']}; correct it there"
         ) from error
+
+
+def check_trained(choice: NetChoice, facts: NetFacts) -> None:
+    """Refuse a net whose parameters nobody gave values: what it gives is noise.
+
+    Files and packages have their weights in them; nets without parameters need none.
+
+    Raises:
+        PlanError: with the ways out.
+    """
+    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
+        return
+    if descriptions.is_shipped(choice):
+        recipes = " or ".join(f"--recipe {name}" for name in descriptions.recipes_for(choice.name))
+        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
+        rest = "set net.untrained=true to try it without"
+    else:
+        ways = "save its state dict with torch.save, and set net.weights to that file"
+        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
+    raise PlanError(
+        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
+        f"{ways}, or {rest}"
+    )
+
+
+def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+    """Return what a user should know of the net of a run before it begins."""
+    sentences = []
+    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
+        sentences.append(
+            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
+            "(net.untrained=true): without training, its output is noise"
+        )
+    if choice.accept_tile_variance and not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
+            "output for other windows"
+        )
+    return sentences
 
 
 def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
@@ -306,6 +317,33 @@ def weights_hash(net: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().flatten().view(_bytes_type()).numpy().tobytes())
     return digest.hexdigest()
+
+
+def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
+    """Return the SHA-256 of the weights of `net`, which `choice` made: of its file where they came with that."""
+    is_program = programs.is_program(choice.name)
+    return programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+
+
+def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:
+    """Refuse weights that are not those of the net that `facts` are of.
+
+    Raises:
+        NetError: with both hashes, and what to do.
+    """
+    if weights_sha256 == facts.weights_sha256:
+        return
+    if choice.weights is not None or programs.is_program(choice.name):
+        why = f"{choice.weights or choice.name} changed after the run began; restore it, or start over with --fresh"
+    else:
+        why = (
+            "its code makes others at each call; call torch.manual_seed in it, or save its state dict and set "
+            "net.weights to that file"
+        )
+    raise NetError(
+        f"the weights of net {facts.label} are {short_hash(weights_sha256)} on {socket.gethostname()}, in the plan "
+        f"they are {short_hash(facts.weights_sha256)}: {why}"
+    )
 
 
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:

@@ -22,6 +22,7 @@ from volpipe.formats.files import Location
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
 from volpipe.levels import level_factors, level_shape, level_step
 from volpipe.nets import NetFacts
+from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volume import Volume
@@ -74,6 +75,7 @@ class Plan(BaseModel):
     factors: tuple[Triple, ...]
     roi: tuple[Triple, Triple]
     mask: Mask | None = None
+    code_sha256: str = ""
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -302,6 +304,7 @@ def make_plan(
         ),
         roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
+        code_sha256=code_hash(recipe.net.name, search_path),
     )
 
 

@@ -6,7 +6,9 @@ is up to whoever made them: they are loaded only where they are trusted.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import logging
 import re
 import warnings
@@ -172,6 +174,74 @@ def sources(name: str, search_path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml", ".py"))
     return [path] if path.is_file() else []
+
+
+def code_hash(name: str, search_path: str) -> str:
+    """Return the SHA-256 of the source of the net `name`: of its files and their names; "" where there are none."""
+    digest = hashlib.sha256()
+    files = _code_of(name, Path(search_path))
+    for file in files:
+        digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest() if files else ""
+
+
+def _code_of(name: str, search_path: Path) -> list[Path]:
+    """Return the files that the net `name` is made of: its own and those it imports beside it; all of a package."""
+    place = name.rpartition(":")[0]
+    if is_program(name):
+        return sources(name, search_path)
+    if place.endswith(".py"):
+        return _with_imports(search_path / place, search_path)
+    if not place:
+        import volpipe.models
+
+        return [Path(volpipe.models.__path__[0]) / f"{name}.py"]
+    beside = search_path.joinpath(*place.split(".")).with_suffix(".py")
+    if beside.is_file():
+        return _with_imports(beside, search_path)
+    try:
+        found = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return []
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return []
+    file = Path(found.origin)
+    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+
+
+def _with_imports(file: Path, search_path: Path) -> list[Path]:
+    """Return `file` and the files in its folder, and in `search_path`, that it imports, directly or not; sorted."""
+    known: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        here = waiting.pop()
+        if here in known or not here.is_file():
+            continue
+        known.add(here)
+        for module in _imported(here):
+            waiting += [folder / f"{module}.py" for folder in {here.parent, search_path}]
+    return sorted(known)
+
+
+def _imported(file: Path) -> set[str]:
+    """Return the modules that the Python file imports, as paths without a suffix; none of one that cannot be parsed."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever runs it says so
+        return set()
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = f"{node.module}." if node.module else ""
+            modules |= {node.module or ""} | {f"{base}{alias.name}" for alias in node.names}
+    return {module.replace(".", "/") for module in modules if module}
+
+
+def short_hash(digest: str) -> str:
+    """Return the beginning of a hash, as messages have it."""
+    return f"{digest[:8]}…" if digest else "none"
 
 
 def check_itself(net: nn.Module) -> None:

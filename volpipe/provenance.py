@@ -8,7 +8,6 @@ that comparing two outputs needs to leave out one file.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import platform
 import shlex
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import volpipe
 from volpipe.errors import RunError, VolumeError
@@ -29,11 +28,12 @@ from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.grid import Box
+from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan
-from volpipe.programs import is_program, sources
+from volpipe.programs import short_hash
 from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume, open_volume
@@ -55,7 +55,7 @@ def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
     return {
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
-        "net": plan.net.model_dump(mode="json") | {"code_sha256": code_hash(plan)},
+        "net": plan.net.model_dump(mode="json") | {"code_sha256": plan.code_sha256},
         "input": source | {"fingerprint": fingerprint(open_volume(plan.source.path, plan.source.key))},
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
@@ -75,37 +75,6 @@ def versions(packages: Sequence[str]) -> dict[str, object]:
     """Return what an output says of Python and of those of `packages` that are installed."""
     installed = {name: found for name in packages if (found := _version(name))}
     return {"packages": installed, "python": platform.python_version()}
-
-
-def code_hash(plan: Plan) -> str:
-    """Return the SHA-256 of the source of the plan's net: its file, or all of its package's; "" where there is none."""
-    name = plan.recipe.net.name
-    digest = hashlib.sha256()
-    for file in _sources(name, Path(plan.search_path)):
-        digest.update(f"{file.name}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest() if _sources(name, Path(plan.search_path)) else ""
-
-
-def _sources(name: str, search_path: Path) -> list[Path]:
-    """Return the files that the net `name` is made of, sorted."""
-    place = name.rpartition(":")[0]
-    if is_program(name) or place.endswith(".py"):
-        return sources(name if is_program(name) else place, search_path)
-    if not place:
-        import volpipe.models
-
-        return [Path(volpipe.models.__path__[0]) / f"{name}.py"]
-    beside = search_path.joinpath(*place.split(".")).with_suffix(".py")
-    if beside.is_file():
-        return [beside]
-    try:
-        found = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        return []
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        return []
-    file = Path(found.origin)
-    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
 
 def fingerprint(volume: Volume) -> str:
@@ -138,7 +107,7 @@ class Session(BaseModel):
 def begin_session(folder: RunFolder, plan: Plan, site: str) -> None:
     """Note that a driver starts to work on `plan`."""
     with Journal(folder.sessions) as sessions:
-        sessions.append(Record(SESSION_STAGE, (), result=(site, code_hash(plan)), started=time.time()))
+        sessions.append(Record(SESSION_STAGE, (), result=(site, plan.code_sha256), started=time.time()))
 
 
 def sessions_of(folder: RunFolder) -> list[Session]:
@@ -229,12 +198,41 @@ class Origin(BaseModel):
 
 
 class RunOrigin(Origin):
-    """What an output of a run says that making it again needs."""
+    """What an output of a run says that making it again needs, and by which packages it was made."""
 
     command: ClassVar[str] = "run"
     recipe: Recipe
     net: dict[str, Any]  # Any: JSON
     normalise: dict[str, float]
+    packages: dict[str, str] = Field(default_factory=dict)
+    python: str = ""
+
+
+def changes(origin: RunOrigin, runner: Runner) -> list[str]:
+    """Return a sentence for each thing that is not as it was when an output was made, and that may change its voxels.
+
+    Args:
+        origin: what the output says.
+        runner: the net as it is loaded now.
+    """
+    label, sentences = origin.net["label"], []
+    for what, now in (("weights", runner.weights_sha256), ("code", runner.code_sha256)):
+        if now != origin.net[f"{what}_sha256"]:
+            before = origin.net[f"{what}_sha256"]
+            sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
+    now = fingerprint(open_volume(origin.input["path"], origin.input["key"]))
+    if now != origin.input["fingerprint"]:
+        sentences.append(f"the volume {origin.input['path']} changed since")
+    installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}
+    for name, before in (*origin.packages.items(), ("python", origin.python)):
+        if before and installed[name] != before:
+            sentences.append(f"{name} is {installed[name] or 'not installed'}, it was {before}")
+    devices = origin.run.get("devices", [])
+    if devices and runner.device_name not in devices:
+        sentences.append(
+            f"the net ran on {', '.join(devices)}, now on {runner.device_name}; devices sum in other orders"
+        )
+    return sentences
 
 
 Said = TypeVar("Said", bound=Origin)

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
-from volpipe.resolve import nearest
+from volpipe.resolve import default_recipe, nearest
 
 Triple = tuple[int, int, int]
 Auto = Literal["auto"]
@@ -50,10 +50,14 @@ class NetChoice(Section):
 
     TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
+    `weights_key` names the part of a checkpoint that has the weights. `untrained` allows a net without weights: those
+    that its code makes, which must be the same at each call.
     """
 
     name: str = "unet3d"
     weights: str | None = None
+    weights_key: str | None = None
+    untrained: bool = False
     options: dict[str, Any] = Field(default_factory=dict)  # Any: whatever the net's function takes
     scale: Triple | None = None
     stride: Triple | None = None
@@ -62,6 +66,14 @@ class NetChoice(Section):
     intensity: Literal["same", "unit", "raw"] | None = None
     accept_tile_variance: bool = False
     trust_model: bool = False
+
+    @model_validator(mode="after")
+    def _agrees(self) -> NetChoice:
+        if self.untrained and self.weights is not None:
+            raise ValueError(f"untrained = true and weights {self.weights!r} exclude each other; leave one out")
+        if self.weights_key is not None and self.weights is None:
+            raise ValueError(f"weights_key {self.weights_key!r} is a part of weights, and there are none; give weights")
+        return self
 
 
 class Normalise(Section):
@@ -155,14 +167,16 @@ class Recipe(Section):
 
 
 def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
-    """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, an empty one.
+    """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, the default one.
+
+    That is the shipped configs/default.toml, as on the command line.
 
     Setting ``net.name`` to another net drops the options and weights that the file has for its own.
 
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    return typed(Recipe, load_tree(path, settings), str(path or "the settings"))
+    return typed(Recipe, load_tree(path or default_recipe(), settings), str(path or "the settings"))
 
 
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
@@ -206,7 +220,9 @@ def differences(old: Section, new: Section) -> list[str]:
 
 
 def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
-    """Write ``key=value`` into `tree`; setting ``net.name`` to another net drops what `tree` has for its own.
+    """Write ``key=value`` into `tree`.
+
+    Setting ``net.name`` to another net drops what `tree` has for its own; ``net.untrained=true`` drops the weights.
 
     Raises:
         RecipeError: it has another form, or goes through a value as if that were a section.
@@ -233,6 +249,9 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
         raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
     if key.strip() == "net.name" and place.get("name") != value:
         place.clear()
+    if key.strip() == "net.untrained" and value is True:
+        place.pop("weights", None)
+        place.pop("weights_key", None)
     place[last] = value
 
 

@@ -32,6 +32,7 @@ from volpipe.measure import sampled_affine
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan
+from volpipe.run import told_in
 from volpipe.tensors import Tensors, delete
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
@@ -106,7 +107,7 @@ def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: i
         delete(folder)
     for record in records:
         for block, reason in record.failed:
-            raise RunStopped(f"block {block} cannot be computed: {reason.splitlines()[-1]}")
+            raise RunStopped(f"block {block} cannot be computed: {told_in(reason)}", reason)
     return _mean([dataclasses.replace(Rates(*r.result), peak_bytes=r.peak_bytes) for r in records])
 
 

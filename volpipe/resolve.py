@@ -99,6 +99,11 @@ def shipped_recipe(recipe: Path) -> Path:
     return found if found.is_file() else recipe
 
 
+def default_recipe() -> Path:
+    """Return the file of the recipe that is meant where none is given: the shipped one, whatever lies in the folder."""
+    return Path(importlib.import_module("volpipe.configs").__path__[0]) / "default.toml"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean X?)" for the known name closest to `name`, or "" where none is close."""
     import difflib

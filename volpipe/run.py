@@ -230,6 +230,10 @@ class Loop:
             self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
+        if record.fatal:
+            reason = record.failed[0][1]
+            log.error("%s", reason)
+            raise RunStopped(f"the run stops: {told_in(reason)}", reason)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)

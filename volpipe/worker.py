@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from volpipe.errors import ChunkError
+from volpipe.errors import ChunkError, NetError
 from volpipe.heap import share_heap
 from volpipe.journal import Record
 from volpipe.lock import check_holder
@@ -223,6 +223,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
     done: list[int] = []
     failed: dict[int, str] = {}
     hopeless: list[int] = []
+    fatal = False
     with measured(stage) as usage:
         try:
             for unit, error in outcomes:
@@ -234,12 +235,14 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
                     hopeless.append(unit)
         except Exception as error:  # a net that does not load, say: every unit that is left fails alike
             failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
+            fatal = isinstance(error, NetError)
     return Record(
         stage,
         tuple(sorted(done)),
         tuple(sorted(failed.items())),
         hopeless=tuple(sorted(hopeless)),
         told=take_notes(),
+        fatal=fatal,
         **usage,
     )
 

@@ -1,0 +1,191 @@
+"""Weights in files as people save them: safetensors and torch's checkpoints, and the part of one that fits a net.
+
+Not here: the nets (nets), or the checkpoints of our own trainings (checkpoints). Files are data: ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from volpipe.errors import VolpipeError
+
+if TYPE_CHECKING:
+    import torch
+
+COMPILED = "_orig_mod."  # which torch.compile writes into names, anywhere
+DEEPEST = 8  # dictionaries and lists inside each other that are looked through
+COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The tensors of a file by their dotted place in it, and how many lie in each dictionary of it."""
+
+    tensors: Mapping[str, torch.Tensor]
+    groups: Counter[str]
+
+
+def load_state(due: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors in the file at `path` that a net loads whose state dict is `due`.
+
+    They may lie in any dictionary of the file, and their names may have a prefix: what fits is found.
+
+    Args:
+        due: of the net, as it is now.
+        path: of a safetensors file, or a torch file.
+        key: the dotted place in the file where they are looked for; None for anywhere.
+
+    Raises:
+        VolpipeError: no such file, more in it than tensors and plain values, none that fit the net, or several.
+    """
+    if not path.is_file():
+        raise VolpipeError(f"no weights at {path}")
+    content = _content(_read(path), path)
+    within = "" if key is None else f"{key.replace(COMPILED, '')}."
+    tensors = {name: tensor for name, tensor in content.tensors.items() if name.startswith(within)}
+    if not tensors:
+        places = ", ".join(
+            place.rstrip(".") or "the file itself" for place, _ in content.groups.most_common(MOST_NAMED)
+        )
+        raise VolpipeError(f"{path} has no tensors under net.weights_key {key!r}; it has some under {places}")
+    matches = _matches(due, tensors)
+    fitting = [prefix for prefix in matches if not _misfit(due, _below(tensors, prefix))]
+    if len(fitting) > 1:
+        keys = [prefix.rstrip(".") for prefix in fitting]
+        raise VolpipeError(
+            f"{' and '.join(keys)} in {path} both fit the net; name the one that is meant, such as "
+            f"net.weights_key={keys[0]}"
+        )
+    if fitting:
+        return {name: tensor for name, tensor in due.items() if name.endswith(COUNTER)} | _below(tensors, fitting[0])
+    raise VolpipeError(_refusal(due, path, tensors, matches, content, within))
+
+
+def _refusal(
+    due: Mapping[str, torch.Tensor],
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    matches: Counter[str],
+    content: _Content,
+    within: str,
+) -> str:
+    """Return why no part of a file fits: how the one that comes nearest differs."""
+    groups = {prefix: count for prefix, count in content.groups.items() if prefix.startswith(within)}
+    nearest = max(matches or groups or {within: 0}, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
+    why = _misfit(due, _below(tensors, nearest))
+    place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
+    advice = "the net.options" if matches else "the net.name and the net.options"
+    return f"the weights in {place} do not fit the net: {why}; give {advice} that they were trained with"
+
+
+def _read(path: Path) -> object:
+    """Return what the file at `path` holds: tensors and plain values, in dictionaries and lists."""
+    import torch
+
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of TorchScript, which is refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the readers make of a file that is something else
+        raise VolpipeError(_unreadable(path, str(error), type(error).__name__)) from error
+
+
+def _unreadable(path: Path, words: str, kind: str) -> str:
+    """Return why a file cannot be read of which torch says `words`, and what to do."""
+    if "TorchScript archive" in words:
+        return f"{path} is a program of TorchScript, not weights; name it as net.name={path.name}, with --trust-model"
+    classes = _classes(path, words)
+    load = f"torch.load({path.name!r}, weights_only=False)"
+    safe = f"{path.stem}.safetensors"
+    if any(name.startswith(("torch.nn.modules.", "torch.fx.")) for name in classes):
+        return (
+            f"{path} holds no plain tensors but a whole net, which is code and is not loaded; if you trust its maker, "
+            f"save its weights alone, in Python: net = {load}; safetensors.torch.save_file(net.state_dict(), {safe!r})"
+        )
+    if classes:
+        more = f" and {len(classes) - MOST_NAMED} more" if classes[MOST_NAMED:] else ""
+        return (
+            f"{path} holds no plain tensors alone: {', '.join(classes[:MOST_NAMED])}{more} would be made, which is "
+            f"code and is not; if you trust its maker, save the weights alone, in Python: file = {load}; "
+            f"safetensors.torch.save_file(file['state_dict'], {safe!r}), or by another key, of a net file.state_dict()"
+        )
+    first = re.sub(r"\x1b\[[\d;]*m", "", words).strip().partition("\n")[0]
+    return f"{path} holds no plain tensors: {kind}: {first}"
+
+
+def _classes(path: Path, words: str) -> list[str]:
+    """Return the classes and functions that a torch file would call, sorted: all, or the one that stopped torch."""
+    import torch
+
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+    except Exception:  # an old format, or a file that is something else
+        return re.findall(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", words)[:1]
+
+
+def _content(whole: object, path: Path) -> _Content:
+    """Return the tensors in what a file holds."""
+    found = list(_flat(whole, ""))
+    names = [place + name for place, name, _ in found]
+    plain = [name.replace(COMPILED, "") for name in names]
+    if not found or not isinstance(whole, Mapping | list | tuple):
+        raise VolpipeError(
+            f"{path} holds no tensors by name, but {type(whole).__name__}; save the net's state dict: "
+            f"torch.save(net.state_dict(), {path.name!r})"
+        )
+    names = plain if len(set(plain)) == len(names) else names
+    tensors = {name: tensor for name, (_, _, tensor) in zip(names, found, strict=True)}
+    return _Content(tensors, Counter(place.replace(COMPILED, "") for place, _, _ in found))
+
+
+def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield each tensor in `value` with its place, which ends in a point, and its name there."""
+    import torch
+
+    entries: Mapping[object, object] = (
+        value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
+    )
+    for key, entry in entries.items():
+        if isinstance(entry, torch.Tensor):
+            yield place, str(key), entry
+        elif depth < DEEPEST:
+            yield from _flat(entry, f"{place}{key}.", depth + 1)
+
+
+def _matches(due: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Counter[str]:
+    """Return how many names of `due` lie below each prefix."""
+    matches: Counter[str] = Counter()
+    for path in tensors:
+        starts = [0, *(place.end() for place in re.finditer(r"\.", path))]
+        matches.update(path[:start] for start in starts if path[start:] in due)
+    return matches
+
+
+def _below(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _misfit(due: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
+    kinds = (
+        ("missing", [name for name in due if name not in tensors and not name.endswith(COUNTER)]),
+        ("too many", [name for name in tensors if name not in due]),
+        ("of another shape", [
+            f"{name} {tuple(tensors[name].shape)} for {tuple(tensor.shape)}"
+            for name, tensor in due.items() if name in tensors and tensors[name].shape != tensor.shape
+        ]),
+    )  # fmt: skip
+    return ", ".join(
+        f"{what}: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") for what, names in kinds if names
+    )
