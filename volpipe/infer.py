@@ -74,6 +74,7 @@ class Runner:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
         choice = plan.recipe.infer
+        take_threads(choice.threads)
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
         net = build_net(plan.recipe.net, plan.search_path).to(device)
@@ -106,6 +107,7 @@ class Runner:
 
         assert self._net is not None
         choice = self.plan.recipe.infer
+        take_threads(choice.threads)
         with (
             torch.inference_mode(),
             torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
@@ -173,6 +175,17 @@ class Runner:
                 torch.cuda.empty_cache()
             return False
         return True
+
+
+def take_threads(num: int) -> None:
+    """Let torch compute with `num` threads wherever the calling thread asks it to.
+
+    The number is each thread's own, and setting it drops what oneDNN has prepared, so it is set only where it differs.
+    """
+    import torch
+
+    if torch.get_num_threads() != num:
+        torch.set_num_threads(num)
 
 
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:

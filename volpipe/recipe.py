@@ -115,11 +115,15 @@ class Infer(Section):
     `augment` is what test-time augmentation takes the mean of: all 8 mirrored forms of a window, or 16 that are also
     turned by quarters about z; it takes as many times as long.
 
+    threads: of the CPU that compute one window in each worker, the same on every site: another number sums in another
+    order, and changes last bits.
+
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
     """
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
+    threads: int = Field(1, ge=1, le=1024)
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     compile: bool = False
