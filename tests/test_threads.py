@@ -1,4 +1,4 @@
-"""The number of workers, and of threads that a site gives them, does not change a byte: the plan says the net's threads."""
+"""The number of workers, and of threads that a site gives them, does not change a byte: threads are the plan's."""
 
 from __future__ import annotations
 

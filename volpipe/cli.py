@@ -33,11 +33,13 @@ from volpipe.show import (
     Rate,
     alternatives_table,
     appraisal_table,
+    clipped_line,
     codec_table,
     duration,
     footprint_lines,
     info_lines,
     intensity_line,
+    measured_line,
     missing_table,
     plan_table,
     progress_line,
@@ -163,6 +165,10 @@ def run(
 def _tell(report: Report, started: float | None = None) -> None:
     """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
     out.print(report_table(report, started=started or psutil.Process().create_time()))
+    if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
+        out.print(grey)
+    if clipped := clipped_line(report):
+        err.print(clipped)
     if report.seams:
         out.print(seam_line(report.seams))
     if warning := seam_warning(report.seams):

@@ -24,7 +24,7 @@ from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe, normalised
-from volpipe.ops import ALL_FINITE, Nonfinite
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
@@ -62,6 +62,8 @@ class Report:
     Attributes:
         missing: what failed, and then what cannot be done without that.
         num_held: blocks that were to be left alone in this session.
+        clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
+        normalise: how grey levels were mapped; None where nothing was done.
     """
 
     plan: Plan
@@ -76,6 +78,8 @@ class Report:
     driver_peak_bytes: int = 0
     was_complete: bool = False
     kept: Nonfinite = ALL_FINITE
+    clipped: tuple[int, float] = (0, 0.0)
+    normalise: Affine | None = None
     seams: list[Score] = field(default_factory=list)
 
 
@@ -189,6 +193,7 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     _clean(plan, folder, keep_tensors)
     if not is_sealed(folder):
         report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
+        report.clipped = clipped_in(journal, wanted)
         seal(folder, plan, _findings(report))
     return Report(plan, folder.path, was_complete=True)
 
@@ -231,7 +236,7 @@ def _work(
     *,
     tolerated: float,
 ) -> Report:
-    plan, normalise = wanted.plan, normalisation(passes, journal)
+    plan, normalise = wanted.plan, normalisation(passes, journal, wanted)
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
     create_output(plan, origin(wanted, normalise))
     job.tensors.create()
@@ -249,6 +254,8 @@ def _work(
         loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
         kept=kept_in(journal),
+        clipped=clipped_in(journal, wanted),
+        normalise=normalise,
     )
 
 
@@ -265,6 +272,7 @@ def _findings(report: Report) -> dict[str, object]:
     """Return what the output says of how its run ended."""
     return {
         "kept": dataclasses.asdict(report.kept),
+        "clipped": {"voxels": report.clipped[0], "share": report.clipped[1]},
         "missing": len(report.missing),
         "seams": {score.axis: round(score.value, 4) for score in report.seams},
     }
@@ -274,6 +282,12 @@ def kept_in(journal: Journal) -> Nonfinite:
     """Return how many voxels of all sessions are not finite, and were kept."""
     counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
     return sum(counts, ALL_FINITE)
+
+
+def clipped_in(journal: Journal, wanted: Wanted) -> tuple[int, float]:
+    """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
+    num = sum(record.clipped for record in journal.records())
+    return num, num / (wanted.num_voxels * wanted.plan.net.out_channels)
 
 
 def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:

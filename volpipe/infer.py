@@ -22,7 +22,7 @@ from volpipe.errors import NonfiniteError
 from volpipe.grid import Box
 from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net
-from volpipe.ops import ALL_FINITE, Affine, Nonfinite
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.output import finish, write_total, write_wanted
 from volpipe.plan import Plan
 from volpipe.shortage import advice, is_shortage
@@ -233,6 +233,7 @@ class BlockSum:
     block: int
     box: Box = field(init=False)
     total: np.ndarray = field(init=False, repr=False)
+    tally: Tally = field(default_factory=Tally)
     _bad: np.ndarray | None = field(default=None, repr=False)  # flags of NaN and of infinite voxels, once there are any
 
     @property
@@ -273,7 +274,7 @@ class BlockSum:
             if plan.dtype.kind != "f":
                 part = np.where(finite, part, np.float32(0))  # which is not wanted, and has no integer
         if self.is_finished:
-            self.total[:, *place] = finish(plan, self.normalise, part)
+            self.total[:, *place] = finish(plan, self.normalise, part, self.tally)
         elif blend == "crop":
             self.total[:, *place] += part
         else:
@@ -329,11 +330,13 @@ class Written:
         shared: shards, of those that it shares with other blocks, that are thereby written.
         bad: what was not finite, and was kept.
         sums: checksums of all the shards that it wrote, by their number.
+        clipped: voxels that were clipped to the type of the output.
     """
 
     shared: tuple[int, ...] = ()
     bad: Nonfinite = ALL_FINITE
     sums: Mapping[int, str] = field(default_factory=dict)
+    clipped: int = 0
 
 
 def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
@@ -358,8 +361,10 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
         if done.is_finished:
             sums[shard] = write_wanted(wanted, box, done.part(box))
         else:
-            sums[shard] = write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
-    return Written(tuple(shard for shard in closed if not plan.is_direct(shard)), done.bad, sums)
+            total = tensors.total(box, contributors[shard], done)
+            sums[shard] = write_total(wanted, done.normalise, box, total, done.tally)
+    shared = tuple(shard for shard in closed if not plan.is_direct(shard))
+    return Written(shared, done.bad, sums, done.tally.clipped)
 
 
 def infer(

@@ -50,6 +50,7 @@ class NetChoice(Section):
 
     TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
+    `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
     """
 
     name: str = "unet3d"
@@ -60,6 +61,7 @@ class NetChoice(Section):
     halo: Triple | None = None
     out_channels: int | None = Field(None, ge=1)
     intensity: Literal["same", "unit", "raw"] | None = None
+    trained_range: tuple[float, float] | None = None
     accept_tile_variance: bool = False
     trust_model: bool = False
 
@@ -67,12 +69,13 @@ class NetChoice(Section):
 class Normalise(Section):
     """Global statistics: given here, or measured once over the whole volume, never per window.
 
-    range: [low, high] to [-1, 1]. zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1].
-    none: values as they are.
+    range: [low, high] to [-1, 1], those of the type where none are given, or of the volume where it is of floats.
+    zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1]. none: values as they are.
+    auto: what is given, low and high or mean and std; else the range of types of 8 bits, and percentiles of others.
     eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
     """
 
-    method: Literal["none", "range", "zscore", "percentile"] = "range"
+    method: Literal["auto", "none", "range", "zscore", "percentile"] = "auto"
     low: float | None = None
     high: float | None = None
     mean: float | None = None
@@ -84,6 +87,10 @@ class Normalise(Section):
     def _pairs(self) -> Normalise:
         if (self.low is None) != (self.high is None) or (self.mean is None) != (self.std is None):
             raise ValueError("give low and high together, and mean and std together")
+        if self.mean is not None and (self.low is not None or self.method not in ("auto", "zscore")):
+            raise ValueError("mean and std are for method zscore, without low and high; leave out what is not meant")
+        if self.low is not None and self.method not in ("auto", "range", "percentile"):
+            raise ValueError(f"low and high are for method range, not {self.method}; leave out what is not meant")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")
         if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
