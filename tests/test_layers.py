@@ -60,6 +60,7 @@ LAYERS = (
     "label_recipe        levels",
     "recipe journal sites sample convert survey checkup",
     "growth stand_in",
+    "identity",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
     "blend ops resolve augment affinities  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",

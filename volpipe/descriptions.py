@@ -18,7 +18,12 @@ from volpipe.recipe import NetChoice
 
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {"accept_tile_variance", "trained_range", "trust_model"}  # they say what is allowed, not what the net is
+OF_THE_RUN = {
+    "accept_tile_variance",
+    "offsets",
+    "trained_range",
+    "trust_model",
+}  # they say what is allowed, not what the net is
 
 
 def models_folder() -> Path:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
-from volpipe.errors import RunError, RunStopped, VolpipeError
+from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
+from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe, normalised
@@ -28,7 +29,7 @@ from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
-from volpipe.provenance import begin_session, is_sealed, origin, seal
+from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
 from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
@@ -136,6 +137,8 @@ def execute(
     site: str = "",
     only: Box | None = None,
     tolerated: float = TOLERATED_SHARE,
+    same_input: bool = False,
+    is_outside: bool = True,
 ) -> Report:
     """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
 
@@ -150,6 +153,8 @@ def execute(
         site: what the output says of where it was made.
         only: box of the output (z, y, x); what other shards need is left for another session.
         tolerated: share of units that may fail; see `run.Loop`.
+        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        is_outside: whether others may change the volume: not that of a stage which an earlier one writes.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
@@ -160,6 +165,7 @@ def execute(
         if fresh:
             _forget(folder, files.locate(plan.out))
         _claim(folder, plan)
+        inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
         with logging_to(folder.log), Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
@@ -168,23 +174,59 @@ def execute(
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
+                store_identities(folder.inputs, inputs)
                 begin_session(folder, plan, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(executors, job, listener.on_progress)
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
                 if only is not None:
+                    _check_only(only, wanted)
                     schedule.limit(only)
                 found = appraise_run(wanted, folder, executors, schedule.share_left)
                 listener.on_estimate(found)
                 found.check(schedule.share_left)
-                report = _work(wanted, executors, stages, journal, schedule, tolerated=tolerated)
+                normalise = normalisation(stages, journal, wanted)
+                create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
+                report = _work(wanted, executors, stages, journal, schedule, normalise, tolerated=tolerated)
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
                 report.seams = _seams(wanted)
             seal(folder, plan, _findings(report))
             return report
+
+
+def _check_only(only: Box, wanted: Wanted) -> None:
+    if not wanted.touches(only):
+        raise PlanError(
+            f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
+            f"{Box.of(wanted.plan.out_shape)}; give another box, or leave --only out"
+        )
+
+
+def _inputs(plan: Plan) -> dict[str, Volume]:
+    """Return what `plan` reads, by what it is."""
+    inputs = {"volume": open_volume(plan.source.path, plan.source.key)}
+    return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
+
+
+def recognise(
+    folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
+) -> dict[str, Identity]:
+    """Return what the inputs of the run in `folder` are known by now; of one that was begun, they must be as then.
+
+    Raises:
+        RunError: one has changed; the message says what of it.
+    """
+    inputs = {what: identify(volume) for what, volume in volumes.items()}
+    if folder.journal.is_file():
+        compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
+        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
+        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
+        if same_input or not folder.inputs.is_file():
+            store_identities(folder.inputs, inputs)
+    return inputs
 
 
 def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
@@ -233,12 +275,12 @@ def _work(
     passes: Passes,
     journal: Journal,
     schedule: Schedule,
+    normalise: Affine,
     *,
     tolerated: float,
 ) -> Report:
-    plan, normalise = wanted.plan, normalisation(passes, journal, wanted)
+    plan = wanted.plan
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
-    create_output(plan, origin(wanted, normalise))
     job.tensors.create()
     submit = executors.submitter(job)
     loop = Loop(schedule, submit, executors.slots, journal, passes.show, tolerated=tolerated, told=passes.told)

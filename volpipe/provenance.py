@@ -19,16 +19,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 from pydantic import BaseModel
 
 import volpipe
-from volpipe.errors import RunError, VolumeError
+from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
-from volpipe.grid import Box
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
@@ -36,7 +34,6 @@ from volpipe.plan import Plan
 from volpipe.programs import is_program, sources
 from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -44,11 +41,10 @@ RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
 SESSION_STAGE = "session"
-SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
 
 
-def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
-    """Return what the output says of its origin, the same in every run of its recipe."""
+def origin(wanted: Wanted, normalise: Affine, fingerprint: str) -> dict[str, object]:
+    """Return what the output says of its origin, the same in every run of its recipe over this input."""
     plan = wanted.plan
     cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
     source = plan.source.model_dump(mode="json")
@@ -56,7 +52,7 @@ def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json") | {"code_sha256": code_hash(plan)},
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.source.path, plan.source.key))},
+        "input": source | {"fingerprint": fingerprint},
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
         "wanted": cells,
@@ -106,25 +102,6 @@ def _sources(name: str, search_path: Path) -> list[Path]:
         return []
     file = Path(found.origin)
     return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-
-
-def fingerprint(volume: Volume) -> str:
-    """Return a hash of what the metadata of `volume` say, and of the voxels of some boxes of it, the same ones always.
-
-    A box that cannot be read counts as such.
-    """
-    said = [volume.format, volume.shape, str(volume.dtype), volume.chunks, volume.shards, volume.codec, volume.axes]
-    digest = hashlib.sha256(json.dumps(said).encode())
-    dice, reader = np.random.default_rng(SEED), volume.open()
-    shape = volume.spatial_shape
-    for _ in range(SAMPLED_BOXES):
-        start = tuple(int(dice.integers(-(-n // SAMPLED_EDGE))) * SAMPLED_EDGE for n in shape)
-        box = Box(start, tuple(min(a + SAMPLED_EDGE, n) for a, n in zip(start, shape, strict=True)))
-        try:
-            digest.update(np.ascontiguousarray(reader.read(box)).tobytes())
-        except VolumeError:
-            digest.update(b"unreadable")
-    return digest.hexdigest()[:32]
 
 
 class Session(BaseModel):
@@ -198,6 +175,25 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def noted_fingerprint(output: str | Path) -> str:
+    """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
+    try:
+        source = told_by(output).get("input")
+    except RunError:
+        return ""
+    return str(source.get("fingerprint", "")) if isinstance(source, dict) else ""
+
+
+def noted_offsets(output: str | Path) -> object:
+    """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
+    try:
+        recipe = told_by(output).get("recipe")
+    except RunError:
+        return None
+    net = recipe.get("net") if isinstance(recipe, dict) else None
+    return net.get("offsets") if isinstance(net, dict) else None
 
 
 class Origin(BaseModel):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from volpipe.affinities import Offset
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
@@ -51,6 +52,7 @@ class NetChoice(Section):
     TorchScript and torch.export are code that their maker wrote, and are loaded only where `trust_model` says so.
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
     `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
+    `offsets`: of affinities, to which voxel (z, y, x) each channel is; `volpipe label` compares them with its own.
     """
 
     name: str = "unet3d"
@@ -62,6 +64,7 @@ class NetChoice(Section):
     out_channels: int | None = Field(None, ge=1)
     intensity: Literal["same", "unit", "raw"] | None = None
     trained_range: tuple[float, float] | None = None
+    offsets: tuple[Offset, ...] | None = None
     accept_tile_variance: bool = False
     trust_model: bool = False
 
