@@ -89,7 +89,12 @@ def test_ranges_map_to_minus_one_and_one() -> None:
     ("choice", "dtype", "measured", "twice"),
     [
         (Normalise(), "uint8", False, False),
-        (Normalise(), "float32", True, False),
+        (Normalise(), "int8", False, False),
+        (Normalise(), "uint16", True, True),
+        (Normalise(), "float32", True, True),
+        (Normalise(mean=1, std=2), "uint16", False, False),
+        (Normalise(method="range"), "uint16", False, False),
+        (Normalise(method="range"), "float32", True, False),
         (Normalise(low=0, high=1), "float32", False, False),
         (Normalise(method="zscore"), "uint8", True, False),
         (Normalise(method="zscore", mean=1, std=1), "uint8", False, False),

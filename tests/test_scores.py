@@ -374,8 +374,9 @@ def test_the_command_prints_and_writes_what_it_found(
     assert told["scores"]["output"]["psnr"] == pytest.approx(known)
     assert told["scores"]["output"]["half"] is None  # no cube fits
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    labels = give(*base, "--labels")
-    assert "VOI split + merge" in labels.out
+    refused = give(*base, "--labels")
+    assert refused.code == 2
+    assert "made.tif looks like an image, not like labels: of neighbouring voxels in" in " ".join(refused.err.split())
     assert give(*base, "--margin", "4").err == "volpipe: --margin '4': write three numbers, z,y,x, such as 4,0,0\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.tif", "p.png", "s.json", "truth.tif"]
 

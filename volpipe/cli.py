@@ -33,11 +33,13 @@ from volpipe.show import (
     Rate,
     alternatives_table,
     appraisal_table,
+    clipped_line,
     codec_table,
     duration,
     footprint_lines,
     info_lines,
     intensity_line,
+    measured_line,
     missing_table,
     plan_table,
     progress_line,
@@ -122,6 +124,9 @@ def run(
     only: OnlyOption = None,
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
+    same_input: Annotated[
+        bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
+    ] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
@@ -132,6 +137,7 @@ def run(
             is_complete = cli_flow.run(
                 cli_flow.plan_of(flow, volume, out_path), config,
                 fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
+                same_input=same_input,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
     from volpipe.apps.start import on_site
@@ -150,6 +156,7 @@ def run(
             report = execute(
                 plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config,
                 only=None if only is None else find_part(only, plan.out_shape), tolerated=0 if strict else tolerate,
+                same_input=same_input,
             )  # fmt: skip
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
@@ -163,6 +170,10 @@ def run(
 def _tell(report: Report, started: float | None = None) -> None:
     """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
     out.print(report_table(report, started=started or psutil.Process().create_time()))
+    if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
+        out.print(grey)
+    if clipped := clipped_line(report):
+        err.print(clipped)
     if report.seams:
         out.print(seam_line(report.seams))
     if warning := seam_warning(report.seams):

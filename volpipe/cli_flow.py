@@ -56,6 +56,7 @@ def run(
     tolerated: float,
     shown: Shown,
     tell: Callable[[Report, float], None],
+    same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.apps.start import on_site
@@ -90,7 +91,7 @@ def run(
     )
     report = execute_flow(
         plan, start, fresh=fresh, listener=listener,
-        options=FlowOptions(keep_tensors=keep_tensors, site=config, tolerated=tolerated),
+        options=FlowOptions(keep_tensors=keep_tensors, site=config, tolerated=tolerated, same_input=same_input),
     )  # fmt: skip
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")

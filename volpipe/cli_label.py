@@ -36,6 +36,9 @@ def label(
     recipe: Annotated[Path | None, typer.Option(help="How, as TOML; without one, the defaults.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
     fresh: Annotated[bool, typer.Option(help="Delete these labels and what made them, and start over.")] = False,
+    same_input: Annotated[
+        bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
+    ] = False,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write how it ended to this file.")] = None,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
@@ -59,7 +62,9 @@ def label(
 
     try:
         with shown() as on_progress:
-            made = make(plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config)
+            made = make(
+                plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config, same_input=same_input
+            )
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
         raise typer.Exit(INCOMPLETE) from None

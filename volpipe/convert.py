@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.access import state
 from volpipe.errors import VolumeError
 from volpipe.formats import hdf5, mrc, npy, tiff
 from volpipe.formats.container import absolute, inside
@@ -33,6 +32,7 @@ from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import Box, Grid
 from volpipe.growth import FOLDERS, Target, growing
+from volpipe.identity import identify
 from volpipe.quota import find_quotas
 from volpipe.volume import ArraySpec, Volume, open_volume
 
@@ -223,7 +223,7 @@ def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
     return {
         "volume": str(volume),
         "shape": volume.shape,
-        "metadata": state(volume.folder) if isinstance(volume.folder, Path) else (),
+        "source": identify(volume).model_dump(mode="json"),
         "key": target.key,
         "format": target.format,
         "dtype": str(spec.dtype),

@@ -96,6 +96,7 @@ def _try(choice: NetChoice, infer: Infer, shape: Sequence[int], search_path: str
     """Return seconds and highest memory of a call with windows of `shape`; the first call is not counted."""
     import torch
 
+    torch.set_num_threads(infer.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = build_net(choice, search_path).to(device)
     windows = torch.zeros(tuple(shape), device=device)

@@ -20,7 +20,13 @@ from volpipe.resolve import default_recipe
 
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {"accept_tile_variance", "trust_model", "untrained"}  # they say what is allowed, not what the net is
+OF_THE_RUN = {  # they say what is allowed, or what is known beside the net, not what the net is
+    "accept_tile_variance",
+    "offsets",
+    "trained_range",
+    "trust_model",
+    "untrained",
+}
 
 
 def models_folder() -> Path:

@@ -14,21 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
-from volpipe.errors import RunError, RunStopped, VolpipeError
+from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
+from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
-from volpipe.ops import ALL_FINITE, Nonfinite
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
-from volpipe.provenance import begin_session, is_sealed, origin, seal
+from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
 from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
@@ -62,6 +63,8 @@ class Report:
     Attributes:
         missing: what failed, and then what cannot be done without that.
         num_held: blocks that were to be left alone in this session.
+        clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
+        normalise: how grey levels were mapped; None where nothing was done.
     """
 
     plan: Plan
@@ -76,6 +79,8 @@ class Report:
     driver_peak_bytes: int = 0
     was_complete: bool = False
     kept: Nonfinite = ALL_FINITE
+    clipped: tuple[int, float] = (0, 0.0)
+    normalise: Affine | None = None
     seams: list[Score] = field(default_factory=list)
 
 
@@ -133,6 +138,8 @@ def execute(
     site: str = "",
     only: Box | None = None,
     tolerated: float = TOLERATED_SHARE,
+    same_input: bool = False,
+    is_outside: bool = True,
 ) -> Report:
     """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
 
@@ -147,6 +154,8 @@ def execute(
         site: what the output says of where it was made.
         only: box of the output (z, y, x); what other shards need is left for another session.
         tolerated: share of units that may fail; see `run.Loop`.
+        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        is_outside: whether others may change the volume: not that of a stage which an earlier one writes.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much fails.
@@ -157,6 +166,7 @@ def execute(
         if fresh:
             _forget(folder, files.locate(plan.out))
         _claim(folder, plan)
+        inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
         with logging_to(folder.log), Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
@@ -167,17 +177,21 @@ def execute(
             listener.on_plan(plan, folder)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
+                store_identities(folder.inputs, inputs)
                 begin_session(folder, plan, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(executors, job, listener.on_progress)
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
                 if only is not None:
+                    _check_only(only, wanted)
                     schedule.limit(only)
                 found = appraise_run(wanted, folder, executors, schedule.share_left)
                 listener.on_estimate(found)
                 found.check(schedule.share_left)
-                report = _work(wanted, executors, stages, journal, schedule, tolerated=tolerated)
+                normalise = normalisation(stages, journal, wanted)
+                create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
+                report = _work(wanted, executors, stages, journal, schedule, normalise, tolerated=tolerated)
                 report.estimate = found.estimate
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
@@ -186,12 +200,45 @@ def execute(
             return report
 
 
+def _check_only(only: Box, wanted: Wanted) -> None:
+    if not wanted.touches(only):
+        raise PlanError(
+            f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
+            f"{Box.of(wanted.plan.out_shape)}; give another box, or leave --only out"
+        )
+
+
+def _inputs(plan: Plan) -> dict[str, Volume]:
+    """Return what `plan` reads, by what it is."""
+    inputs = {"volume": open_volume(plan.source.path, plan.source.key)}
+    return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
+
+
+def recognise(
+    folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
+) -> dict[str, Identity]:
+    """Return what the inputs of the run in `folder` are known by now; of one that was begun, they must be as then.
+
+    Raises:
+        RunError: one has changed; the message says what of it.
+    """
+    inputs = {what: identify(volume) for what, volume in volumes.items()}
+    if folder.journal.is_file():
+        compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
+        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
+        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
+        if same_input or not folder.inputs.is_file():
+            store_identities(folder.inputs, inputs)
+    return inputs
+
+
 def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
     """Return the report of a run that was complete, closed now if its driver was killed before it could."""
     plan = wanted.plan
     _clean(plan, folder, keep_tensors)
     if not is_sealed(folder):
         report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
+        report.clipped = clipped_in(journal, wanted)
         seal(folder, plan, _findings(report))
     return Report(plan, folder.path, was_complete=True)
 
@@ -231,12 +278,12 @@ def _work(
     passes: Passes,
     journal: Journal,
     schedule: Schedule,
+    normalise: Affine,
     *,
     tolerated: float,
 ) -> Report:
-    plan, normalise = wanted.plan, normalisation(passes, journal)
+    plan = wanted.plan
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
-    create_output(plan, origin(wanted, normalise))
     job.tensors.create()
     submit = executors.submitter(job)
     loop = Loop(schedule, submit, executors.slots, journal, passes.show, tolerated=tolerated, told=passes.told)
@@ -252,6 +299,8 @@ def _work(
         loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
         kept=kept_in(journal),
+        clipped=clipped_in(journal, wanted),
+        normalise=normalise,
     )
 
 
@@ -268,6 +317,7 @@ def _findings(report: Report) -> dict[str, object]:
     """Return what the output says of how its run ended."""
     return {
         "kept": dataclasses.asdict(report.kept),
+        "clipped": {"voxels": report.clipped[0], "share": report.clipped[1]},
         "missing": len(report.missing),
         "seams": {score.axis: round(score.value, 4) for score in report.seams},
     }
@@ -277,6 +327,12 @@ def kept_in(journal: Journal) -> Nonfinite:
     """Return how many voxels of all sessions are not finite, and were kept."""
     counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
     return sum(counts, ALL_FINITE)
+
+
+def clipped_in(journal: Journal, wanted: Wanted) -> tuple[int, float]:
+    """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
+    num = sum(record.clipped for record in journal.records())
+    return num, num / (wanted.num_voxels * wanted.plan.net.out_channels)
 
 
 def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:

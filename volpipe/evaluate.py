@@ -18,6 +18,7 @@ import numpy as np
 from volpipe import scores
 from volpipe.errors import PlanError
 from volpipe.grid import Box, Grid
+from volpipe.identity import fingerprint
 from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record
 from volpipe.ops import to_dtype
@@ -32,6 +33,8 @@ AXES = "zyx"
 BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
+LOOKED_AT, LEAST_PAIRS = 64, 1000  # edge of the box that is looked at, pairs of voxels that tell
+ALIKE = 0.5  # of the pairs along x: of real labels 0.9 and more are, of FIB-SEM of 8 bits 0.1
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,19 @@ def fit_evaluation(
     )
     if box.is_empty or not Box.of(made.spatial_shape).contains(box):
         raise PlanError(f"box {box} is empty or leaves the output {made}, which has {made.spatial_shape} voxels")
-    _check_kind(kind, made, truth)
+    _check_kind(kind, made, truth, data_range)
     found = Evaluation(made, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(found)
     return found
 
 
-def _check_kind(kind: str, made: Volume, truth: Volume) -> None:
+def _check_kind(kind: str, made: Volume, truth: Volume, data_range: float | None) -> None:
     for volume in (made, truth):
+        if kind == "image" and data_range is None and volume.dtype.kind in "iu" and volume.dtype.itemsize > 2:
+            raise PlanError(
+                f"{volume} has {volume.dtype} voxels, as labels have, whose numbers are no grey levels; score labels "
+                "with --labels, or give --data-range if these are grey levels"
+            )
         if kind == "labels" and volume.dtype.kind not in "iu":
             raise PlanError(f"{volume} has {volume.dtype} voxels, labels are whole numbers; leave --labels out")
 
@@ -210,8 +218,12 @@ def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
         folder: for those files.
 
     Raises:
+        PlanError: what is to be scored as labels has an image's voxels.
         RunStopped: a block cannot be scored.
     """
+    if found.kind == "labels":
+        for volume in (found.output, found.reference):
+            _check_labels(volume, found.box)
     sums: dict[str, ImageSums] = {}
     tables = Overlaps.total([])
     with start(folder) as workers:
@@ -224,6 +236,21 @@ def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
     if found.kind == "labels":
         return label_scores(tables)
     return {name: ImageScores.of(each, found.data_range) for name, each in sums.items()}
+
+
+def _check_labels(volume: Volume, box: Box) -> None:
+    """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom."""
+    start = tuple(max(a, (a + b - LOOKED_AT) // 2) for a, b in zip(box.start, box.stop, strict=True))
+    part = Box(start, tuple(min(a + LOOKED_AT, b) for a, b in zip(start, box.stop, strict=True)))
+    data = volume.open().read(part)[0]
+    before, after = data[..., :-1], data[..., 1:]
+    in_objects = (before != 0) | (after != 0)
+    num, num_alike = int(np.count_nonzero(in_objects)), int(np.count_nonzero(in_objects & (before == after)))
+    if num >= LEAST_PAIRS and num_alike < ALIKE * num:
+        raise PlanError(
+            f"{volume} looks like an image, not like labels: of neighbouring voxels in {part} only "
+            f"{num_alike / num:.0%} are alike, and within objects all are; leave --labels out, or name the labels"
+        )
 
 
 def score(found: Evaluation, block: int) -> Record:
@@ -285,6 +312,7 @@ def describe_evaluation(found: Evaluation) -> dict[str, object]:
         "kind": found.kind,
         "box": str(found.box),
         "data_range": found.data_range,
+        "reference_fingerprint": fingerprint(found.reference),  # so that scores of another one are not kept
     }
 
 

@@ -17,7 +17,7 @@ from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, check_writable
-from volpipe.label_plan import LabelPlan, fit
+from volpipe.label_plan import LabelPlan, check_offsets, fit
 from volpipe.label_recipe import LabelInput, LabelRecipe
 from volpipe.labelling import plan_labels
 from volpipe.limits import check_access, check_apart, check_window
@@ -142,6 +142,7 @@ def _plan_labels(
         plan = plan_labels(location, recipe, out, search_path)
         return StagePlan(stage.name, stage.kind, stage.reads, open_volume(plan.path, plan.key), out, plan)
     given = _fed(feed, recipe.input)
+    check_offsets(given, recipe, feed.work.recipe.net.offsets if isinstance(feed.work, Plan) else None)
     plan = fit(given, recipe, str(out), str(search_path))
     check_access(None, out)
     return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)

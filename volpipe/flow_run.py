@@ -53,6 +53,7 @@ class FlowOptions:
     keep_tensors: bool = False
     site: str = ""
     tolerated: float = TOLERATED_SHARE
+    same_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -301,13 +302,16 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     if isinstance(stage.work, LabelPlan):
         known = sum(1 for _ in read_records(stage.folder.journal))
         with listener.of_labels() as on_progress:
-            made = label(stage.work, start, on_progress=on_progress, site=options.site)
+            made = label(
+                stage.work, start, on_progress=on_progress, site=options.site, same_input=options.same_input,
+                is_outside=stage.reads == VOLUME,
+            )  # fmt: skip
         took = _totals(stage.folder, known)
         return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made, totals=took)
     with listener.of_run(stage.work) as of_run:
         report = execute(
             stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
-            tolerated=options.tolerated,
+            tolerated=options.tolerated, same_input=options.same_input, is_outside=stage.reads == VOLUME,
         )  # fmt: skip
     is_whole = report.was_complete or not report.missing
     return StageReport(stage, is_whole, report.was_complete, time.monotonic() - began, report, totals=report.totals)

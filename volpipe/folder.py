@@ -108,6 +108,11 @@ class RunFolder:
         return self.path / WANTED_FILE
 
     @property
+    def inputs(self) -> Path:
+        """What the volume and the mask were known by when the run was begun."""
+        return self.path / "inputs.json"
+
+    @property
     def plan_file(self) -> Path:
         return self.path / PLAN_FILE
 

@@ -24,6 +24,7 @@ from volpipe.formats.container import create_groups
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote
+from volpipe.identity import Identity, changes
 from volpipe.lock import LOCK_FILE, held
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
@@ -138,9 +139,10 @@ class Tally:
         try:
             tree = json.loads(text)
             found, self.below, self.beyond = tree["copy"], int(tree["below"]), set(map(int, tree["beyond"]))
-            changed = [
-                f"{key} {found.get(key)} -> {value}" for key, value in self.identity.items() if found.get(key) != value
-            ]
+            own = {key: value for key, value in self.identity.items() if key != "source"}
+            changed = [f"{key} {found.get(key)} -> {value}" for key, value in own.items() if found.get(key) != value]
+            sources = [Identity.model_validate(copy["source"]) for copy in (found, self.identity) if "source" in copy]
+            changed += changes(*sources) if len(sources) == 2 and not changed else []
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise VolumeError(f"{self.file} is damaged; remove {self.file.parent} to start over") from error
         if changed:

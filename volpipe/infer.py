@@ -23,7 +23,7 @@ from volpipe.errors import NetError, NonfiniteError
 from volpipe.grid import Box
 from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net, check_same_net, weights_digest
-from volpipe.ops import ALL_FINITE, Affine, Nonfinite
+from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.output import finish, write_total, write_wanted
 from volpipe.plan import Plan
 from volpipe.programs import code_hash, short_hash
@@ -79,6 +79,7 @@ class Runner:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
         choice = plan.recipe.infer
+        take_threads(choice.threads)
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
         chosen, search_path = plan.recipe.net, plan.search_path
@@ -130,6 +131,7 @@ class Runner:
 
         assert self._net is not None
         choice = self.plan.recipe.infer
+        take_threads(choice.threads)
         with (
             torch.inference_mode(),
             torch.autocast(self.device, getattr(torch, choice.precision), enabled=choice.precision != "float32"),
@@ -199,6 +201,17 @@ class Runner:
         return True
 
 
+def take_threads(num: int) -> None:
+    """Let torch compute with `num` threads wherever the calling thread asks it to.
+
+    The number is each thread's own, and setting it drops what oneDNN has prepared, so it is set only where it differs.
+    """
+    import torch
+
+    if torch.get_num_threads() != num:
+        torch.set_num_threads(num)
+
+
 def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest power of two up to `most` that `fits`, tried upwards.
 
@@ -244,6 +257,7 @@ class BlockSum:
     block: int
     box: Box = field(init=False)
     total: np.ndarray = field(init=False, repr=False)
+    tally: Tally = field(default_factory=Tally)
     _bad: np.ndarray | None = field(default=None, repr=False)  # flags of NaN and of infinite voxels, once there are any
 
     @property
@@ -284,7 +298,7 @@ class BlockSum:
             if plan.dtype.kind != "f":
                 part = np.where(finite, part, np.float32(0))  # which is not wanted, and has no integer
         if self.is_finished:
-            self.total[:, *place] = finish(plan, self.normalise, part)
+            self.total[:, *place] = finish(plan, self.normalise, part, self.tally)
         elif blend == "crop":
             self.total[:, *place] += part
         else:
@@ -340,11 +354,13 @@ class Written:
         shared: shards, of those that it shares with other blocks, that are thereby written.
         bad: what was not finite, and was kept.
         sums: checksums of all the shards that it wrote, by their number.
+        clipped: voxels that were clipped to the type of the output.
     """
 
     shared: tuple[int, ...] = ()
     bad: Nonfinite = ALL_FINITE
     sums: Mapping[int, str] = field(default_factory=dict)
+    clipped: int = 0
 
 
 def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
@@ -369,8 +385,10 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
         if done.is_finished:
             sums[shard] = write_wanted(wanted, box, done.part(box))
         else:
-            sums[shard] = write_total(wanted, done.normalise, box, tensors.total(box, contributors[shard], done))
-    return Written(tuple(shard for shard in closed if not plan.is_direct(shard)), done.bad, sums)
+            total = tensors.total(box, contributors[shard], done)
+            sums[shard] = write_total(wanted, done.normalise, box, total, done.tally)
+    shared = tuple(shard for shard in closed if not plan.is_direct(shard))
+    return Written(shared, done.bad, sums, done.tally.clipped)
 
 
 def infer(

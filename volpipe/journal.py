@@ -35,6 +35,7 @@ class Record:
         host, pid: where.
         nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
             were kept.
+        clipped: voxels of the output that were clipped to its type.
         sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
         hopeless: those of `failed` that another attempt would not help, as long as the input is what it is.
         told: what its worker has to say, for the log.
@@ -58,6 +59,7 @@ class Record:
     host: str = ""
     pid: int = 0
     nonfinite: tuple[tuple[int, int, int], ...] = ()
+    clipped: int = 0
     sums: tuple[tuple[int, int, str], ...] = ()
     hopeless: tuple[int, ...] = ()
     told: tuple[str, ...] = ()

@@ -15,10 +15,11 @@ from volpipe import checksums
 from volpipe.errors import PlanError
 from volpipe.formats import files
 from volpipe.grid import Box
+from volpipe.identity import fingerprint
 from volpipe.label_plan import LabelPlan
 from volpipe.label_recipe import LabelRecipe
 from volpipe.output import foreseen, level_key, levels_of
-from volpipe.provenance import Origin, fingerprint, told_by, understood, versions
+from volpipe.provenance import Origin, told_by, understood, versions
 from volpipe.pyramid import coarsened
 from volpipe.volume import (
     ArraySpec,

@@ -215,6 +215,22 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     )
 
 
+def check_offsets(volume: Volume, recipe: LabelRecipe, noted: object) -> None:
+    """Refuse affinities of other pairs of voxels than `recipe` takes them for; `noted` is what their maker said.
+
+    Raises:
+        PlanError: with both.
+    """
+    if recipe.input.kind != "affinities" or not isinstance(noted, list | tuple):
+        return
+    own, theirs = [list(offset) for offset in recipe.input.offsets], [list(offset) for offset in noted]
+    if own != theirs:
+        raise PlanError(
+            f"{volume} holds affinities of the offsets {theirs}, as its maker noted, and input.offsets are {own}: "
+            "label with --set input.offsets as noted, or name other affinities"
+        )
+
+
 def _check_channels(volume: Volume, recipe: LabelRecipe) -> None:
     """Refuse what does not hold what the recipe says, or not as numbers from 0 to 1."""
     wanted, found = recipe.input, volume.num_channels

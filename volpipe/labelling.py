@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe import label_tasks
-from volpipe.driver import logging_to
+from volpipe.driver import logging_to, recognise
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
@@ -26,15 +26,16 @@ from volpipe.formats.files import Location
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
+from volpipe.identity import store_identities
 from volpipe.journal import Journal, Record, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
-from volpipe.label_plan import LABEL_FILE, LabelPlan, fit
+from volpipe.label_plan import LABEL_FILE, LabelPlan, check_offsets, fit
 from volpipe.label_recipe import LabelRecipe, load_labelling
 from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
 from volpipe.tensors import delete
@@ -124,6 +125,7 @@ def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_
     """
     volume = open_volume(location, recipe.input.key, recipe.input.level)
     target = files.locate(out)
+    check_offsets(volume, recipe, noted_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))
     check_apart(target, volume, "volume")
     check_access(files.locate(volume.path), target)
@@ -138,6 +140,8 @@ def label(
     on_progress: OnProgress = lambda stage, done, total: None,
     on_begin: Callable[[Workers], None] = lambda workers: None,
     site: str = "",
+    same_input: bool = False,
+    is_outside: bool = True,
 ) -> Labelled:
     """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
 
@@ -148,6 +152,7 @@ def label(
         on_progress: told of a stage, how many of its tasks are done, and how many there are.
         on_begin: told of the workers before their first task, where nothing was done before.
         site: of the workers, as the output will name it.
+        same_input, is_outside: as of `driver.execute`.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -158,11 +163,14 @@ def label(
     folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
+        volumes = {"volume": open_volume(plan.path, plan.key)}
+        inputs = recognise(folder, volumes, plan.out, same_input=same_input, is_outside=is_outside)
         with logging_to(folder.log), Journal(folder.journal) as journal:
             done = Noted.of(folder.journal)
             was_complete = done.is_complete(plan)
             if not was_complete:
                 plan.store(folder.path)
+                store_identities(folder.inputs, inputs)
                 job = LabelJob(str(folder.path), plan.identity, session)
                 label_tasks.prepare(job)
                 with start(folder.parsl) as workers:

@@ -52,8 +52,18 @@ def is_counted(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" and dtype.itemsize == 1
 
 
+def chosen(choice: Normalise, dtype: np.dtype) -> Normalise:
+    """Return `choice` with the method that "auto" means for voxels of `dtype`."""
+    if choice.method != "auto":
+        return choice
+    is_range = choice.low is not None or is_counted(dtype)
+    method = "zscore" if choice.mean is not None else "range" if is_range else "percentile"
+    return choice.model_copy(update={"method": method})
+
+
 def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` asks for statistics that are neither given nor known from the type."""
+    choice = chosen(choice, dtype)
     if choice.method == "range":
         return choice.low is None and dtype.kind == "f"
     if choice.method == "zscore":
@@ -63,7 +73,13 @@ def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
 
 def needs_histogram(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` needs the second pass."""
+    choice = chosen(choice, dtype)
     return choice.method == "percentile" and choice.low is None and not is_counted(dtype)
+
+
+def is_finite(data: np.ndarray) -> bool:
+    """Return whether no voxel of `data` is NaN or infinite."""
+    return data.dtype.kind != "f" or bool(np.isfinite(data).all())
 
 
 def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statistics:
@@ -74,7 +90,7 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
     """
     if data.size == 0:
         return join([])
-    if data.dtype.kind == "f" and not np.isfinite(data).all():
+    if not is_finite(data):
         raise PlanError("the volume holds NaN or infinite voxels; give normalise.low and high, or mean and std")
     if is_counted(data.dtype):
         values, found = np.unique(data, return_counts=True)
@@ -112,6 +128,7 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
     Raises:
         PlanError: the volume is constant, so that there is nothing to scale by.
     """
+    choice = chosen(choice, dtype)
     if choice.method == "none":
         return Affine()
     if choice.method == "zscore":
@@ -122,20 +139,33 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
         deviation = math.sqrt(max(Fraction(0), found.squares / found.num - mean * mean))
         return Affine(float(mean), _spread(deviation, choice.method) + choice.eps)
     low, high = _ends(choice, dtype, found)
+    if found is not None and low == high and found.low < found.high:
+        raise PlanError(
+            f"the percentiles {choice.percentiles[0]:g} and {choice.percentiles[1]:g} of the volume are both {low:g}, "
+            f"though its voxels reach from {found.low:g} to {found.high:g}: give the grey levels that the net is to "
+            "see as -1 and 1, normalise.low and high"
+        )
     eps = choice.eps if choice.method == "percentile" and choice.low is None else 0.0
     return Affine((low + high + eps) / 2, _spread((high - low) / 2, choice.method) + eps / 2)
 
 
 def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
-    """Return what `choice` comes to for a volume of which `voxels` are a sample; none where they are all alike."""
+    """Return what `choice` comes to for a volume of which `voxels` are a sample; nothing where they are (nearly) alike.
+
+    NaN and infinity, which may lie where nothing is wanted, are left out.
+    """
     if not needs_measuring(choice, voxels.dtype):
         return affine(choice, voxels.dtype, None)
-    if voxels.min() == voxels.max():
+    voxels = voxels[np.isfinite(voxels)]
+    if not voxels.size or voxels.min() == voxels.max():
         return Affine()
     found = measure(voxels)
     if needs_histogram(choice, voxels.dtype):
         found = measure(voxels, (found.low, found.high))
-    return affine(choice, voxels.dtype, found)
+    try:
+        return affine(choice, voxels.dtype, found)
+    except PlanError:  # of a sample; the volume will tell
+        return Affine()
 
 
 def percentile(found: Statistics, percent: float, dtype: np.dtype) -> float:

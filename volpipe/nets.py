@@ -272,11 +272,13 @@ def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
         return recipe.model_copy(update={"normalise": due})
     if said == due.model_copy(update={"eps": said.eps}):
         return recipe.model_copy(update={"normalise": due})
-    if said.method == due.method and (said.percentiles == due.percentiles or said.low is not None):
+    numbers = "zscore" if said.mean is not None else "percentile" if said.low is not None else "auto"
+    method = numbers if said.method == "auto" else said.method
+    if method == due.method and (said.percentiles == due.percentiles or said.low is not None):
         return recipe  # with numbers that are given
     percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
     raise PlanError(
-        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {said.method}; leave the recipe's "
+        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {method}; leave the recipe's "
         "[normalise] out"
     )
 

@@ -59,8 +59,20 @@ class Nonfinite:
 ALL_FINITE = Nonfinite()
 
 
-def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+@dataclass(slots=True)
+class Tally:
+    """How many voxels lay beyond the ends of the type that they were cast to, and were clipped."""
+
+    clipped: int = 0
+
+
+def to_dtype(data: np.ndarray, dtype: np.dtype, tally: Tally | None = None) -> np.ndarray:
     """Return float32 `data` as `dtype`; integers are rounded half to even, then clipped to their range.
+
+    Args:
+        data: of any shape.
+        dtype: of the result.
+        tally: is told how many voxels were clipped.
 
     Raises:
         VolpipeError: a value is not finite and `dtype` is an integer type, which has no word for it.
@@ -79,6 +91,8 @@ def to_dtype(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
     rounded = np.rint(exact)
     # The largest 64-bit integers are no floats: the float below them is the last that fits.
     top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
+    if tally is not None and data.size and (rounded.min() < info.min or rounded.max() > top):
+        tally.clipped += int(np.count_nonzero(rounded < info.min)) + int(np.count_nonzero(rounded > top))
     whole: np.ndarray = rounded.clip(float(info.min), top, out=rounded).astype(dtype)
     return whole
 

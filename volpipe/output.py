@@ -16,7 +16,7 @@ from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box
 from volpipe.levels import Triple
-from volpipe.ops import Affine, to_dtype, unit_scale
+from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
 from volpipe.volume import (
     ArraySpec,
@@ -54,17 +54,17 @@ def level_key(level: int) -> str:
     return f"s{level}"
 
 
-def finish(plan: Plan, normalise: Affine, total: np.ndarray) -> np.ndarray:
+def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None = None) -> np.ndarray:
     """Return the net's summed output `total` (c, z, y, x), float32, as it is stored.
 
     "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
-    integers are rounded half to even and clipped.
+    integers are rounded half to even and clipped, which `tally` is told.
     """
     if plan.intensity == "same":
         total = normalise.invert(total)
     elif plan.intensity == "unit":
         total = total * np.float32(unit_scale(plan.dtype))
-    return to_dtype(total, plan.dtype)
+    return to_dtype(total, plan.dtype, tally)
 
 
 def create_output(plan: Plan, provenance: dict[str, object]) -> None:
@@ -121,14 +121,15 @@ def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multisc
     )
 
 
-def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray) -> str:
+def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
     """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
 
-    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums come back.
+    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums come back, and `tally`
+    is told what was clipped.
     """
     mask, nothing = wanted.mask(box), np.float32(0)
     total = total if mask is None else np.where(mask, total, nothing)
-    return write_wanted(wanted, box, finish(wanted.plan, normalise, total))
+    return write_wanted(wanted, box, finish(wanted.plan, normalise, total, tally))
 
 
 def write_wanted(wanted: Wanted, box: Box, data: np.ndarray) -> str:

@@ -104,9 +104,13 @@ def _nothing_wanted(plan: Plan) -> str:
     return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
-def normalisation(passes: Passes, journal: Journal) -> Affine:
-    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type."""
-    plan = passes.job.plan
+def normalisation(passes: Passes, journal: Journal, wanted: Wanted) -> Affine:
+    """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
+
+    All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or
+    infinite where nothing is `wanted`.
+    """
+    plan, job = wanted.plan, dataclasses.replace(passes.job, cells=wanted.fingerprint)
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
     def measured(name: str, job: Job) -> Statistics:
@@ -115,7 +119,7 @@ def normalisation(passes: Passes, journal: Journal) -> Affine:
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
-    found = measured("measure", passes.job)
+    found = measured("measure", job)
     if needs_histogram(choice, dtype):
-        found = measured("histogram", dataclasses.replace(passes.job, bins=(found.low, found.high)))
+        found = measured("histogram", dataclasses.replace(job, bins=(found.low, found.high)))
     return affine(choice, dtype, found)

@@ -262,6 +262,7 @@ def make_plan(
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
     """
     _check_net(recipe, volume, net)
+    _check_grey(recipe, volume)
     shape = volume.spatial_shape
     window, overlap = choose_windows(recipe.windows, net, shape)
     check_augment(recipe.infer.augment, window=window, scale=net.scale, stride=net.stride, halo=net.halo)
@@ -323,10 +324,33 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
             f"net {net.label} takes {net.in_channels} channels, the volume {volume} has {volume.num_channels}; "
             f"choose a net of {volume.num_channels} in_channels, or an array of {net.in_channels} channels"
         )
+    offsets = recipe.net.offsets
+    if offsets is not None and len(offsets) != net.out_channels:
+        raise PlanError(
+            f"net.offsets names {len(offsets)} voxels, net {net.label} gives {net.out_channels} channels; name one for "
+            "each, or leave them out"
+        )
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
             f"net {net.label} normalises by window (instance, group or training-mode batch norm), so windows disagree "
             "whatever their overlap; use a net without, or set net.accept_tile_variance=true and expect seams"
+        )
+
+
+def _check_grey(recipe: Recipe, volume: Volume) -> None:
+    """Refuse whole numbers of 32 or 64 bits that nobody says are grey levels: a net would take labels for such."""
+    choice, dtype = recipe.normalise, volume.dtype
+    if (
+        dtype.kind in "iu"
+        and dtype.itemsize > 2
+        and choice.method == "auto"
+        and choice.low is None
+        and choice.mean is None
+    ):
+        raise PlanError(
+            f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
+            "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
+            "(`volpipe convert` copies labels)"
         )
 
 

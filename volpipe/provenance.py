@@ -7,7 +7,6 @@ that comparing two outputs needs to leave out one file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shlex
@@ -18,16 +17,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, Field
 
 import volpipe
-from volpipe.errors import RunError, VolumeError
+from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
-from volpipe.grid import Box
+from volpipe.identity import identify
 from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
@@ -36,7 +34,7 @@ from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import Volume, open_volume
+from volpipe.volume import open_volume
 from volpipe.wanted import Wanted
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -44,11 +42,10 @@ RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
 SESSION_STAGE = "session"
-SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
 
 
-def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
-    """Return what the output says of its origin, the same in every run of its recipe."""
+def origin(wanted: Wanted, normalise: Affine, fingerprint: str) -> dict[str, object]:
+    """Return what the output says of its origin, the same in every run of its recipe over this input."""
     plan = wanted.plan
     cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
     source = plan.source.model_dump(mode="json")
@@ -56,7 +53,7 @@ def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json") | {"code_sha256": plan.code_sha256},
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.source.path, plan.source.key))},
+        "input": source | {"fingerprint": fingerprint},
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
         "wanted": cells,
@@ -75,25 +72,6 @@ def versions(packages: Sequence[str]) -> dict[str, object]:
     """Return what an output says of Python and of those of `packages` that are installed."""
     installed = {name: found for name in packages if (found := _version(name))}
     return {"packages": installed, "python": platform.python_version()}
-
-
-def fingerprint(volume: Volume) -> str:
-    """Return a hash of what the metadata of `volume` say, and of the voxels of some boxes of it, the same ones always.
-
-    A box that cannot be read counts as such.
-    """
-    said = [volume.format, volume.shape, str(volume.dtype), volume.chunks, volume.shards, volume.codec, volume.axes]
-    digest = hashlib.sha256(json.dumps(said).encode())
-    dice, reader = np.random.default_rng(SEED), volume.open()
-    shape = volume.spatial_shape
-    for _ in range(SAMPLED_BOXES):
-        start = tuple(int(dice.integers(-(-n // SAMPLED_EDGE))) * SAMPLED_EDGE for n in shape)
-        box = Box(start, tuple(min(a + SAMPLED_EDGE, n) for a, n in zip(start, shape, strict=True)))
-        try:
-            digest.update(np.ascontiguousarray(reader.read(box)).tobytes())
-        except VolumeError:
-            digest.update(b"unreadable")
-    return digest.hexdigest()[:32]
 
 
 class Session(BaseModel):
@@ -169,6 +147,25 @@ def _version(package: str) -> str | None:
         return None
 
 
+def noted_fingerprint(output: str | Path) -> str:
+    """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
+    try:
+        source = told_by(output).get("input")
+    except RunError:
+        return ""
+    return str(source.get("fingerprint", "")) if isinstance(source, dict) else ""
+
+
+def noted_offsets(output: str | Path) -> object:
+    """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
+    try:
+        recipe = told_by(output).get("recipe")
+    except RunError:
+        return None
+    net = recipe.get("net") if isinstance(recipe, dict) else None
+    return net.get("offsets") if isinstance(net, dict) else None
+
+
 class Origin(BaseModel):
     """What an output says that making it again needs: `command` made it, by `recipe`; `run` says where."""
 
@@ -220,7 +217,7 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
         if now != origin.net[f"{what}_sha256"]:
             before = origin.net[f"{what}_sha256"]
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
-    now = fingerprint(open_volume(origin.input["path"], origin.input["key"]))
+    now = identify(open_volume(origin.input["path"], origin.input["key"])).fingerprint
     if now != origin.input["fingerprint"]:
         sentences.append(f"the volume {origin.input['path']} changed since")
     installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}

@@ -5,18 +5,18 @@ Not here: shards that one block determines (infer writes those), or coarser leve
 
 from __future__ import annotations
 
-from volpipe.ops import Affine
+from volpipe.ops import Affine, Tally
 from volpipe.output import write_total
 from volpipe.tensors import Tensors
 from volpipe.wanted import Wanted
 
 
-def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int) -> str:
-    """Write `shard` of level 0, and return its checksums.
+def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
+    """Write `shard` of level 0, and return its checksums; `tally` is told what was clipped.
 
     Blocks are added in ascending order, so that the bits depend on nothing else.
     """
     plan = wanted.plan
     box = plan.shards().box(shard)
     blocks = list(filter(wanted.has_block, plan.blocks_of_shard(shard)))
-    return write_total(wanted, normalise, box, tensors.total(box, blocks))
+    return write_total(wanted, normalise, box, tensors.total(box, blocks), tally)

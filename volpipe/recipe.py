@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from volpipe.affinities import Offset
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
@@ -52,6 +53,8 @@ class NetChoice(Section):
     `scale`, `stride`, `halo`, `intensity` and `out_channels` are for nets from outside that do not say them.
     `weights_key` names the part of a checkpoint that has the weights. `untrained` allows a net without weights: those
     that its code makes, which must be the same at each call.
+    `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
+    `offsets`: of affinities, to which voxel (z, y, x) each channel is; `volpipe label` compares them with its own.
     """
 
     name: str = "unet3d"
@@ -64,6 +67,8 @@ class NetChoice(Section):
     halo: Triple | None = None
     out_channels: int | None = Field(None, ge=1)
     intensity: Literal["same", "unit", "raw"] | None = None
+    trained_range: tuple[float, float] | None = None
+    offsets: tuple[Offset, ...] | None = None
     accept_tile_variance: bool = False
     trust_model: bool = False
 
@@ -79,12 +84,13 @@ class NetChoice(Section):
 class Normalise(Section):
     """Global statistics: given here, or measured once over the whole volume, never per window.
 
-    range: [low, high] to [-1, 1]. zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1].
-    none: values as they are.
+    range: [low, high] to [-1, 1], those of the type where none are given, or of the volume where it is of floats.
+    zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1]. none: values as they are.
+    auto: what is given, low and high or mean and std; else the range of types of 8 bits, and percentiles of others.
     eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
     """
 
-    method: Literal["none", "range", "zscore", "percentile"] = "range"
+    method: Literal["auto", "none", "range", "zscore", "percentile"] = "auto"
     low: float | None = None
     high: float | None = None
     mean: float | None = None
@@ -96,6 +102,10 @@ class Normalise(Section):
     def _pairs(self) -> Normalise:
         if (self.low is None) != (self.high is None) or (self.mean is None) != (self.std is None):
             raise ValueError("give low and high together, and mean and std together")
+        if self.mean is not None and (self.low is not None or self.method not in ("auto", "zscore")):
+            raise ValueError("mean and std are for method zscore, without low and high; leave out what is not meant")
+        if self.low is not None and self.method not in ("auto", "range", "percentile"):
+            raise ValueError(f"low and high are for method range, not {self.method}; leave out what is not meant")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")
         if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
@@ -127,11 +137,15 @@ class Infer(Section):
     `augment` is what test-time augmentation takes the mean of: all 8 mirrored forms of a window, or 16 that are also
     turned by quarters about z; it takes as many times as long.
 
+    threads: of the CPU that compute one window in each worker, the same on every site: another number sums in another
+    order, and changes last bits.
+
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
     the order of sums by shape, so that windows agree with the whole volume to about 1e-6 of float32, not to the bit.
     """
 
     batch: Annotated[int, Field(ge=1)] | Auto = "auto"
+    threads: int = Field(1, ge=1, le=1024)
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     channels_last: bool = False
     compile: bool = False

@@ -83,8 +83,8 @@ def find_part(text: str, shape: tuple[int, ...]) -> Box:
     for axis, (start, stop), size in zip(AXES, sides, shape, strict=True):
         if not start < stop <= size:
             raise PlanError(
-                f"--only, axis {axis}: {start}:{stop} is empty or leaves the output of {size} voxels; "
-                f"give a start below the stop, and a stop of {size} at most"
+                f"--only {text}, axis {axis}: {start}:{stop} is empty or leaves the output, which is "
+                f"{Box.of(shape)}; give a start below the stop, and a stop of {size} at most"
             )
     return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Table
 
 from volpipe.estimate import Estimate
 from volpipe.findings import PACKAGES, Checked, differs
+from volpipe.measure import chosen, needs_measuring
+from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.run import Progress, Totals
 from volpipe.seams import THRESHOLD, Score
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from volpipe.volume import Volume
 
 MOST_ROWS = 20
+WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
 
 
 def size(num_bytes: float) -> str:
@@ -67,6 +71,7 @@ def plan_table(plan: Plan, site: str) -> Table:
     table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
+    table.add_row("grey", grey_line(plan))
     table.add_row(
         "windows",
         f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
@@ -83,9 +88,58 @@ def plan_table(plan: Plan, site: str) -> Table:
     return table
 
 
+def grey_line(plan: Plan) -> str:
+    """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
+    dtype = np.dtype(plan.source.dtype)
+    choice, trained = chosen(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
+    if choice.method == "none":
+        said = f"{dtype} as they are"
+    elif choice.method == "zscore":
+        said = (
+            f"mean {choice.mean:g}, deviation {choice.std:g}"
+            if choice.mean is not None
+            else "mean, deviation, measured"
+        )
+        said += f" of {dtype} → 0, 1"
+    elif choice.low is not None:
+        said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"
+    elif choice.method == "range":
+        ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
+        said = f"{ends} of {dtype} → -1 … 1"
+    else:
+        low, high = choice.percentiles
+        said = f"percentiles {low:g} … {high:g} of {dtype}, measured → -1 … 1"
+    return said + (f"; the net was trained with {trained[0]:g} … {trained[1]:g}" if trained else "")
+
+
+def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
+    """Return what was measured of grey levels, "" where nothing had to be."""
+    dtype = np.dtype(plan.source.dtype)
+    if not needs_measuring(plan.recipe.normalise, dtype):
+        return ""
+    shift, scale = normalise.shift, normalise.scale
+    if chosen(plan.recipe.normalise, dtype).method == "zscore":
+        return f"grey levels: mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
+    return f"grey levels: {about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
+
+
+def clipped_line(report: Report) -> str:
+    """Return how much of the output was clipped to the ends of its type, "" where that is next to nothing."""
+    num, share = report.clipped
+    if share <= WORTH_TELLING:
+        return ""
+    info = np.iinfo(report.plan.dtype)
+    return (
+        f"{share:.2%} of the output ({num:,} voxels) lay beyond {info.min} … {info.max} of {report.plan.dtype} and was "
+        "clipped to that; output.dtype=float32 keeps it"
+    )
+
+
 def appraisal_table(appraisal: Appraisal, site: str) -> Table:
     """Return what each stage will take, and whether chunks of the input are kept on nodes."""
     table = estimate_table(appraisal.estimate, site)
+    if grey := measured_line(appraisal.plan, appraisal.sample.normalise, "about "):
+        table.caption = f"{table.caption}\n{grey} (by a sample)"
     if appraisal.node_directory:
         table.caption = f"{table.caption}\n{placement(appraisal)}"
     return table

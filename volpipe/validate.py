@@ -20,7 +20,7 @@ from volpipe.infer import Runner, block_sums
 from volpipe.nets import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
-from volpipe.recipe import Output, Recipe
+from volpipe.recipe import Infer, Output, Recipe
 from volpipe.samples import Sampler, Source
 from volpipe.targets import accuracy, area, counts
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
@@ -101,7 +101,8 @@ def tiled(
     choice = recipe.net.model_copy(update={"accept_tile_variance": True, "weights": None})
     volume = open_volume(folder / GIVEN, held.key)
     output = Output(dtype="uint8", intensity="unit") if recipe.learns_labels else Output()
-    tree = Recipe(net=choice, normalise=recipe.normalise, output=output)
+    threads = Infer(threads=torch.get_num_threads())  # as the training has them
+    tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
     normalise, wanted = held.source.normalise, Wanted(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)

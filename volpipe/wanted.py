@@ -146,6 +146,31 @@ class Wanted:
             places.append(cell - cell[0])
         return None if cells.all() else cells[np.ix_(*places)]
 
+    def input_mask(self, box: Box) -> np.ndarray:
+        """Return for each voxel of `box` of the volume whether it is wanted, (z, y, x), bool."""
+        flags = np.zeros(box.shape, bool)
+        inside = box & self.plan.roi_box
+        if not inside.is_empty:
+            shown = inside.relative_to(self.plan.roi_box.start).scaled(self.plan.net.scale)
+            mask, (z, y, x) = self.mask(shown), self.plan.net.scale
+            flags[inside.relative_to(box.start).slices] = True if mask is None else mask[::z, ::y, ::x]
+        return flags
+
+    @cached_property
+    def num_voxels(self) -> int:
+        """Number of voxels of the output that are wanted, of one channel."""
+        if self.cells is None:
+            return math.prod(self.plan.out_shape)
+        sizes = []
+        for axis, stride in enumerate(self.plan.lattice.stride):
+            starts = np.arange(self.plan.lattice.counts[axis]) * stride
+            low, high = (corner[axis] for corner in self.plan.roi)
+            kept = np.minimum(starts + stride, high) - np.maximum(starts, low)
+            sizes.append(np.maximum(kept, 0) * self.plan.net.scale[axis])
+        z, y, x = sizes
+        rows = (np.unpackbits(slab, axis=-1, count=len(x)) for slab in self.cells)
+        return int(sum(int(n) * int(y @ flags.astype(np.int64) @ x) for n, flags in zip(z, rows, strict=True)))
+
     def _computed(self, block: int) -> np.ndarray:
         """Return the places (z, y, x) within `block` of the windows that are computed, (windows, 3)."""
         lattice = self.plan.lattice

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from volpipe.errors import ChunkError, NetError
+import numpy as np
+
+from volpipe.errors import ChunkError, NetError, PlanError
+from volpipe.grid import Box
 from volpipe.heap import share_heap
 from volpipe.journal import Record
 from volpipe.lock import check_holder
-from volpipe.measure import Statistics, join
+from volpipe.measure import Statistics, is_finite, join
 from volpipe.measure import measure as measure_voxels
-from volpipe.ops import Affine
+from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
 from volpipe.staging import staged, take_notes
 from volpipe.tensors import PARTS, Tensors
@@ -88,11 +91,28 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     found: list[Statistics] = []
 
     def one(block: int) -> None:
-        data = open_source(job).open().read(job.plan.blocks.box(block))
-        found.append(measure_voxels(data, job.bins))
+        box = job.plan.blocks.box(block)
+        data = open_source(job).open().read(box)
+        found.append(measure_voxels(data if is_finite(data) else _finite(job.wanted, box, data), job.bins))
 
     record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
+
+
+def _finite(wanted: Wanted, box: Box, data: np.ndarray) -> np.ndarray:
+    """Return the voxels of `data` (c, z, y, x), in `box` of the volume, that are finite; all that are wanted must be.
+
+    Raises:
+        PlanError: some are not, with how many, and the box.
+    """
+    bad = ~np.isfinite(data)
+    num_bad = int(np.count_nonzero(bad & wanted.input_mask(box)))
+    if num_bad:
+        raise PlanError(
+            f"{num_bad:,} voxels of the volume in box {box} are NaN or infinite, so that it has no statistics; give "
+            "normalise.low and high (or mean and std), mend the volume, or leave them out by input.mask"
+        )
+    return np.asarray(data[~bad])
 
 
 def scan(job: Job, units: Sequence[int]) -> Record:
@@ -126,6 +146,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     closed: list[int] = []
     bad: list[tuple[int, int, int]] = []
     sums: list[tuple[int, int, str]] = []
+    tally = Tally()
 
     def outcomes() -> Outcomes:
         for block, outcome in infer_blocks(
@@ -136,12 +157,15 @@ def infer(job: Job, units: Sequence[int]) -> Record:
                 continue
             closed.extend(outcome.shared)
             sums.extend((0, shard, taken) for shard, taken in outcome.sums.items())
+            tally.clipped += outcome.clipped
             if outcome.bad.total:
                 bad.append((block, outcome.bad.nan, outcome.bad.infinite))
             yield block, None
 
     record = work("infer", units, outcomes())
-    return dataclasses.replace(record, result=tuple(sorted(closed)), nonfinite=tuple(bad), sums=tuple(sums))
+    return dataclasses.replace(
+        record, result=tuple(sorted(closed)), nonfinite=tuple(bad), sums=tuple(sums), clipped=tally.clipped
+    )
 
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
@@ -149,11 +173,15 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
     from volpipe.reassemble import reassemble as reassemble_shard
 
     sums: list[tuple[int, int, str]] = []
+    tally = Tally()
 
     def one(shard: int) -> None:
-        sums.append((0, shard, reassemble_shard(job.wanted, job.normalise, job.tensors, shard)))
+        own = Tally()  # of a shard that fails, nothing counts
+        sums.append((0, shard, reassemble_shard(job.wanted, job.normalise, job.tensors, shard, own)))
+        tally.clipped += own.clipped
 
-    return dataclasses.replace(work("reassemble", units, _each(one, units, job)), sums=tuple(sums))
+    record = work("reassemble", units, _each(one, units, job))
+    return dataclasses.replace(record, sums=tuple(sums), clipped=tally.clipped)
 
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record:

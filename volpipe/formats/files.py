@@ -15,7 +15,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.formats import remote
-from volpipe.formats.remote import Remote
+from volpipe.formats.remote import Remote, Stamp
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,24 @@ def size(file: Location) -> int | None:
         return file.stat().st_size if file.is_file() else None
     except OSError:
         return None
+
+
+def stamp(file: Location) -> Stamp | None:
+    """Return what changes when `file` (or the list of a folder) does, None where there is none, or none may be read."""
+    if isinstance(file, Remote):
+        return remote.stamp(file)
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def is_same(old: Stamp | None, new: Stamp | None) -> bool:
+    """Return whether a file is as it was; a tag, which says what is in it, counts before its time."""
+    if old is None or new is None or not (old.tag and new.tag):
+        return old == new
+    return (old.num_bytes, old.tag) == (new.num_bytes, new.tag)
 
 
 def write(file: Location, data: bytes) -> None:

@@ -304,6 +304,26 @@ def size(file: Remote) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Stamp:
+    """What changes when a file is written: its bytes, its time in ns since 1970, and the tag that a server gives it."""
+
+    num_bytes: int
+    time_ns: int = 0
+    tag: str = ""
+
+
+def stamp(file: Remote) -> Stamp | None:
+    """Return what changes when `file` does, None where there is none, or none that may be read."""
+    import obstore
+
+    with _explained(file, missing_ok=True):
+        found = obstore.head(client(file), file.key)
+        changed = found["last_modified"]
+        return Stamp(int(found["size"]), int(changed.timestamp()) * 10**9, found["e_tag"] or "")
+    return None
+
+
 def write(file: Remote, data: bytes) -> None:
     """Write `file`, whole or not at all.
 

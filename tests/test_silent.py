@@ -1,0 +1,161 @@
+"""Mistakes that used to end with exit code 0 and a wrong volume, or wrong scores, are refused with a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import IDENTITY, THREADS, Give, giver, set_each
+from plans import facts, planned, volume
+from volumes import noise, windowed, write_volume
+
+from volpipe.affinities import OFFSETS
+from volpipe.errors import PlanError
+from volpipe.recipe import load_recipe
+from volpipe.resolve import shipped_recipe
+from volpipe.sample import Sample, write_sample
+
+SHAPE = (16, 16, 24)
+WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def refusal(give: Give, *arguments: str, code: int = 2) -> str:
+    """Return the sentence on one line with which a command is refused."""
+    ended = give(*arguments)
+    assert ended.code == code, ended.out
+    return " ".join(ended.err.split())
+
+
+def run(*options: str) -> list[str]:
+    return ["run", *THREADS, *IDENTITY, *WINDOWS, *options, "-o", "out.zarr", "in.n5/raw"]
+
+
+# ---- masks and boxes
+
+
+def test_a_mask_that_covers_nothing_is_refused(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    write_volume(tmp_path / "mask.n5", np.zeros(SHAPE, np.uint8))
+    assert "mask.n5/raw is zero all over the volume, so nothing is wanted" in refusal(
+        give, *run("--mask", "mask.n5/raw")
+    )
+
+
+def test_only_outside_the_output_is_refused_with_both_boxes(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    said = refusal(give, *run("--only", "0:8,0:8,24:32"))
+    assert "--only 0:8,0:8,24:32, axis x: 24:32 is empty or leaves the output, which is 0:16,0:16,0:24" in said
+
+
+def test_only_where_the_mask_wants_nothing_is_refused(tmp_path: Path, give: Give) -> None:
+    """It said "wrote the part" of which nothing was written."""
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    mask = np.zeros(SHAPE, np.uint8)
+    mask[:, :, :8] = 1
+    write_volume(tmp_path / "mask.n5", mask)
+    said = refusal(give, *run("--mask", "mask.n5/raw", "--only", "0:8,0:8,16:24"))
+    assert "nothing in --only 0:8,0:8,16:24 is wanted: mask or empty space leave it out" in said
+    assert give(*run("--mask", "mask.n5/raw", "--only", "0:8,0:8,0:8")).code == 0
+
+
+# ---- labels and images
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int32", "uint64", "int64"])
+def test_labels_given_to_a_net_of_images_are_refused(dtype: str) -> None:
+    labels = volume(dtype=dtype)
+    with pytest.raises(PlanError, match=rf"has {dtype} voxels, as labels have, .* more than 24 bits; name the image"):
+        planned(of=labels)
+    assert planned("normalise.low=0", "normalise.high=70000", of=labels).source.dtype == dtype
+    assert planned("normalise.method=none", of=labels).source.dtype == dtype
+
+
+def test_an_image_is_not_scored_as_labels_nor_labels_as_an_image(tmp_path: Path, give: Give) -> None:
+    write_sample(tmp_path / "sample.n5", Sample((32, 48, 48), 3))
+    raw, labels = "sample.n5/raw", "sample.n5/labels"
+    score = ["evaluate", *THREADS]
+    said = refusal(give, *score, "--labels", raw, raw)
+    assert "sample.n5:raw looks like an image, not like labels: of neighbouring voxels in 0:32,0:48,0:48 only" in said
+    assert "as labels have, whose numbers are no grey levels; score labels with --labels" in refusal(
+        give, *score, labels, labels
+    )
+    assert give(*score, "--labels", labels, labels).code == 0
+    assert give(*score, "--data-range", "1000", labels, labels).code == 0
+    assert give(*score, raw, raw).code == 0
+
+
+def test_scores_of_a_flow_are_made_again_where_the_reference_has_changed(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    write_volume(tmp_path / "truth.n5", noise(SHAPE, seed=1))
+    (tmp_path / "flow.toml").write_text(
+        '[[stage]]\nname = "same"\nnet = { name = "identity" }\nwindows = { shape = [8, 8, 8] }\n'
+        '[[stage]]\nname = "scores"\nkind = "evaluate"\nreference = "truth.n5"\n'
+    )
+    command = ["run", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5/raw"]
+    assert give(*command).code == 0
+    before = (tmp_path / "out/scores.json").read_text()
+    assert "complete already" in give(*command).out
+    shutil.rmtree(tmp_path / "truth.n5")
+    write_volume(tmp_path / "truth.n5", noise(SHAPE))
+    assert "stage 2 of 2: scores, evaluate of same" in give(*command).out
+    assert (tmp_path / "out/scores.json").read_text() != before
+
+
+# ---- offsets of affinities
+
+FLOW = """
+[[stage]]
+name = "affinities"
+net = { name = "nine.py:net", offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }
+windows = { shape = [8, 8, 8] }
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = { offsets = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]] }
+"""
+NET = """
+import torch
+class Three(torch.nn.Module):
+    out_channels, intensity = 3, "unit"
+    def forward(self, x):
+        return torch.sigmoid(x).repeat(1, 3, 1, 1, 1)
+def net():
+    return Three()
+"""
+
+
+def test_affinities_of_other_offsets_than_the_recipes_are_refused(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    (tmp_path / "nine.py").write_text(NET)
+    given = [[-1, 0, 0], [0, -1, 0], [0, 0, -3]]
+    settings = set_each("net.name=nine.py:net", f"net.offsets={given}")
+    assert give("run", *THREADS, *settings, *WINDOWS, "-o", "aff.zarr", "in.n5/raw").code == 0
+    nearest = "[[-1,0,0],[0,-1,0],[0,0,-1]]"
+    said = refusal(give, "label", *THREADS, "--set", f"input.offsets={nearest}", "-o", "l.zarr", "aff.zarr")
+    assert f"aff.zarr:s0 holds affinities of the offsets {given}, as its maker noted" in said
+    assert "and input.offsets are [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]" in said
+
+
+def test_stages_whose_offsets_differ_are_refused(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    (tmp_path / "nine.py").write_text(NET)
+    command = ["plan", "--quick", *THREADS, "--recipe", "flow.toml", "-o", "out", "in.n5/raw"]
+    (tmp_path / "flow.toml").write_text(FLOW)
+    assert give(*command).code == 0
+    (tmp_path / "flow.toml").write_text(FLOW.replace("[0, 0, -1]]", "[0, 0, -3]]", 1))
+    assert "stage objects" in (said := refusal(give, *command))
+    assert "as its maker noted" in said
+
+
+def test_offsets_are_one_for_each_channel() -> None:
+    with pytest.raises(PlanError, match=r"net\.offsets names 1 voxels, net net gives 3 channels"):
+        planned("net.offsets=[[-1,0,0]]", net=facts(out_channels=3))
+    assert load_recipe(shipped_recipe(Path("affinities"))).net.offsets == OFFSETS
