@@ -18,6 +18,10 @@ def levels_n5(group: Tree, *, above: str = "", **coarse: object) -> Files:
     return {"attributes.json": group} | levels
 
 
+def shift(z: float, y: float, x: float) -> Tree:
+    return {"type": "translation", "translation": [z, y, x]}
+
+
 # name: files, key, voxel size and origin, both (z, y, x) in nm
 PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
     "nothing": (n5(), "", None, (0, 0, 0)),
@@ -126,6 +130,23 @@ PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
         "",
         (6, 5, 4),
         (13, 22.5, 32),
+    ),
+    "OME scales in a list": (
+        ome_zarr(ome(dataset("0", {"type": "scale", "scale": [2, 5, 1]}, {"type": "scale", "scale": [3, 1, 4]}))),
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
+    "OME translations in a list, before and after a scale": (
+        ome_zarr(
+            ome(
+                dataset("0", shift(10, 20, 30), shift(1, 2, 3), SCALE, shift(4, 5, 6)),
+                coordinateTransformations=[shift(1, 1, 1), {"type": "scale", "scale": [2, 1, 1]}],
+            )
+        ),
+        "",
+        (12, 5, 4),
+        ((11 * 6 + 4 + 1) * 2, 22 * 5 + 5 + 1, 33 * 4 + 6 + 1),
     ),
     "OME without units": (
         ome_zarr({"axes": [{"name": a, "type": "space"} for a in "zyx"], "datasets": [dataset("0", SCALE)]}),
