@@ -27,7 +27,7 @@ from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
-from volpipe.plan import Plan, make_plan
+from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.provenance import begin_session, is_sealed, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
@@ -93,7 +93,7 @@ SILENT = Listener()
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
-    volume = open_volume(location, recipe.input.key, recipe.input.level)
+    volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     plan = prepare_for(volume, recipe, out, search_path)
     check_access(files.locate(volume.path), files.locate(out))
     return plan
@@ -106,6 +106,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
+    check_thickness(volume, net)
     check_apart(target, volume, "volume")
     if mask is not None:
         check_apart(target, mask, "mask")
@@ -162,6 +163,8 @@ def execute(
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 return _close(wanted, folder, journal, keep_tensors)
             listener.on_plan(plan, folder)
+            for note in plan.notes:
+                log.info("input %s: %s", plan.source.path, note)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
                 begin_session(folder, plan, site)

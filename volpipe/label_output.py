@@ -5,6 +5,7 @@ Not here: what label a voxel has (label_graph), or the tasks (label_tasks).
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +28,6 @@ from volpipe.volume import (
     absolute,
     create_array,
     create_multiscale,
-    open_volume,
     open_writer,
 )
 
@@ -99,11 +99,12 @@ def _multiscale(plan: LabelPlan) -> Multiscale:
 
 def _origin(plan: LabelPlan) -> dict[str, object]:
     """Return what the output says of where it comes from, the same in every labelling by its recipe."""
-    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
+    view = dataclasses.asdict(plan.view)
+    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype, "view": view}
     return {
         "version": volpipe.__version__,
         RECIPE_KEY: plan.recipe.model_dump(mode="json"),
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
+        "input": source | {"fingerprint": fingerprint(plan.source())},
         **versions(PACKAGES),
     }
 

@@ -36,7 +36,7 @@ from volpipe.plan import Plan
 from volpipe.programs import is_program, sources
 from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import Volume, open_volume
+from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -56,7 +56,7 @@ def origin(wanted: Wanted, normalise: Affine) -> dict[str, object]:
         "version": volpipe.__version__,
         "recipe": plan.recipe.model_dump(mode="json"),
         "net": plan.net.model_dump(mode="json") | {"code_sha256": code_hash(plan)},
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.source.path, plan.source.key))},
+        "input": source | {"fingerprint": fingerprint(plan.source.volume())},
         "roi": {"start": plan.roi_box.start, "stop": plan.roi_box.stop},
         "mask": None if plan.mask is None else plan.mask.model_dump(mode="json"),
         "wanted": cells,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,11 +27,12 @@ MAX_LEVELS = 100
 
 @dataclass(frozen=True)
 class Dataset:
-    """One level as its group describes it: where it is, and, if the group says so, its axes and its place."""
+    """One level as its group describes it: where it is, and, if the group says so, its axes, place and channels."""
 
     path: str
     axes: tuple[str, ...] | None = None
     place: Place | None = None
+    channel_names: tuple[str, ...] = ()
 
 
 def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
@@ -55,7 +56,9 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
     if len(datasets) > MAX_LEVELS:
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
     version = str(said.get("version") or image.get("version") or "")[:20]
-    return tuple(_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets)
+    levels = (_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets)
+    names = _channel_names(said.get("omero"))
+    return tuple(replace(level, channel_names=names) for level in levels)
 
 
 def _ome(attributes: Tree, source: Location) -> Tree:
@@ -79,6 +82,14 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
     size = dict(zip(axes, whole.scale, strict=True))
     origin = dict(zip(axes, whole.shift, strict=True))
     return Dataset(path, axes, place(size, origin, dict(zip(axes, units, strict=True))))
+
+
+def _channel_names(omero: object) -> tuple[str, ...]:
+    """Return the labels of the channels in a group's `omero`, () where not all have one."""
+    channels = omero.get("channels") if isinstance(omero, dict) else None
+    entries = channels if isinstance(channels, list) else []
+    names = tuple(entry.get("label") for entry in entries if isinstance(entry, dict))
+    return tuple(str(name) for name in names) if all(isinstance(name, str) and name for name in names) else ()
 
 
 def _is_inner(path: str) -> bool:
