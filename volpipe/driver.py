@@ -25,7 +25,7 @@ from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
-from volpipe.output import create_output, sweep
+from volpipe.output import create_output, sweep, write_displays
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.provenance import begin_session, is_sealed, origin, seal
@@ -182,6 +182,7 @@ def execute(
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
                 report.seams = _seams(wanted)
+                _write_displays(plan)
             seal(folder, plan, _findings(report))
             return report
 
@@ -192,6 +193,7 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     _clean(plan, folder, keep_tensors)
     if not is_sealed(folder):
         report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
+        _write_displays(plan)
         seal(folder, plan, _findings(report))
     return Report(plan, folder.path, was_complete=True)
 
@@ -262,6 +264,14 @@ def _seams(wanted: Wanted) -> list[Score]:
     except VolpipeError as error:
         log.warning("no seam score: %s", error)
         return []
+
+
+def _write_displays(plan: Plan) -> None:
+    """Note how a complete output may be shown; nothing where it cannot be read, which is no reason to fail."""
+    try:
+        write_displays(plan)
+    except VolpipeError as error:
+        log.warning("no windows of channels for viewers: %s", error)
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -94,7 +94,8 @@ def _spec(plan: LabelPlan, level: int) -> ArraySpec:
 
 def _multiscale(plan: LabelPlan) -> Multiscale:
     levels, name = levels_of(plan.factors), absolute(plan.out).stem
-    return Multiscale(levels, voxel_size_nm=plan.voxel_size_nm, origin_nm=plan.origin_nm, name=name)
+    size, origin = plan.voxel_size_nm, plan.origin_nm
+    return Multiscale(levels, voxel_size_nm=size, origin_nm=origin, name=name, is_labels=True)
 
 
 def _origin(plan: LabelPlan) -> dict[str, object]:

@@ -294,6 +294,11 @@ def make_plan(
         origin_nm=volume.origin_nm,
         view=volume.view,
     )
+    if recipe.output.offsets is not None and len(recipe.output.offsets) != net.out_channels:
+        raise PlanError(
+            f"output.offsets names {_channels(len(recipe.output.offsets))}, net {net.label} makes {net.out_channels}; "
+            "give one for each, or leave them out where they are no affinities"
+        )
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
         recipe=recipe,

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from volpipe.access import View
+from volpipe.affinities import Offset
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
@@ -198,12 +199,16 @@ class Infer(Section):
 
 
 class Output(Section):
-    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x)."""
+    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x).
+
+    `offsets`, of affinities: to which voxel (z, y, x) each channel leads; channels are named by them.
+    """
 
     format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"] = "ome-zarr-0.5"
     dtype: Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"] = "auto"
     intensity: Literal["auto", "same", "unit", "raw"] = "auto"
     kind: Literal["image", "labels"] = "image"
+    offsets: tuple[Offset, ...] | None = None
     chunk: Triple | Auto = "auto"
     shard: Triple | Auto = "auto"
     codec: Literal["auto", "zstd", "gzip", "raw"] = "auto"
@@ -302,6 +307,7 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
         raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
     if key.strip() == "net.name" and place.get("name") != value:
         place.clear()
+        tree.get("output", {}).pop("offsets", None)  # of the channels that the other net makes
     place[last] = value
 
 

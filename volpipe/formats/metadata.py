@@ -136,6 +136,15 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Display:
+    """How viewers show a channel at first: its name, the least and greatest value, and those shown black and white."""
+
+    name: str
+    limits: tuple[float, float]
+    window: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Multiscale:
     """A group of arrays that show the same volume, finest first.
 
@@ -145,6 +154,8 @@ class Multiscale:
         voxel_size_nm: of the finest level (z, y, x), None where unknown.
         origin_nm: centre of the finest level's first voxel (z, y, x).
         name: for people.
+        displays: of each channel, as OME-Zarr has them; () where nothing is known of them.
+        is_labels: whether voxels are numbers of objects.
     """
 
     levels: tuple[Level, ...]
@@ -152,6 +163,8 @@ class Multiscale:
     voxel_size_nm: Triple | None = None
     origin_nm: Triple = (0.0, 0.0, 0.0)
     name: str = "volume"
+    displays: tuple[Display, ...] = ()
+    is_labels: bool = False
 
     def __post_init__(self) -> None:
         if not self.levels or len({level.key for level in self.levels}) != len(self.levels):

@@ -7,7 +7,7 @@ Specification: ngff.openmicroscopy.org/0.4 and /0.5.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from volpipe.errors import VolumeError
 from volpipe.formats import cosem
 from volpipe.formats.files import Location
-from volpipe.formats.metadata import SYNONYMS, Multiscale, Place, Tree, floats, mapping, place, plain
+from volpipe.formats.metadata import SYNONYMS, Display, Multiscale, Place, Tree, floats, mapping, place, plain
 
 log = logging.getLogger(__name__)
 
@@ -201,9 +201,22 @@ def group_attributes(multiscale: Multiscale, version: str, attributes: Mapping[s
             for level in multiscale.levels
         ],
     }
+    more: Tree = {"omero": _omero(multiscale.displays)} if multiscale.displays else {}
     if version == "0.4":
-        return plain({"multiscales": [{"version": version} | image], **attributes})
-    return plain({"ome": {"version": version, "multiscales": [image]}, **attributes})
+        more |= {"image-label": {"version": version}} if multiscale.is_labels else {}
+        return plain({"multiscales": [{"version": version} | image], **attributes, **more})
+    more |= {"image-label": {}} if multiscale.is_labels else {}
+    return plain({"ome": {"version": version, "multiscales": [image], **more}, **attributes})
+
+
+def _omero(displays: Sequence[Display]) -> Tree:
+    """Return the rendering of channels that both versions took over from OMERO: white on black."""
+    channels = []
+    for display in displays:
+        (low, high), (start, end) = display.limits, display.window
+        window = {"min": low, "max": high, "start": start, "end": end}
+        channels.append({"active": True, "color": "FFFFFF", "label": display.name, "window": window})
+    return {"channels": channels}
 
 
 def _axis(axis: str, *, known: bool) -> Tree:
