@@ -87,6 +87,11 @@ BROKEN: list[tuple[Files, str]] = [
     (without(ome_zarr(ome(dataset("0", {"type": "scale", "scale": [1]}))), ".zgroup"), "coordinate transformation"),
     (without(ome_zarr(ome(dataset("0", {"type": "affine"}))), ".zgroup"), "affine"),
     (
+        ome_zarr(ome(dataset("0", {"type": "sequence", "transformations": [SCALE]}), version="0.6")),
+        r"OME-Zarr 0.6\): its coordinate transformation is of the kind 'sequence'; volpipe reads scale and [^{}]*$",
+    ),
+    (ome_zarr(ome(dataset("0", {"type": "scale", "path": "lookup"}))), "scale is None, not one number for each"),
+    (
         ome_zarr({"datasets": [{"path": "0"}, {"path": "1"}]})
         | {"1/.zarray": ZARRAY | {"shape": [8, 8], "chunks": [4, 4]}},
         "'1' has 2 axes, level 0 3",

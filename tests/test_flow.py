@@ -356,7 +356,7 @@ def test_two_stages_may_read_one_and_a_level_of_it(folder: Path) -> None:
         (["second.net.options={ scale = 1, channels = 2 }"], r"stage labels: .* has 2 channels, input.offsets 9"),
         (
             ["labels.input.kind=foreground", "labels.input.channel=1"],
-            r"stage labels: .*has 1 channels, so none is number 1",
+            r"stage labels: .*has no channel 1; input\.channel is one of its 1 channel",
         ),
         (["second.input.level=9"], r"stage second: .*first.zarr will have no level 9"),
         (["second.input.key=raw"], r"stage second: input.key raw is for the volume"),

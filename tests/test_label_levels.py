@@ -238,7 +238,9 @@ def test_status_and_verify_know_the_files_of_all_levels(tmp_path: Path, give: Gi
 def test_metadata_say_where_the_voxels_of_each_level_lie(tmp_path: Path) -> None:
     source = touching(tmp_path, (7, 14, 10), (40, 8, 8))
     labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 3))
-    (told,) = json.loads((tmp_path / "l.zarr" / "zarr.json").read_text())["attributes"]["ome"]["multiscales"]
+    group = json.loads((tmp_path / "l.zarr" / "zarr.json").read_text())["attributes"]["ome"]
+    assert group["image-label"] == {}  # by which viewers know labels
+    (told,) = group["multiscales"]
     assert [axis["name"] for axis in told["axes"]] == ["z", "y", "x"]
     assert {axis["unit"] for axis in told["axes"]} == {"nanometer"}
     levels = {each["path"]: each["coordinateTransformations"] for each in told["datasets"]}

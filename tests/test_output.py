@@ -13,20 +13,24 @@ import numpy as np
 import pytest
 import z5py
 import zarr
+from conftest import ROOT
 from inline import Inline
 
 import volpipe
+from volpipe.affinities import OFFSETS
 from volpipe.driver import Report, execute, prepare
-from volpipe.errors import RunStopped
+from volpipe.errors import PlanError, RunStopped
+from volpipe.folder import RunFolder
 from volpipe.grid import Box
-from volpipe.output import create_output
+from volpipe.output import create_output, levels_of, promised
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import Writer, open_volume
+from volpipe.volume import Multiscale, Writer, create_multiscale, open_volume
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]
 VOXEL, ORIGIN = (16.0, 8.0, 4.0), (160.0, -80.0, 40.0)  # of the input, nm, (z, y, x)
 SHAPE = (10, 18, 21)
+SHAPE16 = (16, 16, 16)
 
 TWO_CHANNELS = """
 import torch
@@ -389,3 +393,93 @@ def test_a_net_that_gives_nothing_but_nan_stops_the_run(tmp_path: Path) -> None:
         match=r"every infer task fails alike.*mend the net, .* infer.nonfinite=keep and output.dtype=float32",
     ):
         execute(plan, Inline().start)
+
+
+# ---- what viewers are told
+
+
+def told_to_viewers(plan: Plan) -> dict[str, Any]:
+    """Return the attributes of the output's group that OME-Zarr knows."""
+    if plan.recipe.output.format == "ome-zarr-0.5":
+        said: dict[str, Any] = json.loads((Path(plan.out) / "zarr.json").read_text())["attributes"]["ome"]
+        return said
+    attributes: dict[str, Any] = json.loads((Path(plan.out) / ".zattrs").read_text())
+    return attributes
+
+
+@pytest.mark.parametrize("format_", ["ome-zarr-0.5", "ome-zarr-0.4"])
+@pytest.mark.parametrize(("dtype", "limits"), [("uint8", [0, 255]), ("int16", [-32768, 32767]), ("float32", None)])
+def test_an_image_is_shown_by_its_own_range(tmp_path: Path, format_: str, dtype: str, limits: list[int] | None) -> None:
+    data = np.linspace(20, 110, 4096).reshape(SHAPE16).astype(dtype)
+    settings = ("net.name=identity", "normalise.method=none", f"output.format={format_}", "output.levels=1")
+    plan = planned(tmp_path, data, *settings)
+    ran(plan)
+    (channel,) = told_to_viewers(plan)["omero"]["channels"]
+    assert (channel["label"], channel["color"], channel["active"]) == ("out", "FFFFFF", True)
+    window, coarse = channel["window"], read(plan, 1)
+    expected = np.percentile(coarse.astype(float), [0.1, 99.9])
+    assert [window["start"], window["end"]] == pytest.approx(expected, abs=1e-3 if limits is None else 1)
+    assert window["start"] <= expected[0] + 1e-3 and expected[1] - 1e-3 <= window["end"]
+    ends = limits or [coarse.min(), coarse.max()]
+    assert [window["min"], window["max"]] == pytest.approx(ends)
+    assert "image-label" not in told_to_viewers(plan)
+
+
+@pytest.mark.parametrize("value", [0, 7, 255])
+def test_an_image_of_one_value_has_a_window_all_the_same(tmp_path: Path, value: int) -> None:
+    plan = planned(tmp_path, np.full(SHAPE16, value, np.uint8), "net.name=identity", "normalise.method=none")
+    ran(plan)
+    window = told_to_viewers(plan)["omero"]["channels"][0]["window"]
+    assert 0 <= window["start"] < window["end"] <= 255
+    assert window["start"] <= value <= window["end"]
+
+
+def test_zeros_that_a_mask_leaves_do_not_count(tmp_path: Path) -> None:
+    data = noise(SHAPE16, low=100, high=200)
+    data[2:] = 0
+    plan = planned(
+        tmp_path, data, "net.name=identity", "normalise.method=none", "input.empty=0", "windows.shape=[2,16,16]",
+        "output.levels=0",
+    )  # fmt: skip
+    ran(plan)
+    window = told_to_viewers(plan)["omero"]["channels"][0]["window"]
+    assert 100 <= window["start"] < window["end"] <= 200
+
+
+@pytest.mark.parametrize(("format_", "said"), [("ome-zarr-0.5", {}), ("ome-zarr-0.4", {"version": "0.4"})])
+def test_labels_are_said_to_be_labels(tmp_path: Path, format_: str, said: dict[str, str]) -> None:
+    settings = ("net.name=identity", "normalise.method=none", "output.kind=labels", f"output.format={format_}")
+    plan = planned(tmp_path, noise(SHAPE16), *settings)
+    ran(plan)
+    assert told_to_viewers(plan)["image-label"] == said
+    assert "omero" not in told_to_viewers(plan)
+
+
+def test_channels_of_affinities_are_named_by_their_offsets(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO_CHANNELS)
+    settings = (f"net.name={tmp_path}/two.py:net", "normalise.method=none", "net.offsets=[[-1,0,0],[0,3,-9]]")
+    plan = planned(tmp_path, noise(SHAPE16), *settings)
+    assert promised(plan).channel_names == ("z-1", "y+3 x-9")
+    ran(plan)
+    assert open_volume(plan.out).channel_names == ("z-1", "y+3 x-9")
+    with pytest.raises(PlanError, match=r"net\.offsets names 1 channel, net .* makes 2"):
+        planned(tmp_path / "again", noise(SHAPE16), *settings[:2], "net.offsets=[[-1,0,0]]")
+
+
+def test_the_shipped_affinities_name_the_offsets_of_their_channels() -> None:
+    assert load_recipe(ROOT / "configs/affinities.toml").net.offsets == OFFSETS
+    assert load_recipe(ROOT / "configs/affinities.toml", ["net.name=identity"]).net.offsets is None
+
+
+def test_the_same_voxels_are_shown_alike_after_a_kill(tmp_path: Path) -> None:
+    plan = planned(tmp_path, noise(SHAPE16), "net.name=identity", *WINDOWS)
+    ran(plan)
+    file = Path(plan.out) / "zarr.json"
+    before = file.read_bytes()
+    folder = RunFolder.of_output(Path(plan.out))
+    create_multiscale(plan.out, Multiscale(levels_of(plan.factors)))  # as a session leaves it that is killed
+    assert b"omero" in before and b"omero" not in file.read_bytes()
+    lines = folder.sessions.read_text().splitlines(keepends=True)
+    folder.sessions.write_text("".join(lines[:-1]))
+    assert execute(plan, Inline().start).was_complete
+    assert file.read_bytes() == before

@@ -11,10 +11,12 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
+import tifffile
 import zarr
 from bucket import serving
 from command import giver
 
+from volpipe.convert import Choice, convert
 from volpipe.grid import Box
 from volpipe.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
@@ -230,3 +232,27 @@ def test_info_prints_the_survey_and_fast_leaves_it_out(
     assert words[:5] == ["on", "empty", "intensity", "codec", "raw"]
     assert f"empty       {60 - num_filled(patchy())} of 60 chunks" in full.out
     assert "(all voxels)" in full.out
+
+
+KINDS = ("n5", "zarr2", "zarr3", "ome-zarr-0.4", "ome-zarr-0.5", "hdf5", "tiff", "mrc", "npy")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "slices"])
+def test_info_goes_through_every_kind_of_volume(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = patchy()
+    location = tmp_path / "v"
+    if kind == "slices":
+        location.mkdir()
+        for z, plane in enumerate(data):
+            tifffile.imwrite(location / f"z_{z}.tif", plane)
+    else:
+        np.save(tmp_path / "in.npy", data)
+        copy = convert(open_volume(tmp_path / "in.npy"), location, Choice(kind))
+        location = Path(copy.path) / copy.key
+    ended = giver(tmp_path, monkeypatch, capsys)("info", location)
+    assert (ended.code, ended.err) == (0, "")
+    assert "20 × 28 × 36 (z, y, x)" in ended.out
+    assert f"min {data.min()}" in ended.out and f"max {data.max()}" in ended.out
+    assert ("20 files" in ended.out) == (kind == "slices")

@@ -165,6 +165,11 @@ def test_an_imagej_stack_beyond_its_first_page_is_read_whole(tmp_path: Path) -> 
         ({"imagej": True, "resolution": (10, 5), "metadata": {"unit": "micron"}}, (1000, 200, 100)),
         ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 0.3, "unit": "pixel"}}, None),
         ({"imagej": True, "metadata": {"spacing": 0.3, "unit": "um"}}, (300, 1000, 1000)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "um", "yunit": "nm",
+          "zunit": "pm"}}, (0.003, 0.2, 100)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "um", "zunit": "pixel"}}, None),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "\\u03bcm"}}, (3000, 200, 100)),
+        ({"imagej": True, "resolution": (10, 5), "metadata": {"spacing": 3, "unit": "\\u00B5m"}}, (3000, 200, 100)),
         ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 5,
           "PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 0.03}}, (30, 5, 4)),
         ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeY": 5}}, None),
@@ -181,9 +186,23 @@ def test_voxel_sizes(tmp_path: Path, settings: dict[str, Any], expected: tuple[f
     assert volume.voxel_size_nm == (None if expected is None else pytest.approx(expected, rel=1e-6))
 
 
-def test_an_image_knows_its_size_per_centimetre(tmp_path: Path) -> None:
-    volume = open_volume(write(tmp_path / "a.tif", noise((12, 13)), resolution=(1e6, 5e5), resolutionunit="centimeter"))
-    assert volume.voxel_size_nm == (1.0, 20.0, 10.0)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"resolution": (1e6, 5e5), "resolutionunit": "centimeter"}, "y 2e-06 cm, x 1e-06 cm, and nothing of z"),
+        ({"imagej": True, "resolution": (1, 2), "metadata": {"unit": "cm"}}, "y 0.5 cm, x 1 cm, and nothing of z"),
+        ({"ome": True, "metadata": {"PhysicalSizeX": 4, "PhysicalSizeY": 5}}, "y 5 µm, x 4 µm, and nothing of z"),
+    ],
+)
+def test_an_image_has_no_thickness_that_it_does_not_say(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    volume = open_volume(write(tmp_path / "a.tif", noise((12, 13)), **settings))
+    assert volume.voxel_size_nm is None
+    assert volume.notes == (f"voxel size unknown: it says {words}",)
+
+
+def test_an_image_that_says_its_thickness_has_a_size(tmp_path: Path) -> None:
+    settings = {"imagej": True, "resolution": (1, 2), "metadata": {"unit": "nm", "spacing": 7}}
+    assert open_volume(write(tmp_path / "a.tif", noise((12, 13)), **settings)).voxel_size_nm == (7, 0.5, 1)
 
 
 def test_points_in_time_are_refused(tmp_path: Path) -> None:

@@ -18,32 +18,44 @@ def levels_n5(group: Tree, *, above: str = "", **coarse: object) -> Files:
     return {"attributes.json": group} | levels
 
 
+def shift(z: float, y: float, x: float) -> Tree:
+    return {"type": "translation", "translation": [z, y, x]}
+
+
 # name: files, key, voxel size and origin, both (z, y, x) in nm
 PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
     "nothing": (n5(), "", None, (0, 0, 0)),
-    "resolution": (n5(resolution=[4, 5, 6]), "", (6, 5, 4), (0, 0, 0)),
+    "resolution": (n5(resolution=[4, 5, 6], units=["nm"] * 3), "", (6, 5, 4), (0, 0, 0)),
+    "resolution without a unit": (n5(resolution=[4, 5, 6], offset=[1, 2, 3]), "", None, (0, 0, 0)),
+    "resolution without a unit beside pixelResolution": (
+        n5(resolution=[1, 1, 1], pixelResolution={"dimensions": [4, 5, 6], "unit": "nm"}),
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
     "resolution and units": (n5(resolution=[4, 5, 6], units=["um", "nm", "angstrom"]), "", (0.6, 5, 4000), (0, 0, 0)),
     "resolution in an unknown unit": (n5(resolution=[4, 5, 6], units=["nm", "s", "nm"]), "", None, (0, 0, 0)),
-    "offset": (n5(resolution=[4, 5, 6], offset=[1, 2, 3]), "", (6, 5, 4), (3, 2, 1)),
+    "offset": (n5(resolution=[4, 5, 6], units=["nm"] * 3, offset=[1, 2, 3]), "", (6, 5, 4), (3, 2, 1)),
     "pixelResolution": (n5(pixelResolution={"dimensions": [4, 5, 6], "unit": "µm"}), "", (6000, 5000, 4000), (0, 0, 0)),
-    "pixelResolution as a list": (n5(pixelResolution=[4, 5, 6]), "", (6, 5, 4), (0, 0, 0)),
+    "pixelResolution as a list": (n5(pixelResolution=[4, 5, 6]), "", None, (0, 0, 0)),
+    "pixelResolution without a unit": (n5(pixelResolution={"dimensions": [4, 5, 6]}), "", None, (0, 0, 0)),
     "pixelResolution in pixels": (n5(pixelResolution={"dimensions": [4, 5, 6], "unit": "pixel"}), "", None, (0, 0, 0)),
     "a resolution of nought": (n5(resolution=[4, 0, 6]), "", None, (0, 0, 0)),
-    "axes": (n5(axes=["z", "x", "y"], resolution=[6, 4, 5]), "", (6, 5, 4), (0, 0, 0)),
+    "axes": (n5(axes=["z", "x", "y"], resolution=[6, 4, 5], units=["nm"] * 3), "", (6, 5, 4), (0, 0, 0)),
     "three numbers for four axes": (
-        n5(dimensions=[9, 9, 9, 3], blockSize=[4, 4, 4, 1], resolution=[4, 5, 6]),
+        n5(dimensions=[9, 9, 9, 3], blockSize=[4, 4, 4, 1], resolution=[4, 5, 6], units=["nm"] * 3),
         "",
         (6, 5, 4),
         (0, 0, 0),
     ),
     "downsamplingFactors": (
-        levels_n5({"resolution": [4, 5, 6]}, downsamplingFactors=[2, 2, 1]),
+        levels_n5({"resolution": [4, 5, 6], "units": ["nm"] * 3}, downsamplingFactors=[2, 2, 1]),
         "s1",
         (6, 10, 8),
         (0, 2.5, 2),
     ),
     "downsamplingFactors of the group": (
-        levels_n5({"resolution": [4, 5, 6], "downsamplingFactors": [[1, 1, 1], [4, 2, 1]]}),
+        levels_n5({"resolution": [4, 5, 6], "units": ["nm"] * 3, "downsamplingFactors": [[1, 1, 1], [4, 2, 1]]}),
         "s1",
         (6, 10, 16),
         (0, 2.5, 6),
@@ -57,7 +69,7 @@ PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
         (0, 2.5, 2),
     ),
     "an offset of the level's own": (
-        levels_n5({"resolution": [4, 5, 6]}, downsamplingFactors=[2, 2, 1], offset=[7, 8, 9]),
+        levels_n5({"resolution": [4, 5, 6], "units": ["nm"] * 3}, downsamplingFactors=[2, 2, 1], offset=[7, 8, 9]),
         "s1",
         (6, 10, 8),
         (9, 8, 7),
@@ -126,6 +138,23 @@ PLACES: dict[str, tuple[Files, str, Place | None, Place]] = {
         "",
         (6, 5, 4),
         (13, 22.5, 32),
+    ),
+    "OME scales in a list": (
+        ome_zarr(ome(dataset("0", {"type": "scale", "scale": [2, 5, 1]}, {"type": "scale", "scale": [3, 1, 4]}))),
+        "",
+        (6, 5, 4),
+        (0, 0, 0),
+    ),
+    "OME translations in a list, before and after a scale": (
+        ome_zarr(
+            ome(
+                dataset("0", shift(10, 20, 30), shift(1, 2, 3), SCALE, shift(4, 5, 6)),
+                coordinateTransformations=[shift(1, 1, 1), {"type": "scale", "scale": [2, 1, 1]}],
+            )
+        ),
+        "",
+        (12, 5, 4),
+        ((11 * 6 + 4 + 1) * 2, 22 * 5 + 5 + 1, 33 * 4 + 6 + 1),
     ),
     "OME without units": (
         ome_zarr({"axes": [{"name": a, "type": "space"} for a in "zyx"], "datasets": [dataset("0", SCALE)]}),

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +32,24 @@ from volpipe.indexing import plain_index
 
 log = logging.getLogger(__name__)
 
+MAX_NAMED = 20
 METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
+
+
+@dataclass(frozen=True)
+class View:
+    """What is read of an array and where it lies, as the user gives it; None: all of it, and as the array itself says.
+
+    Attributes:
+        channel: the only one that is read, from 0; a name until the array is open.
+        time: the point in time that is read, from 0.
+        voxel_size_nm, origin_nm: (z, y, x).
+    """
+
+    channel: int | str | None = None
+    time: int | None = None
+    voxel_size_nm: Triple | None = None
+    origin_nm: Triple | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,9 @@ class Volume:
         origin_nm: centre of the first voxel, (z, y, x).
         codec: for people, such as "gzip 5".
         levels: keys of all levels of the multiscale group that the array is one of, finest first; () if of none.
+        view: what is read of it, where that is given.
+        channel_names: of all its channels, () where they have none.
+        notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
     """
 
     path: str
@@ -66,6 +86,9 @@ class Volume:
     origin_nm: Triple
     codec: str
     levels: tuple[str, ...]
+    view: View = View()
+    channel_names: tuple[str, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         if "://" in self.path:
@@ -89,7 +112,21 @@ class Volume:
 
     @property
     def num_channels(self) -> int:
+        """How many channels are read: one where it is chosen, else all that are stored."""
+        return self.num_stored_channels if self.view.channel is None else 1
+
+    @property
+    def num_stored_channels(self) -> int:
         return dict(zip(self.axes, self.shape, strict=True)).get("c", 1)
+
+    @property
+    def channels(self) -> str:
+        """The stored channels, for people: "3 channels, 0 DAPI, 1 GFP, 2 RFP"."""
+        if self.num_stored_channels == 1:
+            return "1 channel"
+        names = [f"{i} {name}" for i, name in enumerate(self.channel_names[:MAX_NAMED])]
+        names += ["…"] if len(self.channel_names) > MAX_NAMED else []
+        return f"{self.num_stored_channels} channels, {', '.join(names) or f'0 to {self.num_stored_channels - 1}'}"
 
     @property
     def attributes(self) -> dict[str, object]:
@@ -181,7 +218,10 @@ class Reader:
                 i = "zyx".index(axis)
                 index.append(slice(box.start[i], box.stop[i]))
             elif axis == "c":
-                index.append(slice(0, n))
+                first, last = (0, n - 1) if volume.view.channel is None else (int(volume.view.channel),) * 2
+                index.append(slice(first, last + 1))
+            elif axis == "t" and volume.view.time is not None:
+                index.append(volume.view.time)
             elif n == 1:
                 index.append(0)
             else:

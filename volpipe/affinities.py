@@ -25,6 +25,11 @@ OFFSETS: tuple[Offset, ...] = (
 )
 
 
+def name_of(offset: Offset) -> str:
+    """Return what the affinities at `offset` are called: "z-1", or "z-1 x+3" where it leads along several axes."""
+    return " ".join(f"{axis}{step:+d}" for axis, step in zip("zyx", offset, strict=True) if step)
+
+
 def affinities(labels: np.ndarray, offsets: Sequence[Offset] = OFFSETS) -> tuple[np.ndarray, np.ndarray]:
     """Return the affinities of `labels` (z, y, x), and where they are known: two arrays (offset, z, y, x) of bool.
 

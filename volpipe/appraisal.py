@@ -18,7 +18,7 @@ from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.rehearsal import Sample, rehearse, sample
 from volpipe.run import Executors
-from volpipe.volume import Volume, open_volume
+from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def appraise(
     if executors is not None:
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
         worker_bytes = executors.worker_bytes
-    volume = open_volume(plan.source.path, plan.source.key) if ahead is None else ahead.volume
+    volume = plan.source.volume() if ahead is None else ahead.volume
     seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
     rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)

@@ -33,6 +33,7 @@ from volpipe.show import (
     Rate,
     alternatives_table,
     appraisal_table,
+    arrays_table,
     clipped_line,
     codec_table,
     duration,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 DONE, INCOMPLETE, REFUSED = 0, 1, 2
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
+MOST_ARRAYS = 100  # of a container, in a table
 PLAIN_LINE_SECONDS = 10.0
 
 app = typer.Typer(
@@ -106,6 +108,10 @@ OnlyOption = Annotated[
 TolerateOption = Annotated[
     float, typer.Option(help="Share of the blocks begun that may fail before the run stops.", min=0, max=1)
 ]
+ChannelOption = Annotated[
+    str | None, typer.Option(help="The one channel that is read: its number from 0, or its name.")
+]
+TimeOption = Annotated[int | None, typer.Option("--time", help="The point in time that is read, from 0.", min=0)]
 MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
 
 
@@ -231,17 +237,43 @@ def plan(
 def info(
     volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
     level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    channel: ChannelOption = None,
+    time_point: TimeOption = None,
     fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
     seed: Annotated[int, typer.Option(help="Decides which chunks of a large volume are looked at.")] = 0,
 ) -> None:
     """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
+    from volpipe.errors import SeveralVolumesError
+    from volpipe.recipe import typed_view
     from volpipe.volume import open_volume
 
-    found = open_volume(volume, level=level)
+    try:
+        found = open_volume(volume, level=level, view=typed_view(channel=channel, time=time_point))
+    except SeveralVolumesError as error:
+        _print_arrays(volume, error.keys)
+        return
     for line in info_lines(found):
-        out.print(line)
+        out.print(line, markup=False)
     if not fast:
         _print_survey(found, seed)
+
+
+def _print_arrays(container: str, keys: list[str]) -> None:
+    """Print a table of the volumes `keys` in `container`, and how one is named."""
+    from volpipe.formats.files import locate
+    from volpipe.volume import open_volume, typed
+
+    rows: list[tuple[str, Volume | str]] = []
+    for key in keys[:MOST_ARRAYS]:
+        try:
+            rows.append((typed(locate(container) / key), open_volume(container, key)))
+        except VolpipeError as error:
+            rows.append((typed(locate(container) / key), str(error)))
+    out.print(arrays_table(rows))
+    if len(keys) > MOST_ARRAYS:
+        out.print(f"and {len(keys) - MOST_ARRAYS} more")
+    if rows:
+        out.print(f"name one to see more of it: volpipe info {rows[0][0]}")
 
 
 def _print_survey(volume: Volume, seed: int) -> None:
@@ -311,22 +343,30 @@ def convert(
     codec: Annotated[str, typer.Option(help="zstd, gzip or raw.")] = "auto",
     workers: Annotated[int, typer.Option(help="How many read at once.", min=1)] = 1,
     level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    channel: ChannelOption = None,
+    time_point: TimeOption = None,
+    voxel_size: Annotated[
+        str | None, typer.Option(help="Voxel size z,y,x with a unit: 16x8x8nm; wins over the file's.")
+    ] = None,
+    origin: Annotated[str | None, typer.Option(help="Centre of the first voxel z,y,x with a unit: 0,1,1um.")] = None,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
     from volpipe.convert import Choice, parse_sizes
     from volpipe.convert import convert as copy
+    from volpipe.recipe import typed_view
     from volpipe.volume import open_volume
 
+    view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
     with _counting() as on_progress:
         made = copy(
-            open_volume(volume, level=level), target, Choice(format, *sizes, codec),
+            open_volume(volume, level=level, view=view), target, Choice(format, *sizes, codec),
             workers=workers, on_progress=on_progress,
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
     for line in info_lines(made):
-        out.print(line)
+        out.print(line, markup=False)
 
 
 def version(wanted: bool) -> None:
@@ -453,7 +493,7 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
     from volpipe.resolve import shipped_recipe
 
     chosen = load_recipe(shipped_recipe(recipe) if recipe else None, settings)
-    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
+    target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     for caution in cautions(plan.recipe.net, plan.net):
@@ -461,12 +501,12 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
     return plan
 
 
-def _default_output(volume: str, net: str, output_format: str) -> str:
+def _default_output(volume: str, inner: str | None, net: str, output_format: str) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and the net."""
     from volpipe.formats.container import locate
     from volpipe.programs import label_of
 
-    container, key = locate(volume)
+    container, key = locate(volume, inner)
     parts = [container.stem, *filter(None, key.split("/")), label_of(net)]
     return f"{'_'.join(parts)}{'.n5' if output_format == 'n5' else '.zarr'}"
 

@@ -7,6 +7,7 @@ them).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import multiprocessing
@@ -141,7 +142,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
     if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
         key = DEFAULT_KEY
-    if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1:
+    if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
     where = Place(volume.voxel_size_nm, volume.origin_nm)
     target = Target(path, key, format, _spec(volume, format, path, choice), where)
@@ -223,6 +224,7 @@ def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
     return {
         "volume": str(volume),
         "shape": volume.shape,
+        "view": dataclasses.astuple(volume.view),
         "source": identify(volume).model_dump(mode="json"),
         "key": target.key,
         "format": target.format,

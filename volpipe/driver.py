@@ -26,9 +26,9 @@ from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
-from volpipe.output import create_output, sweep
+from volpipe.output import create_output, sweep, write_displays
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
-from volpipe.plan import Plan, make_plan
+from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
 from volpipe.recipe import Recipe
 from volpipe.resolve import told
@@ -98,7 +98,7 @@ SILENT = Listener()
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
-    volume = open_volume(location, recipe.input.key, recipe.input.level)
+    volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     plan = prepare_for(volume, recipe, out, search_path)
     check_access(files.locate(volume.path), files.locate(out))
     return plan
@@ -112,6 +112,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
+    check_thickness(volume, net)
     check_apart(target, volume, "volume")
     if mask is not None:
         check_apart(target, mask, "mask")
@@ -175,6 +176,8 @@ def execute(
             for caution in cautions(plan.recipe.net, plan.net):
                 log.warning("%s", caution)
             listener.on_plan(plan, folder)
+            for note in plan.notes:
+                log.info("input %s: %s", plan.source.path, note)
             with start(folder.parsl) as executors:
                 folder.store_plan(plan)
                 store_identities(folder.inputs, inputs)
@@ -196,6 +199,7 @@ def execute(
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
                 report.seams = _seams(wanted)
+                _write_displays(plan)
             seal(folder, plan, _findings(report))
             return report
 
@@ -239,6 +243,7 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     if not is_sealed(folder):
         report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
         report.clipped = clipped_in(journal, wanted)
+        _write_displays(plan)
         seal(folder, plan, _findings(report))
     return Report(plan, folder.path, was_complete=True)
 
@@ -311,6 +316,14 @@ def _seams(wanted: Wanted) -> list[Score]:
     except VolpipeError as error:
         log.warning("no seam score: %s", error)
         return []
+
+
+def _write_displays(plan: Plan) -> None:
+    """Note how a complete output may be shown; nothing where it cannot be read, which is no reason to fail."""
+    try:
+        write_displays(plan)
+    except VolpipeError as error:
+        log.warning("no windows of channels for viewers: %s", error)
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -17,6 +17,18 @@ class VolumeError(VolpipeError, OSError):
     """A volume cannot be opened, read or written."""
 
 
+class SeveralVolumesError(VolumeError):
+    """Where one volume was asked for there are several.
+
+    Attributes:
+        keys: of these, counted from what was named.
+    """
+
+    def __init__(self, sentence: str, keys: list[str]) -> None:
+        super().__init__(sentence)
+        self.keys = keys
+
+
 class RemoteError(VolumeError):
     """A bucket or a web server denies access, or does not answer: what it holds is not known."""
 

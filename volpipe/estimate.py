@@ -276,6 +276,8 @@ class _Sums:
     def channel_chunks(self) -> int:
         """How many chunks lie behind one place."""
         volume = self.volume
+        if volume.view.channel is not None:
+            return 1
         return math.prod(
             -(-n // c) for axis, n, c in zip(volume.axes, volume.shape, volume.chunks, strict=True) if axis == "c"
         )

@@ -24,7 +24,7 @@ from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
 from volpipe.recipe import Input
-from volpipe.volume import Volume, absolute, open_volume
+from volpipe.volume import Volume, absolute, open_volume, viewed
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 
@@ -126,7 +126,7 @@ def _plan_stage(
     recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
     if feed is None:
         plan = prepare(location, recipe, out, search_path)
-        given = open_volume(plan.source.path, plan.source.key)
+        given = plan.source.volume()
     else:
         given = _fed(feed, recipe.input)
         plan = prepare_for(given, recipe, out, search_path)
@@ -140,7 +140,7 @@ def _plan_labels(
 ) -> StagePlan:
     if feed is None:
         plan = plan_labels(location, recipe, out, search_path)
-        return StagePlan(stage.name, stage.kind, stage.reads, open_volume(plan.path, plan.key), out, plan)
+        return StagePlan(stage.name, stage.kind, stage.reads, plan.source(), out, plan)
     given = _fed(feed, recipe.input)
     check_offsets(given, recipe, feed.work.recipe.net.offsets if isinstance(feed.work, Plan) else None)
     plan = fit(given, recipe, str(out), str(search_path))
@@ -152,7 +152,7 @@ def _fed(feed: StagePlan, choice: Input | LabelInput) -> Volume:
     """Return what a stage that says `choice` reads of the stage `feed`."""
     if choice.key is not None:
         raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
-    return volume_of(feed, choice.level)
+    return viewed(volume_of(feed, choice.level), choice.view)
 
 
 def volume_of(stage: StagePlan, level: int = 0) -> Volume:

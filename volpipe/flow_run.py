@@ -328,7 +328,7 @@ def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
 
 def _check_given(stage: StagePlan) -> None:
     """Refuse to read something else than what was planned."""
-    found = open_volume(stage.given.path, stage.given.key)
+    found = open_volume(stage.given.path, stage.given.key, view=stage.given.view)
     if found != stage.given:
         raise RunError(
             f"its input {found} is {found.dtype} {found.shape} and was to be {stage.given.dtype} {stage.given.shape}; "

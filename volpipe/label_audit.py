@@ -24,7 +24,7 @@ from volpipe.labelling import Noted, stages_of
 from volpipe.output import level_key
 from volpipe.run import Totals, last_line
 from volpipe.verify import Recomputed, Shard, Verdict, check_files, judge
-from volpipe.volume import open_volume, open_writer
+from volpipe.volume import open_writer
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def recompute_labels(folder: RunFolder, plan: LabelPlan, num_blocks: int, seed: 
 
 def _reader(plan: LabelPlan) -> Reader:
     """Return what reads the volume that was labelled."""
-    volume = open_volume(plan.path, plan.key)
+    volume = plan.source()
     then = (plan.num_channels, *plan.shape), plan.source_dtype
     now = (volume.num_channels, *volume.spatial_shape), str(volume.dtype)
     if now != then:

@@ -32,7 +32,7 @@ from volpipe.rehearsal import MOST_WORKERS, stopwatch
 from volpipe.stand_in import made_up, write
 from volpipe.tasks import Workers, gather
 from volpipe.tensors import delete
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume
+from volpipe.volume import ArraySpec, View, Volume, create_array
 from volpipe.worker import Outcomes, work
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def foreseen(plan: LabelPlan, workers: Workers) -> list[LabelTimes]:
         return []
     folder = RunFolder.of_output(files.locate(plan.out)).rehearsal
     try:
-        return [rehearse_labels(Trial(plan, open_volume(plan.path, plan.key), True, str(folder)), workers)]
+        return [rehearse_labels(Trial(plan, plan.source(), True, str(folder)), workers)]
     except RunStopped as error:  # blocks that fail are the labelling's to name
         log.warning("no block could be tried: %s", error)
         return []
@@ -275,7 +275,7 @@ def _small(plan: LabelPlan, volume: Volume, block: tuple[int, ...], out: Path) -
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
     same = {name: getattr(plan, name) for name in LabelPlan.model_fields}
-    place = {"path": volume.path, "key": volume.key, "shape": volume.spatial_shape, "out": str(out)}
+    place = {"path": volume.path, "key": volume.key, "shape": volume.spatial_shape, "out": str(out), "view": View()}
     return LabelPlan(**same | place | {"block": block, "chunk": chunk, "factors": plan.factors[:2]})
 
 

@@ -36,7 +36,7 @@ def read_chances(plan: LabelPlan, reader: Reader, box: Box) -> np.ndarray:
     wanted = plan.recipe.input
     if wanted.kind == "affinities":
         return as_bytes(data)
-    inside = as_bytes(data[wanted.channel])
+    inside = as_bytes(data[0])
     return (FULL - inside if wanted.kind == "membrane" else inside)[np.newaxis]
 
 

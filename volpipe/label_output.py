@@ -5,6 +5,7 @@ Not here: what label a voxel has (label_graph), or the tasks (label_tasks).
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,7 +29,6 @@ from volpipe.volume import (
     absolute,
     create_array,
     create_multiscale,
-    open_volume,
     open_writer,
 )
 
@@ -95,16 +95,18 @@ def _spec(plan: LabelPlan, level: int) -> ArraySpec:
 
 def _multiscale(plan: LabelPlan) -> Multiscale:
     levels, name = levels_of(plan.factors), absolute(plan.out).stem
-    return Multiscale(levels, voxel_size_nm=plan.voxel_size_nm, origin_nm=plan.origin_nm, name=name)
+    size, origin = plan.voxel_size_nm, plan.origin_nm
+    return Multiscale(levels, voxel_size_nm=size, origin_nm=origin, name=name, is_labels=True)
 
 
 def _origin(plan: LabelPlan) -> dict[str, object]:
     """Return what the output says of where it comes from, the same in every labelling by its recipe."""
-    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype}
+    view = dataclasses.asdict(plan.view)
+    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype, "view": view}
     return {
         "version": volpipe.__version__,
         RECIPE_KEY: plan.recipe.model_dump(mode="json"),
-        "input": source | {"fingerprint": fingerprint(open_volume(plan.path, plan.key))},
+        "input": source | {"fingerprint": fingerprint(plan.source())},
         **versions(PACKAGES),
     }
 

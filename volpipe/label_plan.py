@@ -18,7 +18,7 @@ from volpipe.errors import PlanError, RunError
 from volpipe.grid import Box, Grid, Shape, align_up
 from volpipe.label_recipe import NEAREST, LabelRecipe
 from volpipe.levels import Triple, level_factors, level_shape, level_step
-from volpipe.volume import Volume
+from volpipe.volume import View, Volume, open_volume, viewed
 
 LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -35,6 +35,7 @@ class LabelPlan(BaseModel):
     Attributes:
         recipe: what to do.
         path, key: of the array that is read.
+        view: what is read of it.
         shape: of the volume, voxels (z, y, x).
         source_dtype, num_channels: what is read.
         voxel_size_nm, origin_nm: (z, y, x), the size None where it is not known.
@@ -59,6 +60,11 @@ class LabelPlan(BaseModel):
     block: Triple
     chunk: Triple
     factors: tuple[Triple, ...]
+    view: View = View()
+
+    def source(self) -> Volume:
+        """Return the volume, as it is now."""
+        return open_volume(self.path, self.key, view=self.view)
 
     @cached_property
     def blocks(self) -> Grid:
@@ -184,6 +190,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     Raises:
         PlanError: the two do not fit.
     """
+    volume = viewed(volume, recipe.input.view)
     _check_channels(volume, recipe)
     shape, output = volume.spatial_shape, recipe.output
     edge = LARGE_BLOCK if math.prod(shape) >= MANY else BLOCK
@@ -212,6 +219,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
         block=(z, y, x),
         chunk=(chunk[0], chunk[1], chunk[2]),
         factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
+        view=volume.view,
     )
 
 
@@ -241,8 +249,6 @@ def _check_channels(volume: Volume, recipe: LabelRecipe) -> None:
             else "; for a map of one channel say input.kind=foreground or input.kind=membrane"
         )
         raise PlanError(f"{volume} has {found} channels, input.offsets {len(wanted.offsets)}{hint}")
-    if wanted.kind != "affinities" and wanted.channel >= found:
-        raise PlanError(f"{volume} has {found} channels, so none is number {wanted.channel}; they count from 0")
     if volume.dtype.kind not in "uf":
         raise PlanError(
             f"{volume} has {volume.dtype} voxels; chances are floats from 0 to 1, or unsigned whole numbers: run the "

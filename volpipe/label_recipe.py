@@ -6,13 +6,15 @@ Not here: whether it fits a volume (label_plan), or the recipe of a run (recipe)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from volpipe.access import View
 from volpipe.affinities import OFFSETS, Offset
-from volpipe.recipe import Auto, Section, load_tree, typed
+from volpipe.recipe import ArrayInput, Auto, Channel, Section, load_tree, typed
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -20,18 +22,21 @@ Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotate
 Passes = tuple[Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)]]
 
 
-class LabelInput(Section):
+class LabelInput(ArrayInput):
     """What is read: chances that voxels belong together, 0 to 1, or whole numbers from 0 to their type's greatest.
 
     kind: "affinities", of each voxel to the one at an offset, a channel each, in the order of `offsets`. Or one
     `channel` that is high inside objects, "foreground", or between them, "membrane".
     """
 
-    key: str | None = None
-    level: int = Field(0, ge=0)
     kind: Literal["affinities", "foreground", "membrane"] = "affinities"
-    channel: int = Field(0, ge=0)
+    channel: Channel = 0
     offsets: tuple[Offset, ...] = OFFSETS
+
+    @property
+    def view(self) -> View:
+        """What of the array is read, and where it lies: of affinities all channels."""
+        return replace(super().view, channel=None if self.kind == "affinities" else self.channel)
 
     @model_validator(mode="after")
     def _nearest(self) -> LabelInput:

@@ -35,7 +35,7 @@ from volpipe.label_pieces import COLUMNS, find_pieces
 from volpipe.label_plan import LabelPlan, load_label_plan
 from volpipe.label_recipe import NEAREST
 from volpipe.lock import check_holder
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volume import ArraySpec, create_array, open_writer
 from volpipe.worker import Outcomes, work
 
 IDS, PIECES, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
@@ -61,7 +61,7 @@ class LabelJob:
 
     def reader(self) -> Reader:
         """Return what reads the volume."""
-        return open_volume(self.plan.path, self.plan.key).open()
+        return self.plan.source().open()
 
     def file(self, stage: str, block: int) -> Path:
         """Return the file that `stage` leaves for `block`."""

@@ -123,7 +123,7 @@ def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_
         VolumeError: no volume there.
         PlanError: it does not fit the recipe, may not be read, or the output may not be written.
     """
-    volume = open_volume(location, recipe.input.key, recipe.input.level)
+    volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     target = files.locate(out)
     check_offsets(volume, recipe, noted_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))

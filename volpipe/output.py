@@ -5,6 +5,8 @@ Not here: what is added up (infer, reassemble), or how a format lays out its byt
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from volpipe import checksums
+from volpipe.affinities import name_of
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
-from volpipe.grid import Box
+from volpipe.formats.metadata import Display
+from volpipe.grid import Box, Grid
 from volpipe.levels import Triple
 from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
@@ -30,6 +34,8 @@ from volpipe.volume import (
 )
 from volpipe.wanted import Wanted
 
+SHOWN_BOXES, SHOWN_EDGE = 8, 64  # voxels of a level that decide how it is shown
+SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
 
 
@@ -75,6 +81,48 @@ def create_output(plan: Plan, provenance: dict[str, object]) -> None:
     create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
 
 
+def write_displays(plan: Plan) -> None:
+    """Note in a whole output how viewers may show its channels, by its voxels; the same for the same voxels.
+
+    These are up to SHOWN_BOXES boxes of its coarsest level, most often all of that; zeros where a mask or empty space
+    left something out do not count. Labels and formats other than OME-Zarr have nothing of the kind.
+    """
+    choice = plan.recipe.output
+    if choice.kind == "labels" or not choice.format.startswith("ome-zarr"):
+        return
+    last = len(plan.factors) - 1
+    grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
+    numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
+    boxes = [read_voxels(plan, last, grid.box(number)) for number in sorted(map(int, numbers))]
+    names = channel_names(plan) or [f"channel {i}" for i in range(plan.net.out_channels)]
+    displays = tuple(
+        _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
+        for channel, name in enumerate(names)
+    )
+    create_multiscale(plan.out, dataclasses.replace(_multiscale(plan), displays=displays), format=choice.format)
+
+
+def channel_names(plan: Plan) -> tuple[str, ...]:
+    """Return what the channels of an output are called: by the offsets of affinities, or the only one by the output."""
+    if plan.recipe.net.offsets is not None:
+        return tuple(map(name_of, plan.recipe.net.offsets))
+    return (absolute(plan.out).stem,) if plan.net.out_channels == 1 else ()
+
+
+def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
+    """Return how a channel of these `values` is shown: from one to the other of SHOWN_PERCENTILES."""
+    dtype, values = values.dtype, values[np.isfinite(values)].astype(np.float64)
+    values = values[values != 0] if is_partial and values.any() else values
+    low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
+    if dtype.kind == "f":
+        low, start, end, high = (float(f"{value:.6g}") for value in (low, start, end, high))
+        end = end if start < end else start + 1
+        return Display(name, (min(low, start), max(high, end)), (start, end))
+    info = np.iinfo(dtype)
+    first = min(math.floor(start), int(info.max) - 1)
+    return Display(name, (int(info.min), int(info.max)), (first, max(math.ceil(end), first + 1)))
+
+
 def _spec(plan: Plan, level: int) -> ArraySpec:
     """Return the array of `level`."""
     choice, channels = plan.recipe.output, _channels(plan)
@@ -98,7 +146,9 @@ def promised(plan: Plan, level: int = 0) -> Volume:
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    return foreseen(plan.out, ARRAY_FORMATS[plan.recipe.output.format], _spec(plan, level), _multiscale(plan), level)
+    format = plan.recipe.output.format
+    volume = foreseen(plan.out, ARRAY_FORMATS[format], _spec(plan, level), _multiscale(plan), level)
+    return dataclasses.replace(volume, channel_names=channel_names(plan)) if format.startswith("ome-zarr") else volume
 
 
 def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
@@ -184,6 +234,7 @@ def _multiscale(plan: Plan) -> Multiscale:
         triple(fine) if source.voxel_size_nm is not None else None,
         triple(moved),
         absolute(plan.out).stem,
+        is_labels=plan.recipe.output.kind == "labels",
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from volpipe.augment import check_augment
 from volpipe.blend import support
@@ -25,7 +25,7 @@ from volpipe.nets import NetFacts
 from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
-from volpipe.volume import Volume
+from volpipe.volume import View, Volume, open_volume
 from volpipe.window_choice import choose_windows, triple
 
 Triple = tuple[int, int, int]
@@ -40,7 +40,10 @@ LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger ove
 
 
 class Source(BaseModel):
-    """The volume that a plan was made for, as it was found; shapes in voxels (z, y, x)."""
+    """The volume that a plan was made for, as it was found; shapes in voxels (z, y, x).
+
+    `view` is what the recipe gives of it: a channel, a point in time, a place; the rest follows from that.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,10 +55,18 @@ class Source(BaseModel):
     dtype: str
     voxel_size_nm: tuple[float, float, float] | None
     origin_nm: tuple[float, float, float]
+    view: View = View()
+
+    def volume(self) -> Volume:
+        """Return the volume, as it is now."""
+        return open_volume(self.path, self.key, view=self.view)
 
 
 class Plan(BaseModel):
-    """Everything that a worker needs to know beside the number of its block."""
+    """Everything that a worker needs to know beside the number of its block.
+
+    `notes` are what a user should know of the volume; they are for who makes the plan, and not stored.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -76,6 +87,7 @@ class Plan(BaseModel):
     roi: tuple[Triple, Triple]
     mask: Mask | None = None
     code_sha256: str = ""
+    notes: tuple[str, ...] = Field((), exclude=True, repr=False)
 
     @cached_property
     def lattice(self) -> Lattice:
@@ -283,6 +295,7 @@ def make_plan(
         dtype=volume.dtype.name,
         voxel_size_nm=volume.voxel_size_nm,
         origin_nm=volume.origin_nm,
+        view=volume.view,
     )
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
@@ -306,7 +319,15 @@ def make_plan(
         roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
+        notes=(*_level_note(volume), *volume.notes),
     )
+
+
+def _level_note(volume: Volume) -> tuple[str, ...]:
+    """Return which level of a multiscale group is read; nothing where there is no choice."""
+    if len(volume.levels) < 2:
+        return ()
+    return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
 
 
 def _checked_dtype(recipe: Recipe, out_dtype: str) -> str:
@@ -318,17 +339,32 @@ def _checked_dtype(recipe: Recipe, out_dtype: str) -> str:
     return out_dtype
 
 
+def check_thickness(volume: Volume, net: NetFacts) -> None:
+    """Refuse a volume of one slice for a net that sees its neighbours, which would all be that slice, mirrored.
+
+    Raises:
+        PlanError: with how slices are made a volume.
+    """
+    for axis, size, halo in zip(AXES, volume.spatial_shape, net.halo, strict=True):
+        if size == 1 and halo:
+            raise PlanError(
+                f"{volume} is one voxel thick along {axis}, and net {net.label} sees {halo} voxels beyond each there, "
+                "which would all be that one, mirrored. To make slices a volume, put them as TIFF files into one "
+                "folder and name the folder; for single images choose a net that is 2D"
+            )
+
+
 def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
     if net.in_channels != volume.num_channels:
         raise PlanError(
-            f"net {net.label} takes {net.in_channels} channels, the volume {volume} has {volume.num_channels}; "
-            f"choose a net of {volume.num_channels} in_channels, or an array of {net.in_channels} channels"
+            f"net {net.label} takes {_channels(net.in_channels)}, the volume {volume} has {volume.channels}; "
+            + _remedy(volume, net)
         )
     offsets = recipe.net.offsets
     if offsets is not None and len(offsets) != net.out_channels:
         raise PlanError(
-            f"net.offsets names {len(offsets)} voxels, net {net.label} gives {net.out_channels} channels; name one for "
-            "each, or leave them out"
+            f"net.offsets names {_channels(len(offsets))}, net {net.label} makes {net.out_channels}; give one "
+            "for each, or leave them out where they are no affinities"
         )
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
@@ -352,6 +388,20 @@ def _check_grey(recipe: Recipe, volume: Volume) -> None:
             "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
             "(`volpipe convert` copies labels)"
         )
+
+
+def _channels(count: int) -> str:
+    return "1 channel" if count == 1 else f"{count} channels"
+
+
+def _remedy(volume: Volume, net: NetFacts) -> str:
+    """Return how a volume and a net of another number of channels come together."""
+    other_net = f"a net of {volume.num_channels} in_channels"
+    if net.in_channels == 1:
+        return f"choose a channel, such as --set input.channel=0, or {other_net}"
+    if volume.view.channel is not None and volume.num_stored_channels == net.in_channels:
+        return f"leave out input.channel, or choose {other_net}"
+    return f"choose {other_net}, or an array of {_channels(net.in_channels)}"
 
 
 def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:

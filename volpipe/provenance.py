@@ -30,11 +30,10 @@ from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
-from volpipe.plan import Plan
+from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
 from volpipe.recipe import Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import open_volume
 from volpipe.wanted import Wanted
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -217,7 +216,7 @@ def changes(origin: RunOrigin, runner: Runner) -> list[str]:
         if now != origin.net[f"{what}_sha256"]:
             before = origin.net[f"{what}_sha256"]
             sentences.append(f"the {what} of net {label} changed: SHA-256 {short_hash(before)} -> {short_hash(now)}")
-    now = identify(open_volume(origin.input["path"], origin.input["key"])).fingerprint
+    now = identify(Source.model_validate(origin.input).volume()).fingerprint
     if now != origin.input["fingerprint"]:
         sentences.append(f"the volume {origin.input['path']} changed since")
     installed = {"python": platform.python_version()} | {name: _version(name) for name in origin.packages}

@@ -264,7 +264,7 @@ def real_window(
         raw = Sample((z, y, x), seed=SEED).raw(Box.of(wanted))
         voxels = np.repeat(raw[None], in_channels, axis=0)
     else:
-        volume = open_volume(location, recipe.input.key, recipe.input.level)
+        volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
         if volume.num_channels != in_channels:
             raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
         start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, wanted, strict=True))

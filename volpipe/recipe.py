@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from volpipe.access import View
 from volpipe.affinities import Offset
 from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.errors import RecipeError
+from volpipe.formats.metadata import lengths
 from volpipe.resolve import default_recipe, nearest
 
 Triple = tuple[int, int, int]
@@ -32,15 +34,82 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-class Input(Section):
+def _to_lengths(value: object) -> object:
+    """Return three lengths in nm, z, y, x, from what the user wrote; None stays."""
+    found = lengths(value)
+    if value is not None and found is None:
+        raise ValueError('write three lengths z, y, x: [16, 8, 8] in nm, or with a unit, such as "16x8x8nm"')
+    return found
+
+
+def _to_size(value: object) -> object:
+    size = _to_lengths(value)
+    if isinstance(size, tuple) and min(size) <= 0:
+        raise ValueError("a voxel has three lengths above 0")
+    return size
+
+
+def _to_channel(value: object) -> object:
+    if isinstance(value, bool) or not (value is None or isinstance(value, int | str)) or value == "":
+        raise ValueError("write the number of a channel, the first is 0, or its name")
+    if isinstance(value, int) and value < 0:
+        raise ValueError("channels count from 0")
+    return value
+
+
+def _to_time(value: object) -> object:
+    if isinstance(value, bool) or not (value is None or isinstance(value, int)) or (value or 0) < 0:
+        raise ValueError("write the number of a point in time, the first is 0")
+    return value
+
+
+Lengths = tuple[float, float, float]
+Channel = Annotated[int | str | None, BeforeValidator(_to_channel)]
+
+
+class ArrayInput(Section):
+    """Which array is read, and what of it; and where it lies, in nm (z, y, x), in place of what the file says.
+
+    channel: the only one that is read, by number or by the name that OME has for it. time: the point in time.
+    """
+
+    key: str | None = None
+    level: int = Field(0, ge=0)
+    channel: Channel = None
+    time: Annotated[int | None, BeforeValidator(_to_time)] = None
+    voxel_size_nm: Annotated[Lengths | None, BeforeValidator(_to_size)] = None
+    origin_nm: Annotated[Lengths | None, BeforeValidator(_to_lengths)] = None
+
+    @property
+    def view(self) -> View:
+        """What of the array is read, and where it lies, as far as that is given."""
+        return View(self.channel, self.time, self.voxel_size_nm, self.origin_nm)
+
+
+def typed_view(
+    *, channel: str | None = None, time: int | None = None, voxel_size: str | None = None, origin: str | None = None
+) -> View:
+    """Return what options of a command say of an array.
+
+    Raises:
+        RecipeError: a length has no unit, or is none.
+    """
+    for option, text in (("--voxel-size", voxel_size), ("--origin", origin)):
+        if text is not None and lengths(text) is None:
+            raise RecipeError(f"{option} {text!r}: write three lengths z, y, x and their unit, such as 16x8x8nm")
+    size, place = lengths(voxel_size), lengths(origin)
+    if size is not None and min(size) <= 0:
+        raise RecipeError(f"--voxel-size {voxel_size!r}: a voxel has three lengths above 0")
+    return View(int(channel) if channel is not None and channel.isdecimal() else channel, time, size, place)
+
+
+class Input(ArrayInput):
     """Which array of the volume is read, and which part of it is wanted.
 
     `roi` is a box, ``z0:z1,y0:y1,x0:x1``, in voxels or with units; `mask` a volume, nonzero where voxels are wanted.
     `empty` is a value: windows that hold nothing else are not wanted; or "missing": windows without a stored chunk.
     """
 
-    key: str | None = None
-    level: int = Field(0, ge=0)
     roi: str | None = None
     mask: str | None = None
     empty: Literal["missing"] | Annotated[float, Field(allow_inf_nan=False)] | None = None
@@ -54,7 +123,8 @@ class NetChoice(Section):
     `weights_key` names the part of a checkpoint that has the weights. `untrained` allows a net without weights: those
     that its code makes, which must be the same at each call.
     `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
-    `offsets`: of affinities, to which voxel (z, y, x) each channel is; `volpipe label` compares them with its own.
+    `offsets`, of affinities: to which voxel (z, y, x) each channel leads; channels are named by them, and
+    `volpipe label` compares them with its own.
     """
 
     name: str = "unet3d"

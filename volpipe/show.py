@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from volpipe.estimate import Estimate
@@ -64,6 +65,8 @@ def plan_table(plan: Plan, site: str) -> Table:
     source = plan.source
     table.add_row("volume", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {_voxel(source.voxel_size_nm)}")
+    if plan.notes:
+        table.add_row("", escape("; ".join(plan.notes)))
     if not plan.is_whole:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
@@ -406,11 +409,33 @@ def info_lines(volume: Volume) -> Iterator[str]:
     yield f"format      {volume.format}"
     raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
     yield f"shape       {shape(volume.shape)} ({', '.join(volume.axes)}), {volume.dtype.name}, {raw} uncompressed"
-    yield f"voxel size  {_voxel(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
+    if volume.num_stored_channels > 1:
+        yield f"channels    {volume.channels}"
+    if volume.voxel_size_nm is None:
+        yield "voxel size  unknown; give --set input.voxel_size_nm=[z,y,x] to run and plan, --voxel-size to convert"
+    else:
+        yield f"voxel size  {_voxel(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
     yield f"chunks      {shape(volume.chunks)}" + (f" in shards {shape(volume.shards)}" if volume.shards else "")
     yield f"codec       {volume.codec}"
     if volume.levels:
         yield f"levels      {', '.join(volume.levels)}"
+    for note in volume.notes:
+        yield f"note        {note}"
+
+
+def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
+    """Return the volumes of a container: each as it is named on a command line, or why it cannot be read."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("volume", "shape", "axes", "type", "voxel size", "levels"):
+        table.add_column(name, overflow="fold")
+    for name, volume in rows:
+        if isinstance(volume, str):
+            table.add_row(escape(name), escape(volume))
+        else:
+            levels = str(len(volume.levels)) if volume.levels else ""
+            size = _voxel(volume.voxel_size_nm).removeprefix("voxel size ")
+            table.add_row(escape(name), shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
+    return table
 
 
 def footprint_lines(volume: Volume, found: Footprint) -> Iterator[str]:

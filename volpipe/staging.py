@@ -37,7 +37,7 @@ _shelves: dict[tuple[str, str], Shelf] = {}
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StagedVolume(Volume):
     """A volume whose chunk files are kept on the shelf of `run` below `base`, where they can be."""
 

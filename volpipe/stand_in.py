@@ -24,7 +24,7 @@ def nothing(volume: Volume, place: Path) -> Volume:
     codec = "gzip" if volume.format == "n5" else "zstd"
     spec = ArraySpec(volume.shape, volume.dtype, volume.chunks, volume.shards, volume.axes, codec)
     create_array(place, volume.key, spec, volume.format)
-    return open_volume(place, volume.key)
+    return open_volume(place, volume.key, view=volume.view)
 
 
 def made_up(volume: Volume, shape: tuple[int, ...], place: Path) -> Volume:

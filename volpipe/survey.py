@@ -22,6 +22,7 @@ from volpipe.errors import VolumeError
 from volpipe.formats import files
 from volpipe.formats.census import ChunkFiles
 from volpipe.formats.container import read_header
+from volpipe.formats.damage import CHUNKED
 from volpipe.grid import Grid
 from volpipe.volume import Volume, absolute
 
@@ -142,7 +143,7 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     if isinstance(container, Path) and container.is_file():
         return Footprint(1, container.stat().st_size, True, num_seen=1)
     header = read_header(volume.folder)
-    chunks = None if header is None else ChunkFiles(header)
+    chunks = ChunkFiles(header) if header is not None and header.format in CHUNKED else None  # not of TIFF slices
     seen = _list(volume, chunks, seconds)
     if not seen.is_complete and chunks is not None:
         return _estimate(chunks, seen, seed, seconds)

@@ -24,7 +24,7 @@ from volpipe.ops import Affine
 from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan
 from volpipe.tensors import NO_SUM
-from volpipe.volume import open_volume, open_writer
+from volpipe.volume import open_writer
 from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, batches
 
@@ -222,7 +222,7 @@ def recompute(evidence: Evidence, normalise: Affine, num_blocks: int, seed: int 
     written = [block for block, core in cores if not core.is_empty and wanted.touches(core)]
     dice = np.random.default_rng(seed)
     chosen = dice.choice(written, size=min(num_blocks, len(written)), replace=False)
-    source = open_volume(plan.source.path, plan.source.key)
+    source = plan.source.volume()
     windows = StreamedWindows(source, plan.lattice, normalise, wanted.input_box)
     for block in sorted(map(int, chosen)):
         box = core_box(plan, block)

@@ -6,10 +6,11 @@ Not here: voxels (access), or what the formats write (formats).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
-from volpipe.access import Reader, Volume, Writer, open_writer
-from volpipe.errors import RemoteError, VolumeError
+from volpipe.access import MAX_NAMED, Reader, View, Volume, Writer, open_writer
+from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
 from volpipe.formats import files, ome, remote, single
 from volpipe.formats.container import (
     absolute,
@@ -25,14 +26,16 @@ from volpipe.formats.container import (
     walk,
 )
 from volpipe.formats.files import Location
-from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, usual_axes
+from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, Triple, read_json, usual_axes
 from volpipe.formats.ome import Dataset
+from volpipe.resolve import nearest
 
 __all__ = [
     "ArraySpec",
     "Level",
     "Multiscale",
     "Reader",
+    "View",
     "Volume",
     "Writer",
     "absolute",
@@ -41,14 +44,17 @@ __all__ = [
     "list_arrays",
     "open_volume",
     "open_writer",
+    "typed",
+    "viewed",
 ]
 
 log = logging.getLogger(__name__)
 
-MAX_NAMED = 20
+AS_STORED = View()
+UNKNOWN_SIZE = "voxel size unknown"
 
 
-def open_volume(location: str | Path, key: str | None = None, level: int = 0) -> Volume:
+def open_volume(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
@@ -56,9 +62,11 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
             on a disk, or for N5 and Zarr also s3://bucket/… or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
+        view: what is read of the array, and where it lies, in place of what it says itself.
 
     Raises:
-        VolumeError: nothing there, several to choose from, or metadata that are broken, wrong or not supported.
+        VolumeError: nothing there, several to choose from, metadata that are broken, wrong or not supported, or a
+            channel or a point in time that there is none of.
     """
     container, key = locate(location, key)
     if not isinstance(container, remote.Remote):  # there it is asked last: not all that may be read may be listed
@@ -67,10 +75,82 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0) ->
     volume = _resolve(container, key, level)
     if volume.format == "tiff" and files.is_folder(container / volume.key):
         check_files(container / volume.key)
-    length = dict(zip(volume.axes, volume.shape, strict=True))
-    if length.get("t", 1) > 1:
-        raise VolumeError(f"{volume} has {length['t']} points in time; volpipe reads one: save it on its own")
+    volume = viewed(volume, view)
+    count = _length(volume, "t")
+    if count > 1 and view.time is None:
+        raise VolumeError(
+            f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, or --time"
+        )
     return volume
+
+
+def viewed(volume: Volume, view: View) -> Volume:
+    """Return `volume` as `view` says, its channel by number; what is said of it twice is noted.
+
+    Raises:
+        VolumeError: there is no such channel or point in time.
+    """
+    channel, time = _channel(volume, view.channel), _time(volume, view.time)
+    chosen = View(channel, time, view.voxel_size_nm, view.origin_nm)
+    notes = list(volume.notes)
+    if channel is not None:
+        names = volume.channel_names
+        notes.append(f"channel {channel}{f', {names[channel]},' if names else ''} of {volume.num_stored_channels}")
+    if time is not None:
+        notes.append(f"point in time {time} of {_length(volume, 't')}")
+    if view.voxel_size_nm is not None:
+        notes = [note for note in notes if not note.startswith(UNKNOWN_SIZE)]
+        notes.append(_given("voxel size", view.voxel_size_nm, volume.voxel_size_nm))
+        if view.origin_nm is None and any(volume.origin_nm) and view.voxel_size_nm != volume.voxel_size_nm:
+            notes.append(f"origin {_lengths(volume.origin_nm)} as the file says; input.origin_nm gives another")
+    if view.origin_nm is not None:
+        notes.append(_given("origin", view.origin_nm, volume.origin_nm))
+    return replace(
+        volume,
+        view=chosen,
+        voxel_size_nm=view.voxel_size_nm or volume.voxel_size_nm,
+        origin_nm=view.origin_nm or volume.origin_nm,
+        notes=tuple(notes),
+    )
+
+
+def _given(what: str, lengths: Triple, stored: Triple | None) -> str:
+    if stored is None or stored == lengths or (what == "origin" and not any(stored)):
+        return f"{what} {_lengths(lengths)} as given"
+    return f"{what} {_lengths(lengths)} as given, instead of the file's {_lengths(stored)}"
+
+
+def _lengths(lengths: Triple) -> str:
+    return " × ".join(f"{length:g}" for length in lengths) + " nm"
+
+
+def _length(volume: Volume, axis: str) -> int:
+    return dict(zip(volume.axes, volume.shape, strict=True)).get(axis, 1)
+
+
+def _channel(volume: Volume, channel: int | str | None) -> int | None:
+    """Return the number of the channel that is meant; None for all, also where an array without channels has its 0."""
+    names, count = volume.channel_names, volume.num_stored_channels
+    if channel is None or (channel == 0 and "c" not in volume.axes):
+        return None
+    if isinstance(channel, int) and 0 <= channel < count:
+        return channel
+    text = str(channel)  # a name may look like a number: 488
+    if names.count(text) > 1:
+        raise VolumeError(f"{volume} has {names.count(text)} channels named {text}; choose one by number")
+    if text in names:
+        return names.index(text)
+    hint = nearest(text, names) if isinstance(channel, str) else ""
+    raise VolumeError(f"{volume} has no channel {channel}{hint}; input.channel is one of its {volume.channels}")
+
+
+def _time(volume: Volume, time: int | None) -> int | None:
+    count = _length(volume, "t")
+    if time is None or (time == 0 and "t" not in volume.axes):
+        return None
+    if time >= count:
+        raise VolumeError(f"{volume} has no point in time {time}; it has {count}, counted from 0")
+    return time
 
 
 def list_arrays(location: str | Path) -> list[Volume]:
@@ -129,7 +209,7 @@ def _only_key(container: Location, key: str) -> str:
     folder = container / key
     images = ome.plate_images(read_attributes(folder), folder, read_attributes)
     if images is not None:
-        raise VolumeError(f"{folder} is a plate of images; choose one by its key: {_listed(images) or 'it names none'}")
+        raise _several(folder, "is a plate of images", images)
     _check_exists(container, key)
     names = list(walk(folder, enter_groups=False))
     if not names and isinstance(container, Path) and container.is_file():
@@ -138,10 +218,35 @@ def _only_key(container: Location, key: str) -> str:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
             "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales) and TIFF slices"
+            + _precomputed(folder)
         )
     if len(names) > 1:
-        raise VolumeError(f"{folder} holds {len(names)} volumes; choose one by its key: {_listed(names)}")
+        raise _several(folder, f"holds {len(names)} volumes", names)
     return f"{key}/{names[0]}".strip("/")
+
+
+def _several(folder: Location, what: str, keys: list[str]) -> SeveralVolumesError:
+    sentence = f"{folder} {what}; choose one by its key: {_listed(keys) or 'it names none'}"
+    return SeveralVolumesError(f"{sentence}; write {typed(folder / keys[0])}" if keys else sentence, keys)
+
+
+def typed(place: Location) -> str:
+    """Return `place` as a user would type it: from the current folder, if it is in that."""
+    here = Path.cwd()
+    return str(place.relative_to(here) if isinstance(place, Path) and place.is_relative_to(here) else place)
+
+
+def _precomputed(folder: Location) -> str:
+    """Return what to say of a folder of Neuroglancer's own format, "" of any other."""
+    try:
+        tree = read_json(folder / "info") or {}
+    except VolumeError:
+        return ""
+    if not (str(tree.get("@type", "")).startswith("neuroglancer") or {"scales", "data_type"} <= set(tree)):
+        return ""
+    return (
+        "; it is Neuroglancer precomputed, which is not read: copy it to N5 or Zarr (tensorstore and cloud-volume can)"
+    )
 
 
 def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:
@@ -192,7 +297,9 @@ def _keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
 def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
     rank = len(header.shape)
     axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
+    is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
     where = dataset.place or read_place(header, container)
+    names = dataset.channel_names or header.channel_names
     key = "/".join(inside(header.folder, container))
     return Volume(
         path=str(container),
@@ -207,4 +314,9 @@ def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple
         origin_nm=where.origin_nm,
         codec=header.codec,
         levels=levels,
+        channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
+        notes=(
+            *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),
+            *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
+        ),
     )

@@ -28,7 +28,7 @@ from volpipe.plan import Plan, load_plan
 from volpipe.staging import staged, take_notes
 from volpipe.tensors import PARTS, Tensors
 from volpipe.usage import is_alone, measured
-from volpipe.volume import Volume, open_volume
+from volpipe.volume import AS_STORED, View, Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
@@ -225,12 +225,12 @@ def _stored_windows(identity: str, folder: str) -> Volume:
 def open_source(job: Job) -> Volume:
     """Return the volume that the job's plan was made for."""
     source = job.plan.source
-    return _open_volume(job.identity, source.path, source.key)
+    return _open_volume(job.identity, source.path, source.key, source.view)
 
 
 @lru_cache(maxsize=4)
-def _open_volume(identity: str, path: str, key: str) -> Volume:
-    return staged(open_volume(path, key), identity)
+def _open_volume(identity: str, path: str, key: str, view: View = AS_STORED) -> Volume:
+    return staged(open_volume(path, key, view=view), identity)
 
 
 def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:

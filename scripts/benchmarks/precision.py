@@ -47,7 +47,7 @@ def measure(setting: Setting, repeats: int, *, name: str) -> Iterator[Outcome]:
     size = max(1, VOXELS // voxels)
     batch = torch.rand(size, facts.in_channels, *window, device="cuda") * 2 - 1
     for _ in range(repeats):
-        took = {label: seconds_of(net, batch, *mode) for label, *mode in MODES}
+        took = {label: seconds_of(net, batch, arithmetic, layout) for label, arithmetic, layout in MODES}
         best = min(seconds for label, seconds in took.items() if label.startswith("bfloat16"))
         rates = {f"{label} Mvoxel/s": size * voxels / seconds / 1e6 for label, seconds in took.items()}
         yield Outcome(best / took["float32"], rates)
@@ -58,19 +58,20 @@ def seconds_of(net: nn.Module, batch: Tensor, arithmetic: str, channels_last: bo
     import torch
 
     layout = torch.channels_last_3d if channels_last else torch.contiguous_format
-    net, batch = net.to(memory_format=layout), batch.contiguous(memory_format=layout)
+    net = net.to(memory_format=layout)  # type: ignore[call-overload]  # stubs lack 3d
+    batch = batch.contiguous(memory_format=layout)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = arithmetic == "tf32"
     torch.backends.cudnn.deterministic = True  # as in a run
     half = arithmetic == "bfloat16"
 
     def timed(calls: int) -> float:
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begun.record()
         for _ in range(calls):
             net(batch)
         ended.record()
         torch.cuda.synchronize()
-        return begun.elapsed_time(ended) / 1000 / calls
+        return float(begun.elapsed_time(ended)) / 1000 / calls
 
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=half):
         timed(2)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,14 +54,19 @@ NANOMETRES = {
     "meter": 1e9,
     "m": 1e9,
 }  # both micro signs: U+00B5 and U+03BC
+LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+-]*)\s*")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel."""
+    """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
+
+    `reason` says why a size that is there in part, or in another unit, counts as unknown; "" where none is there.
+    """
 
     voxel_size_nm: Triple | None = None
     origin_nm: Triple = (0.0, 0.0, 0.0)
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class Header:
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
         axes: as the array itself names them, None where it does not.
+        is_guessed: whether `axes` are a guess of the format's.
+        channel_names: as the array itself has them, () where it has none.
         attributes: what users stored with it.
         known: its metadata less all that tensorstore does not know; or what else its format needs to open it.
         unsupported: why tensorstore cannot read it, "" where it can.
@@ -88,6 +96,8 @@ class Header:
     shards: tuple[int, ...] | None
     codec: str
     axes: tuple[str, ...] | None = None
+    is_guessed: bool = False
+    channel_names: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     known: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     unsupported: str = ""
@@ -126,6 +136,15 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Display:
+    """How viewers show a channel at first: its name, the least and greatest value, and those shown black and white."""
+
+    name: str
+    limits: tuple[float, float]
+    window: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class Multiscale:
     """A group of arrays that show the same volume, finest first.
 
@@ -135,6 +154,8 @@ class Multiscale:
         voxel_size_nm: of the finest level (z, y, x), None where unknown.
         origin_nm: centre of the finest level's first voxel (z, y, x).
         name: for people.
+        displays: of each channel, as OME-Zarr has them; () where nothing is known of them.
+        is_labels: whether voxels are numbers of objects.
     """
 
     levels: tuple[Level, ...]
@@ -142,6 +163,8 @@ class Multiscale:
     voxel_size_nm: Triple | None = None
     origin_nm: Triple = (0.0, 0.0, 0.0)
     name: str = "volume"
+    displays: tuple[Display, ...] = ()
+    is_labels: bool = False
 
     def __post_init__(self) -> None:
         if not self.levels or len({level.key for level in self.levels}) != len(self.levels):
@@ -370,6 +393,28 @@ def nanometres(unit: object) -> float | None:
     return NANOMETRES.get(name)
 
 
+def lengths(value: object) -> Triple | None:
+    """Return three lengths z, y, x in nm, from numbers (of nm) or text: "16x8x8nm", "1, 0.5, 0.5 um", ["8 nm", …].
+
+    In a text, a unit counts for the numbers before it that have none; a text without any is none.
+    """
+    if isinstance(value, str):
+        parts = [LENGTH.fullmatch(part) for part in re.split(r"\s*[,×]\s*|\s*x\s*(?=[-+.\d])", value.strip())]
+        pairs = [(part[1], part[2]) for part in parts if part is not None]
+        units = [unit or next((u for _, u in pairs[i:] if u), "") for i, (_, unit) in enumerate(pairs)]
+        factors = [nanometres(unit) for unit in units]
+        if len(pairs) != len(parts) or None in factors:
+            return None
+        numbers = floats([float(number) * (factor or 1.0) for (number, _), factor in zip(pairs, factors, strict=True)])
+    elif isinstance(value, list | tuple) and any(isinstance(entry, str) for entry in value):
+        return lengths(", ".join(f"{entry} nm" if isinstance(entry, int | float) else str(entry) for entry in value))
+    else:
+        numbers = floats(value)
+    if numbers is not None and len(numbers) == 3:
+        return numbers[0], numbers[1], numbers[2]
+    return None
+
+
 def named_axes(names: object, rank: int) -> tuple[str, ...] | None:
     """Return `names` in lower case, with channel as c and time as t; None where they say nothing."""
     if not isinstance(names, list | tuple) or len(names) != rank:
@@ -394,11 +439,22 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
     """
     spatial = {axis: scale[axis] for axis in "zyx" if axis in scale}
     factors = {axis: nanometres(units.get(axis)) for axis in spatial}
-    if not spatial or None in factors.values() or min(spatial.values()) <= 0:
+    if not spatial:
         return Place()
+    if None in factors.values() or min(spatial.values()) <= 0:
+        return Place(reason=_why_unknown(spatial, units, factors))
     size = [spatial.get(axis, 1.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     origin = [shift.get(axis, 0.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+
+
+def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
+    """Return what sizes say whose unit is none, or that are not above zero."""
+    numbers = f"{', '.join(spatial)} {' × '.join(f'{size:g}' for size in spatial.values())}"
+    odd = next((units.get(axis) for axis, factor in factors.items() if factor is None), None)
+    if None not in factors.values():
+        return f"it says {numbers}, which must be above 0"
+    return f"it says {numbers} in the unit {str(odd)[:20]!r}" if odd else f"it says {numbers} without a unit"
 
 
 def check_aligned(header: Header, start: Sequence[int], shape: Sequence[int]) -> None:

@@ -121,9 +121,9 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
 
     `transform` (COSEM) is taken as it stands. Otherwise `resolution` or `pixelResolution`, nearest first, is the voxel
     size of the finest level, times the level's `downsamplingFactors` or the group's `scales`; these lists are in the
-    order x, y, z, and in nanometres where no unit is said, the habit of electron microscopy. Downsampling by
-    f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level, unless the level states
-    an `offset` of its own.
+    order x, y, z. Without a unit the size is unknown: n5-universe means pixels, and the unit of BigDataViewer's is in a
+    file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
+    unless the level states an `offset` of its own.
     """
     found = cosem.read_place(header.attributes.get("transform"))
     if found is not None:
@@ -146,15 +146,16 @@ def _resolution(near: Sequence[Mapping[str, Any]], axes: tuple[str, ...]) -> tup
     """Return voxel size and unit per axis of the finest level, from the nearest attributes that say them."""
     names = next((u for t in near if isinstance(u := t.get("units"), list)), None)
     for tree in near:
-        pixel = tree.get("pixelResolution")
-        unit = "nm"
+        pixel, unit = tree.get("pixelResolution"), ""
         if isinstance(pixel, dict):
-            unit = str(pixel.get("unit", "nm"))
+            unit = str(pixel.get("unit", ""))
             pixel = pixel.get("dimensions")
-        if size := _by_axis(floats(tree.get("resolution")), axes):
-            return size, _by_axis(names, axes) or dict.fromkeys(axes, "nm")
-        if size := _by_axis(floats(pixel), axes):
-            return size, dict.fromkeys(axes, unit)
+        units = _by_axis(names, axes)
+        plain_size, viewer_size = _by_axis(floats(tree.get("resolution")), axes), _by_axis(floats(pixel), axes)
+        if plain_size and (units or not (viewer_size and unit)):
+            return plain_size, units
+        if viewer_size:
+            return viewer_size, dict.fromkeys(axes, unit)
     return {}, {}
 
 

@@ -7,15 +7,15 @@ Specification: ngff.openmicroscopy.org/0.4 and /0.5.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolumeError
 from volpipe.formats import cosem
 from volpipe.formats.files import Location
-from volpipe.formats.metadata import SYNONYMS, Multiscale, Place, Tree, floats, mapping, place, plain
+from volpipe.formats.metadata import SYNONYMS, Display, Multiscale, Place, Tree, floats, mapping, place, plain
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +27,12 @@ MAX_LEVELS = 100
 
 @dataclass(frozen=True)
 class Dataset:
-    """One level as its group describes it: where it is, and, if the group says so, its axes and its place."""
+    """One level as its group describes it: where it is, and, if the group says so, its axes, place and channels."""
 
     path: str
     axes: tuple[str, ...] | None = None
     place: Place | None = None
+    channel_names: tuple[str, ...] = ()
 
 
 def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | None:
@@ -54,14 +55,17 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
         raise VolumeError(f"{source}: multiscales[0] has no datasets; it must name at least one array")
     if len(datasets) > MAX_LEVELS:
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
-    return tuple(_dataset(mapping(entry, "a dataset", source), image, source) for entry in datasets)
+    version = str(said.get("version") or image.get("version") or "")[:20]
+    levels = (_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets)
+    names = _channel_names(said.get("omero"))
+    return tuple(replace(level, channel_names=names) for level in levels)
 
 
 def _ome(attributes: Tree, source: Location) -> Tree:
     return mapping(attributes["ome"], "ome", source) if "ome" in attributes else attributes
 
 
-def _dataset(entry: Tree, image: Tree, source: Location) -> Dataset:
+def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Dataset:
     path = entry.get("path")
     if not isinstance(path, str) or not _is_inner(path):
         raise VolumeError(f"{source}: dataset path {path!r} is not the key of an array in the group")
@@ -69,14 +73,23 @@ def _dataset(entry: Tree, image: Tree, source: Location) -> Dataset:
         axes, _ = _axes(image.get("axes"))
         return Dataset(path, axes, cosem.read_place(entry.get("transform")))
     axes, units = _axes(image.get("axes"))
-    scale, shift = _transformations(entry["coordinateTransformations"], axes, source)
-    outer, moved = _transformations(image.get("coordinateTransformations") or [], axes, source)
-    if axes is None or scale is None:
+    where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
+    inner = _composed(entry["coordinateTransformations"], axes, where)
+    outer = _composed(image.get("coordinateTransformations") or [], axes, where)
+    if axes is None or not inner.is_scaled:
         return Dataset(path, axes, Place())
-    outer = outer or (1.0,) * len(axes)
-    size = {axis: s * o for axis, s, o in zip(axes, scale, outer, strict=True)}
-    origin = {axis: t * o + m for axis, t, o, m in zip(axes, shift, outer, moved, strict=True)}
+    whole = inner.then(outer)
+    size = dict(zip(axes, whole.scale, strict=True))
+    origin = dict(zip(axes, whole.shift, strict=True))
     return Dataset(path, axes, place(size, origin, dict(zip(axes, units, strict=True))))
+
+
+def _channel_names(omero: object) -> tuple[str, ...]:
+    """Return the labels of the channels in a group's `omero`, () where not all have one."""
+    channels = omero.get("channels") if isinstance(omero, dict) else None
+    entries = channels if isinstance(channels, list) else []
+    names = tuple(entry.get("label") for entry in entries if isinstance(entry, dict))
+    return tuple(str(name) for name in names) if all(isinstance(name, str) and name for name in names) else ()
 
 
 def _is_inner(path: str) -> bool:
@@ -101,29 +114,47 @@ def _axes(said: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
     return tuple(names), tuple(entry.get("unit") for entry in entries)
 
 
-def _transformations(
-    said: object, axes: tuple[str, ...] | None, source: Location
-) -> tuple[tuple[float, ...] | None, tuple[float, ...]]:
-    """Return the scale (None where none is said) and the translation of a list of coordinateTransformations."""
+@dataclass(frozen=True)
+class _Placement:
+    """Where the voxels of an array lie, per axis: `scale` times their index, plus `shift`."""
+
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+    is_scaled: bool = False
+
+    def then(self, outer: _Placement) -> _Placement:
+        """Return what `outer` makes of these places."""
+        scale = tuple(a * b for a, b in zip(self.scale, outer.scale, strict=True))
+        shift = tuple(t * s + o for t, s, o in zip(self.shift, outer.scale, outer.shift, strict=True))
+        return _Placement(scale, shift, self.is_scaled or outer.is_scaled)
+
+
+def _composed(entries: object, axes: tuple[str, ...] | None, where: str) -> _Placement:
+    """Return what a list of coordinateTransformations comes to, each applied to what those before it give."""
+    listed = entries if isinstance(entries, list) else [entries]
     rank = len(axes or ())
-    scale: tuple[float, ...] | None = None
-    shift = (0.0,) * rank
-    for entry in said if isinstance(said, list) else [said]:
-        said_one = entry if isinstance(entry, dict) else {}
-        kind = said_one.get("type")
+    whole = _Placement((1.0,) * rank, (0.0,) * rank)
+    for entry in listed:
+        tree = entry if isinstance(entry, dict) else {}
+        kind = tree.get("type")
         if kind == "identity":
             continue
-        values = floats(said_one.get(str(kind))) if kind in ("scale", "translation") else None
+        if kind not in ("scale", "translation"):
+            raise VolumeError(
+                f"{where}: its coordinate transformation is of the kind {str(kind)[:40]!r}; volpipe reads scale and "
+                "translation alone (OME-Zarr 0.4 and 0.5): write the array with these"
+            )
+        values = floats(tree.get(kind))
         if values is None or (axes and len(values) != rank):
             raise VolumeError(
-                f"{source}: coordinate transformation {entry} is no scale or translation with one "
-                f"number for each of the axes {axes}"
+                f"{where}: the coordinate transformation {kind} is {str(tree.get(kind))[:60]}, not one number for each "
+                f"of the axes {', '.join(axes or ('that it should name',))}"
             )
-        if kind == "scale":
-            scale = values
-        else:
-            shift = values
-    return scale, shift
+        if axes and kind == "scale":
+            whole = whole.then(_Placement(values, (0.0,) * rank, is_scaled=True))
+        elif axes:
+            whole = whole.then(_Placement((1.0,) * rank, values))
+    return whole
 
 
 def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:
@@ -170,9 +201,22 @@ def group_attributes(multiscale: Multiscale, version: str, attributes: Mapping[s
             for level in multiscale.levels
         ],
     }
+    more: Tree = {"omero": _omero(multiscale.displays)} if multiscale.displays else {}
     if version == "0.4":
-        return plain({"multiscales": [{"version": version} | image], **attributes})
-    return plain({"ome": {"version": version, "multiscales": [image]}, **attributes})
+        more |= {"image-label": {"version": version}} if multiscale.is_labels else {}
+        return plain({"multiscales": [{"version": version} | image], **attributes, **more})
+    more |= {"image-label": {}} if multiscale.is_labels else {}
+    return plain({"ome": {"version": version, "multiscales": [image], **more}, **attributes})
+
+
+def _omero(displays: Sequence[Display]) -> Tree:
+    """Return the rendering of channels that both versions took over from OMERO: white on black."""
+    channels = []
+    for display in displays:
+        (low, high), (start, end) = display.limits, display.window
+        window = {"min": low, "max": high, "start": start, "end": end}
+        channels.append({"active": True, "color": "FFFFFF", "label": display.name, "window": window})
+    return {"channels": channels}
 
 
 def _axis(axis: str, *, known: bool) -> Tree:

@@ -15,7 +15,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.formats import tiff
-from volpipe.formats.metadata import Header, Place
+from volpipe.formats.metadata import Header
 from volpipe.formats.store import Index, StoredArray
 
 SUFFIXES = (".tif", ".tiff")
@@ -44,9 +44,11 @@ def read_header(folder: Path) -> Header | None:
         shards=None,
         codec=first.codec,
         axes=("z", *(first.axes or ())),
+        is_guessed=first.is_guessed,
+        channel_names=first.channel_names,
         known={"names": names},
         unsupported="a folder of TIFF slices",
-        place=Place(),
+        place=first.place,
     )
 
 

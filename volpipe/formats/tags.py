@@ -6,6 +6,7 @@ Not here: pages and voxels (tiff). Objects of tifffile come in as arguments; not
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -44,15 +45,19 @@ def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
     """Return the voxel size of series `number`, whose axes are `names`; no origin is read.
 
     OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
-    Without a unit there only a resolution per centimetre counts: one per inch is about printing.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing. Of an image of two
+    dimensions that does not say how thick it is, the size is unknown.
     """
     series = tif.series[number]
     if series.kind == "ome":
         sizes, units = _ome(tif.ome_metadata or "", number)
     else:
-        sizes, units = _described(_description(tif, number), series.keyframe, is_imagej=series.kind == "imagej")
-    if any(axis not in sizes for axis in names if axis in "zyx"):
-        return Place()
+        is_stack = series.kind == "imagej" and "z" in names
+        sizes, units = _described(_description(tif, number), series.keyframe, is_stack=is_stack)
+    missing = [axis for axis in "zyx" if axis not in sizes]
+    if missing and sizes:
+        told = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
+        return Place(reason=f"it says {told}, and nothing of {', '.join(missing)}")
     return place(sizes, {}, units)
 
 
@@ -70,17 +75,24 @@ def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _described(
-    said: dict[str, Any], page: TiffPage, *, is_imagej: bool
+    said: dict[str, Any], page: TiffPage, *, is_stack: bool
 ) -> tuple[dict[str, float], dict[str, str]]:  # Any: text or number
-    unit = str(said.get("unit", "")).replace("\\u00B5", "µ")
+    """Return voxel size and unit per axis; an ImageJ stack without a spacing has one of 1, which ImageJ leaves out."""
+    unit, *others = (unescaped(str(said.get(name, ""))) for name in ("unit", "yunit", "zunit"))
     sizes = {
         axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
     }
     if nanometres(unit) is None:
         tag = page.tags.get("ResolutionUnit")
         return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
-    spacing = _number(said.get("spacing", 1.0 if is_imagej else None))  # ImageJ does not write a spacing of 1
-    return sizes | ({"z": spacing} if spacing else {}), dict.fromkeys("zyx", unit)
+    spacing = _number(said.get("spacing", 1.0 if is_stack else None))
+    units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
+    return sizes | ({"z": spacing} if spacing else {}), units
+
+
+def unescaped(text: str) -> str:
+    """Return `text` with the letters that ImageJ writes as \\u00B5 and the like."""
+    return re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
 
 
 def _description(tif: TiffFile, number: int) -> dict[str, Any]:  # Any: text or number
@@ -107,6 +119,20 @@ def _number(value: object) -> float | None:
     except ValueError:
         return None
     return number if 0 < number < math.inf else None
+
+
+def channel_names(tif: TiffFile, number: int) -> tuple[str, ...]:
+    """Return the names of the channels of series `number`, as OME has them; () where not all have one."""
+    if tif.series[number].kind != "ome":
+        return ()
+    try:
+        root = ElementTree.fromstring(tif.ome_metadata or "")
+    except ElementTree.ParseError:
+        return ()
+    pixels = [element for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
+    channels = pixels[number].iter() if number < len(pixels) else ()
+    names = tuple(e.get("Name", "") for e in channels if e.tag.rpartition("}")[2] == "Channel")
+    return names if all(names) else ()
 
 
 def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:

@@ -175,6 +175,8 @@ def _header(file: Path, key: str, tif: TiffFile, number: int, level: int) -> Hea
         shards=None,
         codec=_codec(series.keyframe, file),
         axes=axes,
+        is_guessed=any(letter in tags.UNNAMED for letter in series.axes),
+        channel_names=tags.channel_names(tif, number),
         known={"file": file, "series": number, "level": level},
         unsupported="a TIFF file",
         place=tags.coarser(tags.read_place(tif, number, axes), axes, tif.series[number], level),
