@@ -62,6 +62,7 @@ LAYERS = (
     "growth stand_in",
     "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
     "access",
+    "complaints",
     "blend ops resolve augment affinities  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch shelf",
     "formats.container   cells",
     "formats.single",

@@ -156,7 +156,7 @@ def write_volumes(folder: Path) -> None:
         (("net.options.bogus=1",), "net superres: .*unexpected keyword argument 'bogus'"),
         (("net.weights=gone.pt",), "no weights at"),
         (("net.name=supperres",), "no net 'supperres'"),
-        (("train.betas=[2,3]",), "train.betas: Input should be less than 1, got 2"),
+        (("train.betas=[2,3]",), r"train.betas=\[2,3\]: \[2, 3\] is not a list of two numbers from 0 and below 1"),
         (("data.0.path=floats.npy",), "needs numbers that a training does not measure"),
     ],
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from volpipe.errors import RunError
 from volpipe.estimate import Rates
@@ -164,7 +164,9 @@ class RunFolder:
         changed = differences(old.recipe, plan.recipe)
         for name in ("source", "net", "search_path", "out"):
             before, after = getattr(old, name), getattr(plan, name)
-            if before != after:
+            if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+                changed += [f"{name}.{line}" for line in differences(before, after)]
+            elif before != after:
                 changed.append(f"{name}: {before} -> {after}")
         raise RunError(
             f"{self.path} holds a run with another recipe or input ({'; '.join(changed) or 'other sizes'}); "

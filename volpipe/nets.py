@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe import descriptions, programs
+from volpipe.complaints import complain
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.geometry import UnmeasurableError
 from volpipe.reach import measure_geometry
@@ -240,11 +241,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
-        problem = error.errors()[0]
-        fact = str(problem["loc"][0])
-        raise VolpipeError(
-            f"net {label} declares {fact} {facts.get(fact, label)!r}: {problem['msg']}; correct it there"
-        ) from error
+        declared = facts | {"label": label, "num_parameters": counts, "weights_sha256": digest}
+        raise VolpipeError(f"{complain(error, NetFacts, declared, f'net {label}')}; correct it there") from error
 
 
 def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:

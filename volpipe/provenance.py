@@ -279,7 +279,7 @@ def understood(kind: type[Said], said: dict[str, Any], output: str | Path) -> Sa
         return kind.model_validate(said)
     except ValueError as error:
         raise RunError(
-            f"{output} was made by another version, whose attributes cannot be understood: {error}"
+            f"{output} was made by another version, whose attributes cannot be understood; use that one, or run again"
         ) from error
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from volpipe.complaints import show_value
 from volpipe.course import OURS, TICK_SECONDS, Course, Senders, TrainingFailed, claim, is_complete, newest
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
@@ -83,7 +84,7 @@ def placed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
             except (ValueError, IndexError) as error:
                 raise RecipeError(f"{key}: the recipe has no {section} there, but {len(place)} tables") from error
             if not isinstance(place, dict | list):
-                raise RecipeError(f"{key}: {section} is {place!r}, not a table")
+                raise RecipeError(f"{key}: {section} is {show_value(place)}, not a table")
         if not isinstance(place, dict):
             raise RecipeError(f"{key}: {last} is to be set in a list; name the table, such as data.0.path")
         place[last] = value
