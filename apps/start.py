@@ -36,7 +36,7 @@ from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Submit
-from volpipe.sites import find_site
+from volpipe.sites import find_site, try_site
 from volpipe.staging import VARIABLE
 from volpipe.worker import Job
 
@@ -93,11 +93,12 @@ class Started:
 
 
 def on_site(name: str) -> Callable[[Path], AbstractContextManager[Started]]:
-    """Return what starts the site `name`, to be given to a run.
+    """Return what starts the site `name`, to be given to a run; a site is configured once before, and thrown away.
 
     Raises:
-        SiteError: no such site; when it is started: one that cannot be used here.
+        SiteError: no such site, or one that cannot be used here.
     """
+    try_site(name)
     configure = find_site(name)
 
     def start(folder: Path) -> AbstractContextManager[Started]:

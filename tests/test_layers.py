@@ -20,7 +20,7 @@ LAYERS = (
     "__main__",
     "cli",
     "cli_flow",
-    "cli_slurm cli_k8s cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
+    "cli_slurm cli_k8s cli_shipped cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
     "sweep tune          flow_cost",
     "trials              flow_run flow_times",
     "                    flow_plan",
@@ -32,7 +32,7 @@ LAYERS = (
     "validate",
     "samples losses checkpoints adversary events ranks",
     "adam",
-    "show terminal       apps.checkups",
+    "show terminal       apps.checkups cli_options",
     "                    apps.start",
     "driver dataset      apps.stages apps.watch tasks",
     "apps.executors      apps.slurm apps.pods",
@@ -140,7 +140,7 @@ HEAVY = {
     "typer": (
         (
             *("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_label", "cli_net", "cli_train"),
-            *("cli_sweep", "cli_verify"),
+            *("cli_sweep", "cli_verify", "cli_options"),
         ),
         (),
     ),
@@ -259,7 +259,8 @@ def test_nothing_prints_but_the_command_line() -> None:
         ("volpipe", {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}),
         ("volpipe.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
         ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
-        ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore", "kubernetes", "yaml"}),
+        # The command line answers to Tab and to a mistyped option, neither of which may wait for a second.
+        ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore", "kubernetes", "yaml", "numpy", "pydantic"}),
         ("volpipe.apps.start", {"torch", "z5py", "zarr", "tensorstore"}),
     ],
 )

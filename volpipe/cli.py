@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,7 +23,19 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
+from volpipe import (
+    cli_evaluate,
+    cli_flow,
+    cli_k8s,
+    cli_label,
+    cli_net,
+    cli_shipped,
+    cli_sites,
+    cli_sweep,
+    cli_train,
+    cli_verify,
+)
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -47,12 +59,14 @@ from volpipe.show import (
     seam_warning,
     status_table,
 )
-from volpipe.terminal import err, out
+from volpipe.terminal import check_folder, err, out
 
 if TYPE_CHECKING:
+    from volpipe.apps.start import Started
     from volpipe.driver import Report
     from volpipe.flow import Flow
     from volpipe.plan import Plan
+    from volpipe.recipe import Recipe
     from volpipe.run import Progress
     from volpipe.volume import Volume
 
@@ -61,16 +75,20 @@ STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once
 PLAIN_LINE_SECONDS = 10.0
 
 app = typer.Typer(
-    add_completion=False,
+    cls=Grouped,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings=SETTINGS,
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
+    epilog=START,
 )
 app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_shipped.recipes)
+app.command()(cli_shipped.nets)
 app.command()(cli_train.train)
 app.command("sweep")(cli_sweep.sweep)
 app.command("tune")(cli_sweep.tune)
@@ -82,43 +100,57 @@ app.command()(cli_verify.reproduce)
 
 
 VolumeArgument = Annotated[
-    str, typer.Argument(help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://.")
+    str,
+    typer.Argument(
+        metavar="VOLUME", help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://."
+    ),
 ]
-SiteOption = Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
-RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
 OutOption = Annotated[
-    str | None, typer.Option("--out", "-o", help="Output, also s3://; by default NAME_NET.zarr here.")
+    str | None,
+    typer.Option(
+        "--out", "-o", metavar="OUT", help="Output: NAME.zarr or NAME.n5, also s3://; by default NAME_NET.zarr here."
+    ),
 ]
-
 RoiOption = Annotated[
     str | None,
-    typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
+    typer.Option(
+        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
+    ),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 OnlyOption = Annotated[
-    str | None, typer.Option(help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more.")
+    str | None,
+    typer.Option(
+        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more."
+    ),
 ]
 TolerateOption = Annotated[
-    float, typer.Option(help="Share of the blocks begun that may fail before the run stops.", min=0, max=1)
+    float,
+    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", min=0, max=1),
 ]
-MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
+MaskOption = Annotated[
+    str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
+]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
 
 
 @app.command()
 def run(
     volume: VolumeArgument,
-    config: SiteOption = "local",
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
+    config: Site = "local",
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     out_path: OutOption = None,
+    parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
     trust_model: TrustOption = False,
-    fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
-    keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
+    fresh: FreshOption = False,
+    keep_tensors: Annotated[
+        bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
+    ] = False,
     only: OnlyOption = None,
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
@@ -129,18 +161,20 @@ def run(
         if only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         with _interruptible():
+            cli_flow.check(flow, volume, out_path, parents=parents)
+            start = _on_site(config)
             is_complete = cli_flow.run(
-                cli_flow.plan_of(flow, volume, out_path), config,
+                cli_flow.plan_of(flow, volume, out_path), start, config,
                 fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
-    from volpipe.apps.start import on_site
-    from volpipe.driver import Listener, execute
-    from volpipe.region import find_part
-
     with _interruptible():
-        start = on_site(config)
-        plan = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
+        chosen, target = _choose(volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents)
+        start = _on_site(config)
+        from volpipe.driver import Listener, execute
+        from volpipe.region import find_part
+
+        plan = _prepare(volume, chosen, target)
         with _shown(plan) as on_progress:
             listener = Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
@@ -185,32 +219,32 @@ def _tell(report: Report, started: float | None = None) -> None:
 @app.command()
 def plan(
     volume: VolumeArgument,
-    config: SiteOption = "local",
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
+    config: Site = "local",
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     out_path: OutOption = None,
+    parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
     trust_model: TrustOption = False,
-    quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
     if flow is not None:
         with _interruptible():
-            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), config, quick=quick)
+            cli_flow.check(flow, volume, out_path, parents=parents)
+            start = None if quick else _on_site(config)
+            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), start, config)
         return
-    from volpipe.driver import preview
-
     with _interruptible():
-        start = None
-        if not quick:
-            from volpipe.apps.start import on_site
+        chosen, target = _choose(volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents)
+        start = None if quick else _on_site(config)
+        from volpipe.driver import preview
 
-            start = on_site(config)
-        chosen = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
-        out.print(plan_table(chosen, config))
-        found = preview(chosen, start)
+        planned = _prepare(volume, chosen, target)
+        out.print(plan_table(planned, config))
+        found = preview(planned, start)
     out.print(appraisal_table(found, config))
     out.print(alternatives_table(found.alternatives()))
     found.check()
@@ -218,10 +252,10 @@ def plan(
 
 @app.command()
 def info(
-    volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
-    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
+    level: Annotated[int, typer.Option(metavar="N", help="Level of a multiscale group, 0 is the finest.")] = 0,
     fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
-    seed: Annotated[int, typer.Option(help="Decides which chunks of a large volume are looked at.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides which chunks of a large volume are looked at.")] = 0,
 ) -> None:
     """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
     from volpipe.volume import open_volume
@@ -249,7 +283,7 @@ def _print_survey(volume: Volume, seed: int) -> None:
 
 @app.command()
 def status(
-    output: Annotated[str, typer.Argument(help="An output, or its run's folder.")],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="An output, or its run's folder.")],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
 ) -> None:
     """Print how far the run or the labelling that writes OUTPUT is, and which boxes failed, from its journal."""
@@ -270,16 +304,20 @@ def status(
 
 @app.command()
 def sample(
-    path: Annotated[Path, typer.Argument(help="Where to write, such as sample.n5.")],
-    shape: Annotated[str, typer.Option(help="Voxels z,y,x.")] = "128,256,256",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
+    shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same bytes.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes.", min=1)] = 1,
+    parents: Parents = False,
 ) -> None:
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
     if str(path).startswith(("s3:", "http:", "https:")):
         raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
+    if path.suffix.lower() != ".n5":
+        raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
+    check_folder(str(path), path, parents=parents)
     sizes = _parse_shape(shape)
     started = time.perf_counter()
     with _counting() as on_progress:
@@ -290,22 +328,30 @@ def sample(
 
 @app.command()
 def convert(
-    volume: Annotated[str, typer.Argument(help="A volume of any format, or an array inside a container.")],
+    volume: Annotated[
+        str, typer.Argument(metavar="VOLUME", help="A volume of any format, or an array inside a container.")
+    ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
     format: Annotated[
-        str, typer.Option(help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy; auto is by OUT's name.",
+        ),
     ] = "auto",
-    chunk: Annotated[str | None, typer.Option(help="Voxels z,y,x; one number for all three.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Voxels z,y,x, of Zarr v3.")] = None,
-    codec: Annotated[str, typer.Option(help="zstd, gzip or raw.")] = "auto",
-    workers: Annotated[int, typer.Option(help="How many read at once.", min=1)] = 1,
-    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
+    codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
+    workers: Annotated[int, typer.Option(metavar="N", help="How many read at once.", min=1)] = 1,
+    level: Annotated[int, typer.Option(metavar="N", help="Level of a multiscale group, 0 is the finest.")] = 0,
+    parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
-    from volpipe.convert import Choice, parse_sizes
+    from volpipe.convert import Choice, container_of, parse_sizes
     from volpipe.convert import convert as copy
     from volpipe.volume import open_volume
 
+    check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
     with _counting() as on_progress:
@@ -342,7 +388,7 @@ def main() -> None:
             signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(logging.NullHandler())
     try:
-        app()
+        app(prog_name="volpipe")
     except RunStopped as error:
         from volpipe.run import is_told
 
@@ -424,24 +470,46 @@ def _find_flow(
 ) -> Flow | None:
     """Return the stages that the recipe's file declares; None where it is the recipe of one net."""
     from volpipe.flow import find_flow
-    from volpipe.resolve import shipped_recipe
 
     if recipe is None:
         return None
     return find_flow(
-        shipped_recipe(recipe), settings or [],
+        recipe, settings or [],
         for_volume=_added([], roi, mask, trust_model=False), for_runs=_added([], None, None, trust_model),
     )  # fmt: skip
 
 
-def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
+def _choose(
+    volume: str, recipe: Path | None, settings: list[str], out_path: str | None, *, parents: bool
+) -> tuple[Recipe, str]:
+    """Return what to do and where its output goes; refuse what is known without a site and without torch.
+
+    The volume is opened first of all: what most mistakes are about should not wait for heavy packages.
+    """
+    from volpipe.formats.container import locate
+    from volpipe.output import with_format
+    from volpipe.recipe import load_recipe
+    from volpipe.volume import open_volume
+
+    chosen = load_recipe(recipe or Path("default.toml"), settings)
+    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
+    check_folder(f"--out {target}", locate(target)[0], parents=parents)
+    chosen = with_format(chosen, target)
+    open_volume(volume, chosen.input.key, chosen.input.level)
+    return chosen, target
+
+
+def _on_site(config: str) -> Callable[[Path], AbstractContextManager[Started]]:
+    """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
+    from volpipe.apps.start import on_site
+
+    return on_site(config)
+
+
+def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
     from volpipe.driver import prepare
     from volpipe.limits import check_window
-    from volpipe.recipe import load_recipe
-    from volpipe.resolve import shipped_recipe
 
-    chosen = load_recipe(shipped_recipe(recipe or Path("default.toml")), settings)
-    target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     return plan

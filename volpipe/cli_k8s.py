@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from volpipe.cli_options import Whole
 from volpipe.errors import SiteError, VolpipeError
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
 OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster.")
+app = typer.Typer(
+    cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster."
+)
 
 
 @app.callback()
@@ -37,13 +40,19 @@ def commands() -> None:
 def manifest(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="What follows `volpipe`: run or train --config SITE …, or sites check SITE …."),
+        typer.Argument(
+            metavar="[COMMAND]...", help="What follows `volpipe`: run or train --config SITE …, or sites check SITE …."
+        ),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="rights, claims, service or job; without, what is needed.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PART", help="rights, claims, service or job; without, what is needed.")
+    ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(help="CLAIM=SIZE, such as scratch=10Ti: a claim that is to be made.")
+        list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Such as scratch=10Ti: a claim that is to be made.")
     ] = None,
-    storage_class: Annotated[str | None, typer.Option(help="Of the claims that are to be made.")] = None,
+    storage_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the claims that are to be made.")
+    ] = None,
 ) -> None:
     """Print manifests: the rights that a driver needs, claims to be made, the service of trainings, the job of COMMAND.
 

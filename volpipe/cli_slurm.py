@@ -13,8 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from volpipe.batch import DriverJob, driver_script
+from volpipe.cli_options import Whole
 
-slurm = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
+slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
 
 
 @slurm.callback()
@@ -25,11 +26,15 @@ def options() -> None:
 @slurm.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def script(
     context: typer.Context,
-    time: Annotated[str, typer.Option(help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")] = DriverJob.time,
-    partition: Annotated[str | None, typer.Option(help="Of the driver's job; its workers have their site's.")] = None,
-    account: Annotated[str | None, typer.Option(help="Of the driver's job.")] = None,
-    cores: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.cores,
-    mem_gb: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.mem_gb,
+    time: Annotated[
+        str, typer.Option(metavar="TIME", help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")
+    ] = DriverJob.time,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the driver's job; its workers have their site's.")
+    ] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Of the driver's job.")] = None,
+    cores: Annotated[int, typer.Option(min=1, metavar="N", help="Of the driver's job.")] = DriverJob.cores,
+    mem_gb: Annotated[int, typer.Option(min=1, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     _check(context)

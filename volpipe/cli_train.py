@@ -12,28 +12,39 @@ from typing import Annotated
 
 import typer
 
-from volpipe.terminal import err, out
+from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.terminal import check_folder, err, out
 
 INCOMPLETE = 1
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="What to learn, as TOML, or the name of a shipped recipe.")],
-    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE",
+            help="What to learn: a TOML file, or a shipped recipe (see `volpipe recipes`).",
+            autocompletion=complete_recipe,
+        ),
+    ],
+    config: Site = "local",
+    settings: TrainSettings = None,
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the training; by default RECIPE.train here.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the training; by default RECIPE.train here."),
     ] = None,
-    fresh: Annotated[bool, typer.Option(help="Delete the training in that folder, and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the training in that folder, and start over.")] = False,
+    parents: Parents = False,
 ) -> None:
     """Train a net by RECIPE; the same command again goes on from the newest checkpoint."""
-    from volpipe.apps.start import on_site
-    from volpipe.course import follow
-    from volpipe.resolve import shipped_recipe
     from volpipe.training import load_training
 
-    chosen = load_training(shipped_recipe(recipe), settings or [])
+    chosen = load_training(recipe, settings or [])
     folder = out_path or Path(f"{recipe.stem}.train")
+    check_folder(f"--out {folder}", folder, parents=parents)
+    from volpipe.apps.start import on_site
+    from volpipe.course import follow
+
     try:
         with _shown(chosen.train.steps) as on_step:
             learnt = follow(

@@ -25,7 +25,7 @@ from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import check_shapes, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
-from volpipe.output import create_output, sweep
+from volpipe.output import check_name, create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, make_plan
 from volpipe.provenance import begin_session, is_sealed, origin, seal
@@ -101,6 +101,7 @@ def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Pat
 
 def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
+    check_name(out)
     net = describe(recipe.net, str(search_path))
     recipe = normalised(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)

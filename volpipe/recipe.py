@@ -193,7 +193,7 @@ def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}; give a TOML file") from error
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} holds no text, so it is no recipe; give a TOML file") from error
+        raise RecipeError(f"{path} is not valid TOML, for it holds no text; give a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name_of(path)} is not valid TOML: {error}") from error
 

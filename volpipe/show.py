@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.estimate import Estimate
-from volpipe.findings import PACKAGES, Checked, differs
-from volpipe.plan import Plan
-from volpipe.run import Progress, Totals
-from volpipe.seams import THRESHOLD, Score
-from volpipe.staging import obstacle
-from volpipe.wanted import Wanted
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.alternatives import Alternative
     from volpipe.appraisal import Appraisal
     from volpipe.checkup import Facts
     from volpipe.driver import Missing, Report, Standing
+    from volpipe.estimate import Estimate
+    from volpipe.findings import Checked
+    from volpipe.plan import Plan
+    from volpipe.run import Progress, Totals
+    from volpipe.seams import Score
     from volpipe.survey import Footprint, Intensities, Trials
     from volpipe.volume import Volume
 
@@ -56,6 +53,8 @@ def shape(values: tuple[int, ...]) -> str:
 
 def plan_table(plan: Plan, site: str) -> Table:
     """Return what is about to run."""
+    from volpipe.wanted import Wanted
+
     lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
     source = plan.source
     table.add_row("volume", f"{source.path} {source.key}".strip())
@@ -93,6 +92,8 @@ def appraisal_table(appraisal: Appraisal, site: str) -> Table:
 
 def placement(appraisal: Appraisal) -> str:
     """Return which of the run's data are kept on nodes, and why."""
+    from volpipe.staging import obstacle
+
     place, why_not = appraisal.node_directory, obstacle(appraisal.volume)
     if why_not:
         return f"input is read where it lies, not by way of {place} of each node: {why_not}"
@@ -265,6 +266,8 @@ def seam_line(scores: Sequence[Score]) -> str:
 
 def seam_warning(scores: Sequence[Score]) -> str:
     """Return what to do about scores that are above the threshold, "" where none is."""
+    from volpipe.seams import THRESHOLD
+
     seen = [score.axis for score in scores if score.is_seam]
     if not seen:
         return ""
@@ -321,6 +324,8 @@ def checkup_table(checked: Checked) -> Table:
 
 def _checkup_cells(facts: Facts, checked: Checked) -> Iterator[tuple[str, str]]:
     """Yield name and content of each cell of a column."""
+    from volpipe.findings import PACKAGES, differs
+
     yield "host", facts["host"]
     other = facts["python"].split(".")[:2] != checked.here["python"].split(".")[:2]
     yield "Python", f"{'≠ ' if other else ''}{facts['python']}"
