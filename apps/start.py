@@ -92,13 +92,18 @@ class Started:
         return future
 
 
-def on_site(name: str) -> Callable[[Path], AbstractContextManager[Started]]:
-    """Return what starts the site `name`, to be given to a run; a site is configured once before, and thrown away.
+def on_site(name: str, folder: Path | None = None) -> Callable[[Path], AbstractContextManager[Started]]:
+    """Return what starts the site `name`, to be given to a run.
+
+    Args:
+        name: of the site.
+        folder: that the run will keep the site's files in; with it, a site that cannot be used is refused now.
 
     Raises:
-        SiteError: no such site, or one that cannot be used here.
+        SiteError: no such site; with `folder`, or when it is started: one that cannot be used here.
     """
-    try_site(name)
+    if folder is not None:
+        try_site(name, folder)
     configure = find_site(name)
 
     def start(folder: Path) -> AbstractContextManager[Started]:

@@ -35,7 +35,8 @@ from volpipe import (
     cli_train,
     cli_verify,
 )
-from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site
+from volpipe.cli_job import check_net
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, count, share, whole
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from volpipe.apps.start import Started
     from volpipe.driver import Report
     from volpipe.flow import Flow
+    from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.recipe import Recipe
     from volpipe.run import Progress
@@ -128,7 +130,7 @@ OnlyOption = Annotated[
 ]
 TolerateOption = Annotated[
     float,
-    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", min=0, max=1),
+    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
 ]
 MaskOption = Annotated[
     str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
@@ -161,16 +163,18 @@ def run(
         if only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         with _interruptible():
-            cli_flow.check(flow, volume, out_path, parents=parents)
-            start = _on_site(config)
+            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            start = _on_site(config, folder)
             is_complete = cli_flow.run(
                 cli_flow.plan_of(flow, volume, out_path), start, config,
                 fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
     with _interruptible():
-        chosen, target = _choose(volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents)
-        start = _on_site(config)
+        chosen, target, folder = _choose(
+            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
+        )
+        start = _on_site(config, folder)
         from volpipe.driver import Listener, execute
         from volpipe.region import find_part
 
@@ -233,13 +237,15 @@ def plan(
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
     if flow is not None:
         with _interruptible():
-            cli_flow.check(flow, volume, out_path, parents=parents)
-            start = None if quick else _on_site(config)
+            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            start = None if quick else _on_site(config, folder)
             cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), start, config)
         return
     with _interruptible():
-        chosen, target = _choose(volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents)
-        start = None if quick else _on_site(config)
+        chosen, target, folder = _choose(
+            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
+        )
+        start = None if quick else _on_site(config, folder)
         from volpipe.driver import preview
 
         planned = _prepare(volume, chosen, target)
@@ -253,29 +259,38 @@ def plan(
 @app.command()
 def info(
     volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
-    level: Annotated[int, typer.Option(metavar="N", help="Level of a multiscale group, 0 is the finest.")] = 0,
+    level: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
+    ] = 0,
     fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Decides which chunks of a large volume are looked at.")] = 0,
+    codecs: Annotated[bool, typer.Option("--codecs", help="Try what other codecs and chunks would give.")] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Decides which chunks of a large volume are looked at.")
+    ] = 0,
 ) -> None:
-    """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
+    """Print what VOLUME is, its intensities, and what lies on disk; --codecs tries what others would give."""
     from volpipe.volume import open_volume
 
+    if fast and codecs:
+        raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
     found = open_volume(volume, level=level)
     for line in info_lines(found):
         out.print(line)
     if not fast:
-        _print_survey(found, seed)
+        _print_survey(found, seed, codecs=codecs)
 
 
-def _print_survey(volume: Volume, seed: int) -> None:
+def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
     """Print each part as soon as it is there; together they take a few seconds."""
     from volpipe.survey import measure_footprint, measure_intensities, try_codecs
 
+    intensities = measure_intensities(volume, seed=seed)
+    out.print(intensity_line(intensities))
     footprint = measure_footprint(volume, seed=seed)
     for line in footprint_lines(volume, footprint):
         out.print(line)
-    intensities = measure_intensities(volume, seed=seed)
-    out.print(intensity_line(intensities))
+    if not codecs:
+        return
     trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
     out.print()
     out.print(codec_table(volume, trials, footprint.stored_share))
@@ -306,8 +321,8 @@ def status(
 def sample(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
     shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(metavar="N", help="Processes.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="Processes.")] = 1,
     parents: Parents = False,
 ) -> None:
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
@@ -342,8 +357,10 @@ def convert(
     chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
     shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
     codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
-    workers: Annotated[int, typer.Option(metavar="N", help="How many read at once.", min=1)] = 1,
-    level: Annotated[int, typer.Option(metavar="N", help="Level of a multiscale group, 0 is the finest.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="How many read at once.")] = 1,
+    level: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
+    ] = 0,
     parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
@@ -481,11 +498,12 @@ def _find_flow(
 
 def _choose(
     volume: str, recipe: Path | None, settings: list[str], out_path: str | None, *, parents: bool
-) -> tuple[Recipe, str]:
-    """Return what to do and where its output goes; refuse what is known without a site and without torch.
+) -> tuple[Recipe, str, RunFolder]:
+    """Return what to do, where its output and its run go; refuse what is known without a site and without torch.
 
     The volume is opened first of all: what most mistakes are about should not wait for heavy packages.
     """
+    from volpipe.formats import files
     from volpipe.formats.container import locate
     from volpipe.output import with_format
     from volpipe.recipe import load_recipe
@@ -496,14 +514,17 @@ def _choose(
     check_folder(f"--out {target}", locate(target)[0], parents=parents)
     chosen = with_format(chosen, target)
     open_volume(volume, chosen.input.key, chosen.input.level)
-    return chosen, target
+    check_net(chosen.net, Path.cwd())
+    from volpipe.folder import RunFolder
+
+    return chosen, target, RunFolder.of_output(files.locate(target))
 
 
-def _on_site(config: str) -> Callable[[Path], AbstractContextManager[Started]]:
+def _on_site(config: str, folder: RunFolder) -> Callable[[Path], AbstractContextManager[Started]]:
     """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
     from volpipe.apps.start import on_site
 
-    return on_site(config)
+    return on_site(config, folder.parsl)
 
 
 def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from volpipe.cli_options import Parents, Site
+from volpipe.cli_options import Parents, Site, number
 from volpipe.errors import RunError, VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.terminal import check_target, out
@@ -37,7 +37,11 @@ def evaluate(
     ] = None,
     data_range: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Greatest less least value that there could be; by default of the type."),
+        typer.Option(
+            metavar="NUMBER",
+            parser=number,
+            help="Greatest less least value that there could be; by default of the type.",
+        ),
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")

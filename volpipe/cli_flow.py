@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from volpipe.flow_cost import FlowCost, Need, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport, Start
+    from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.run import Progress
 
@@ -34,15 +35,22 @@ if TYPE_CHECKING:
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
     from volpipe.flow_plan import plan_flow
+
+    return plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
+
+
+def _default_output(flow: Flow, volume: str) -> str:
     from volpipe.formats.container import locate
 
     container, key = locate(volume)
-    parts = [container.stem, *filter(None, key.split("/")), Path(flow.source).stem]
-    return plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
+    return "_".join([container.stem, *filter(None, key.split("/")), Path(flow.source).stem])
 
 
-def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> None:
-    """Refuse a volume that cannot be opened, and a place for the outputs that is none, before anything heavy."""
+def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> RunFolder:
+    """Refuse a volume that cannot be opened, and a place for the outputs that is none, before anything heavy.
+
+    Return the folder of the run.
+    """
     from volpipe.flow import VOLUME, Comparison, named
     from volpipe.formats.container import absolute
     from volpipe.output import check_name
@@ -60,6 +68,9 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> No
         if stage.reads == VOLUME and not isinstance(stage.choice, Comparison):
             with named(stage.name):
                 open_volume(volume, stage.choice.input.key, stage.choice.input.level)
+    from volpipe.folder import RunFolder
+
+    return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))
 
 
 def run(

@@ -61,11 +61,13 @@ def label(
     chosen = load_labelling(recipe, settings or [])
     _check(affinities, chosen, target, parents=parents)
     from volpipe.apps.start import on_site
+    from volpipe.folder import RunFolder
+    from volpipe.formats import files
     from volpipe.label_cost import foreseen
     from volpipe.labelling import label as make
     from volpipe.labelling import plan_labels
 
-    start = on_site(config)
+    start = on_site(config, RunFolder.of_output(files.locate(target)).parsl)
     plan = plan_labels(affinities, chosen, target, Path.cwd())
     out.print(planned(plan))
     times: list[LabelTimes] = []

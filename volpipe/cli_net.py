@@ -14,7 +14,7 @@ import psutil
 import typer
 from rich.table import Table
 
-from volpipe.cli_options import RecipeFile, Settings, complete_net
+from volpipe.cli_options import RecipeFile, Settings, amount, complete_net
 from volpipe.errors import VolpipeError
 from volpipe.show import shape, size
 from volpipe.terminal import err, out
@@ -41,13 +41,13 @@ def net(
         ),
     ],
     volume: Annotated[
-        str | None, typer.Argument(metavar="[VOLUME]", help="Where a real window is taken from; else an invented one.")
+        str | None, typer.Argument(metavar="VOLUME", help="Where a real window is taken from; else an invented one.")
     ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
     trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a file that is code.")] = False,
     error: Annotated[
-        float, typer.Option(min=0, metavar="E", help="Largest error that a halo may leave.")
+        float, typer.Option(parser=amount, metavar="E", help="Largest error that a halo may leave.")
     ] = HALF_A_GREY_LEVEL,
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:

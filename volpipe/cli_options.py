@@ -5,6 +5,7 @@ Not here: any command. What Tab asks for is read from names of files and types o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -171,3 +172,50 @@ TrainSettings = Annotated[
     ),
 ]
 Parents = Annotated[bool, typer.Option("--parents", help="Make the folders that the output is to lie in.")]
+
+
+def whole(text: str) -> int:
+    """Return the whole number from 0 that `text` is."""
+    return _whole(text, 0)
+
+
+def count(text: str) -> int:
+    """Return the whole number from 1 that `text` is."""
+    return _whole(text, 1)
+
+
+def _whole(text: str | int, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise typer.BadParameter(f"{text} is not a whole number from {least}")
+    return value
+
+
+def share(text: str) -> float:
+    """Return the number from 0 to 1 that `text` is."""
+    value = amount(text)
+    if value > 1:
+        raise typer.BadParameter(f"{text} is not a number from 0 to 1")
+    return value
+
+
+def amount(text: str) -> float:
+    """Return the number from 0 that `text` is."""
+    value = number(text)
+    if value < 0:
+        raise typer.BadParameter(f"{text} is not a number from 0")
+    return value
+
+
+def number(text: str) -> float:
+    """Return the number that `text` is, neither infinite nor nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{text} is not a number")
+    return value

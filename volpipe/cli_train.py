@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
 from volpipe.terminal import check_folder, err, out
+
+if TYPE_CHECKING:
+    from volpipe.training import TrainRecipe
 
 INCOMPLETE = 1
 
@@ -55,11 +58,24 @@ def train(
         raise typer.Exit(INCOMPLETE) from None
     if learnt.was_complete:
         out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
-        return
     if learnt.was_stopped:
         out.print(f"stopped after {learnt.steps:,} steps, as {folder}/stop asks; the same command again goes on")
         return
-    out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
+    if not learnt.was_complete:
+        out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
+    _tell(chosen, folder)
+
+
+def _tell(chosen: TrainRecipe, folder: Path) -> None:
+    """Print what a training came to, and how its weights are used."""
+    from volpipe.outcome import draw_curve, outcome_lines, run_command
+
+    for line in outcome_lines(folder):
+        out.print(line, markup=False)
+    drawn = draw_curve(folder)
+    if drawn is not None:
+        out.print(f"the curve is in {drawn}", markup=False)
+    out.print(f"use the weights: {run_command(chosen, folder, str(Path.cwd()))}", markup=False)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli_options import Parents
+from volpipe.cli_options import Parents, whole
 from volpipe.terminal import check_target
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def verify(
     recompute: Annotated[
         int,
         typer.Option(
-            min=0, metavar="K", help="Random blocks to put through the net again, or to cut into pieces again."
+            parser=whole, metavar="K", help="Random blocks to put through the net again, or to cut into pieces again."
         ),
     ] = 0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Decides which blocks.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     from volpipe import verify as verifying

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from volpipe.resolve import nearest
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 Tree = Mapping[str, Any]  # Any: TOML values
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+COMMANDS = {"stage": "`volpipe run`", "data": "`volpipe train`", "objects": "`volpipe label`"}  # by a section of theirs
 OF_SEVERAL = ("value_error", "assertion_error")  # of our own checks, which look at several keys
 MOST_SHOWN = 60  # characters of a value
 
@@ -40,8 +44,15 @@ def complain(
         stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
     """
     prefix = [stage] if stage else []
+    problems = error.errors()
+    unknown = {str(problem["loc"][0]) for problem in problems if _is_unknown_section(problem)}
+    command = next((command for key, command in COMMANDS.items() if key in unknown and key in tree), None)
+    if command is not None and not any(setting.startswith(tuple(unknown)) for setting in settings):
+        return f"{source} is a recipe of {command}; give it to that command, or another recipe to this one"
     lines: dict[str, list[str]] = {}
-    for problem in error.errors():
+    for problem in problems:
+        if any(_is_below(other["loc"], problem["loc"]) for other in problems):
+            continue  # which says more
         names = _names(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
             names = [str(part) for part in problem["loc"]]
@@ -56,6 +67,14 @@ def complain(
             line = line.removeprefix(f"{'.'.join(names)}: ")
         lines.setdefault(blamed, []).append(line)
     return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(said))}" for blamed, said in lines.items())
+
+
+def _is_unknown_section(problem: ErrorDetails) -> bool:
+    return problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1
+
+
+def _is_below(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
+    return len(inner) > len(outer) and tuple(inner[: len(outer)]) == tuple(outer)
 
 
 def show_value(value: object) -> str:
@@ -148,7 +167,7 @@ def _phrase(kind: Any, metadata: Sequence[Any]) -> str:  # Any: a type, or a for
         return f"a list of {NUMBERS.get(len(inner), len(inner))} {_plural(_phrase(inner[0], metadata))}{axes}"
     if origin in (tuple, list):
         if _section(inner[0]):
-            return "a list of sections"
+            return "a list of sections, each begun as [[data]]"
         return f"a list of {_plural(_phrase(inner[0], ()))}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"a section, which has the keys {', '.join(kind.model_fields)}"

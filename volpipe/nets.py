@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -100,6 +101,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
                 "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
             )
         function = load_function(f"volpipe.models.{name}:{name}")
+    _check_options(name, function, choice.options)
     try:
         net = function(**choice.options)
     except (TypeError, ValueError) as error:
@@ -109,6 +111,21 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     return net
+
+
+def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:  # Any: TOML values
+    """Refuse options that the net's function does not take.
+
+    Raises:
+        VolpipeError: with those that it takes.
+    """
+    taken = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
+        return
+    for option in options:
+        if option not in taken:
+            known = f"; it takes {', '.join(taken)}" if taken else "; it takes none"
+            raise VolpipeError(f"net {name} has no option {option}{nearest(option, taken)}{known}")
 
 
 def load_weights(net: nn.Module, path: Path) -> None:

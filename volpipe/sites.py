@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -69,16 +68,15 @@ def find_site(name: str) -> Callable[[Path], Config]:
     return lambda run_dir: _configure(name, given, run_dir)
 
 
-def try_site(name: str) -> None:
-    """Refuse a site that cannot be used here, without starting any of it.
+def try_site(name: str, run_dir: Path) -> None:
+    """Refuse a site that cannot be used here with its files under `run_dir`, without starting any of it.
 
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
     given = _given(name)
     if callable(given):  # a ready one is checked where it is started: it would keep the folder
-        with tempfile.TemporaryDirectory(prefix="volpipe-site-") as folder:
-            _configure(name, given, Path(folder))
+        _configure(name, given, run_dir)
 
 
 def _given(name: str) -> Config | Callable[[str], Config]:

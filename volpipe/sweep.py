@@ -53,7 +53,7 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     tree = load_tree(path, settings)
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict) or not table:
-        raise RecipeError(f'{path} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
+        raise RecipeError(f'{recipe_name(path)} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
         raise RecipeError(f"{recipe_name(path)}: sweep.combine is {show_value(how)}; write product or zip")

@@ -132,7 +132,7 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict):
         raise RecipeError(
-            f'{path} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
+            f'{name} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
         )
     known = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
     ranges = {
