@@ -36,7 +36,7 @@ from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Submit
-from volpipe.sites import find_site
+from volpipe.sites import find_site, try_site
 from volpipe.staging import VARIABLE
 from volpipe.worker import Job
 
@@ -92,12 +92,18 @@ class Started:
         return future
 
 
-def on_site(name: str) -> Callable[[Path], AbstractContextManager[Started]]:
+def on_site(name: str, folder: Path | None = None) -> Callable[[Path], AbstractContextManager[Started]]:
     """Return what starts the site `name`, to be given to a run.
 
+    Args:
+        name: of the site.
+        folder: that the run will keep the site's files in; with it, a site that cannot be used is refused now.
+
     Raises:
-        SiteError: no such site; when it is started: one that cannot be used here.
+        SiteError: no such site; with `folder`, or when it is started: one that cannot be used here.
     """
+    if folder is not None:
+        try_site(name, folder)
     configure = find_site(name)
 
     def start(folder: Path) -> AbstractContextManager[Started]:

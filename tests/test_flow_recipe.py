@@ -65,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             SCORED + '[[stage]]\nname = "last"\ninput = "scores"\nrecipe = "default"\n',
             r"stage last, input: scores evaluates and makes no volume",
         ),
-        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference: Field required"),
+        (SCORED.replace('reference = "truth.n5"', ""), r"stage scores: reference is missing; give a text$"),
         ('[[stage]]\nname = "a"\nrecipe = "flow.toml"\n', r"stage a: the recipe flow.toml has stages itself"),
     ],
 )

@@ -198,9 +198,14 @@ def test_a_nets_own_facts_are_taken_unless_the_recipe_says_otherwise(folder: Pat
 
 
 def test_facts_that_can_be_none_are_refused(folder: Path) -> None:
-    with pytest.raises(VolpipeError, match=r"net zero_stride declares stride \(1, 0, 1\): .*greater than 0"):
+    with pytest.raises(
+        VolpipeError,
+        match=r"net zero_stride: stride: \[1, 0, 1\] is not a list of three whole numbers above 0 \[z, y, x\];",
+    ):
         describe(NetChoice(name="theirs.py:zero_stride"), str(folder))
-    with pytest.raises(VolpipeError, match=r"net net declares halo \(0, -1, 0\): .*greater than or equal to 0"):
+    with pytest.raises(
+        VolpipeError, match=r"net net: halo: \[0, -1, 0\] is not a list of three whole numbers from 0 \[z, y, x\];"
+    ):
         describe(NetChoice(name="theirs.py:net", halo=(0, -1, 0)), str(folder))
 
 

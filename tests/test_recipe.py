@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from volpipe.complaints import keys
 from volpipe.errors import RecipeError
 from volpipe.recipe import Recipe, differences, load_recipe, set_value
+
+FOREIGN = ("Input", "Value error", "Path(", "<class", "datetime", "None", "True", "NaN", "validator", "such a value")
 
 
 def test_without_a_file_the_shipped_default_is_meant_whatever_lies_in_the_folder(
@@ -50,14 +53,22 @@ def test_settings_win_over_the_file(tmp_path: Path) -> None:
     [
         ("windows.blent=hann", "unknown key windows.blent .did you mean 'blend'?"),
         ("window.blend=hann", "unknown key window .did you mean 'windows'?"),
-        ("windows.blend=cosine", "windows.blend: .*'hann'.*got 'cosine'"),
-        ("windows.shape=[1,2]", "windows.shape"),
-        ("infer.batch=0", "infer.batch: .*greater than or equal to 1"),
-        ("output.levels=-1", "output.levels: .*greater than or equal to 0"),
+        ("windows.blend=cosine", "^--set windows.blend=cosine: 'cosine' is not one of crop, .*hann"),
+        ("windows.shape=[1,2]", r"^--set .*: \[1, 2\] is neither a list of three whole numbers \[z, y, x\] nor auto$"),
+        ("infer.batch=two", "^--set infer.batch=two: 'two' is neither a whole number from 1 nor auto$"),
+        ("blend=hann", "unknown key blend .did you mean 'windows.blend'?"),
+        ("infer.compile=maybe", "'maybe' is not true or false$"),
+        ("normalise.std=-1", "-1 is not a number above 0"),
+        ("windows=5", "5 is not a section, which has the keys shape, overlap, blend, block$"),
+        ("net.options=3", "3 is not a table$"),
+        ("output.codec_level=99", "99 is not a whole number from 0 to 22$"),
+        ("input.empty=nan", "nan is neither missing nor a number, not infinite and not nan$"),
+        ("infer.batch=0", "0 is neither a whole number from 1 nor auto$"),
+        ("output.levels=-1", "-1 is neither a whole number from 0 nor auto$"),
         ("normalise.low=3", "low and high together"),
         ("normalise.percentiles=[60,40]", "ascend"),
         ("windows", "write key=value"),
-        ("net.name.x=1", "name holds a value, not a section"),
+        ("net.name.x=1", "^--set net.name.x=1: net.name: {x = 1} is not a text$"),
     ],
 )
 def test_a_mistake_is_named(setting: str, words: str) -> None:
@@ -97,5 +108,44 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_differences_name_keys_and_both_values() -> None:
-    new = load_recipe(Path("/dev/null"), ["windows.blend=hann", "net.options.seed=3"])
-    assert differences(Recipe(), new) == ["net.options.seed: None -> 3", "windows.blend: 'crop' -> 'hann'"]
+    new = load_recipe(Path("none"), ["windows.blend=hann", "net.options.seed=3"])
+    assert differences(Recipe(), new) == ["net.options.seed: not set -> 3", "windows.blend: 'crop' -> 'hann'"]
+
+
+def test_a_mistake_is_blamed_on_whoever_made_it(tmp_path: Path) -> None:
+    """A file as it was typed, a setting by its option, a shipped recipe by its name; both where both may have erred."""
+    path = tmp_path / "mine.toml"
+    path.write_text("[infer]\nbatch = 0\n[normalise]\nlow = 3\n")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path, ["windows.shpe=[8,8,8]", "normalise.eps=1"])
+    assert str(error.value) == (
+        f"{path} with --set normalise.eps=1: normalise: give low and high together, and mean and std together; "
+        "--set windows.shpe=[8,8,8]: unknown key windows.shpe (did you mean 'shape'?); "
+        f"{path}: infer.batch: 0 is neither a whole number from 1 nor auto"
+    )
+
+
+def test_shipped_recipes_have_names_and_none_is_no_file() -> None:
+    assert load_recipe(Path("superres_z4")) == load_recipe(Path("superres_z4.toml"))
+    assert load_recipe(Path("superres_z4")).net.name == "superres"
+    assert load_recipe(Path("none"), ["net.name=shift"]).net.name == "shift"
+    with pytest.raises(RecipeError) as error:
+        load_recipe(Path("superres_z3"))
+    assert "(did you mean 'superres_z4'?)" in str(error.value) and "affinities, default, segment" in str(error.value)
+    with pytest.raises(RecipeError, match=r"^the shipped recipe superres_z4 with --set normalise\.low=3: "):
+        load_recipe(Path("superres_z4"), ["normalise.low=3"])
+
+
+def test_no_complaint_shows_how_python_writes_a_value() -> None:
+    """Every key of a recipe is given a value of each kind that TOML has: what is refused is refused in our words."""
+    values = ("'x'", "-7", "1.5", "nan", "true", "[]", "[1, 'x']", "{ x = 1 }", "2026-01-02", "[[1]]", "[{ x = 1 }]")
+    refused = 0
+    for key in (*keys(Recipe), *Recipe.model_fields):
+        for value in values:
+            try:
+                load_recipe(None, [f"{key}={value}"])
+            except RecipeError as error:
+                refused += 1
+                sentence = str(error).partition(": ")[2]
+                assert [word for word in FOREIGN if word in sentence] == []
+    assert refused > 200

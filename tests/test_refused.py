@@ -51,7 +51,7 @@ def test_a_volume_that_may_not_be_read(tmp_path: Path, give: Give, monkeypatch: 
 def test_a_folder_that_may_not_be_written(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kept").mkdir()
     deny(monkeypatch, tmp_path / "kept", os.W_OK)
-    ended = run(give, *IDENTITY, out="kept/new/out.zarr")
+    ended = run(give, *IDENTITY, "--parents", out="kept/new/out.zarr")
     assert_refused(ended, f"{tmp_path / 'kept'} may not be written; choose another --out")
     assert not list((tmp_path / "kept").iterdir())
 

@@ -225,11 +225,12 @@ def test_info_prints_the_survey_and_fast_leaves_it_out(
 ) -> None:
     lay(tmp_path / "a.zarr", patchy(), "shards")
     give = giver(tmp_path, monkeypatch, capsys)
-    fast, full = give("info", "--fast", "a.zarr"), give("info", "a.zarr")
-    assert (fast.code, full.code) == (0, 0)
-    assert full.out.startswith(fast.out)
+    fast, usual, full = give("info", "--fast", "a.zarr"), give("info", "a.zarr"), give("info", "--codecs", "a.zarr")
+    assert (fast.code, usual.code, full.code) == (0, 0, 0)
+    assert full.out.startswith(usual.out.rstrip()) and usual.out.startswith(fast.out)
     words = [line.split()[0] for line in full.out[len(fast.out) :].splitlines() if line]
-    assert words[:5] == ["on", "empty", "intensity", "codec", "raw"]
+    assert words[:5] == ["intensity", "on", "empty", "codec", "raw"]
+    assert [line.split()[0] for line in usual.out.splitlines()][-3:] == words[:3]
     assert f"empty       {60 - num_filled(patchy())} of 60 chunks" in full.out
     assert "(all voxels)" in full.out
 

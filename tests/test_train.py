@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from command import begin, finish, giver, processes_in, wait_until
+from PIL import Image
 from safetensors.torch import load_file
 from trainings import make_folder
 
@@ -20,8 +21,10 @@ from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError
 from volpipe.lock import check_holder
 from volpipe.models.superres import superres
+from volpipe.recipe import load_recipe
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
+from volpipe.volume import open_volume
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -139,9 +142,9 @@ def test_schedules_rise_and_fall_as_they_say() -> None:
         ("train.learning_rte=1", r"unknown key train.learning_rte \(did you mean 'learning_rate'\?\)"),
         ("samples.margin=[2,0,0]", "margin 2 leaves nothing of shape 4 on axis z"),
         ("samples.shape=[4,16,18]", "swap needs as many voxels on y as on x"),
-        ("train.schedule=linear", "train.schedule: Input should be 'constant', 'cosine' or 'trapezoid'"),
+        ("train.schedule=linear", "--set train.schedule=linear: 'linear' is not one of constant, cosine, trapezoid$"),
         ("loss.l1=0", "every weight is 0"),
-        ("degrade.missing=1", "degrade.missing: Input should be less than 1"),
+        ("degrade.missing=1", "--set degrade.missing=1: 1 is not a number from 0 and below 1$"),
     ],
 )
 def test_bad_recipes_are_refused_by_name(folder: Path, setting: str, sentence: str) -> None:
@@ -240,20 +243,39 @@ def test_a_worker_of_a_driver_that_was_replaced_writes_nothing(tmp_path: Path) -
 # ---- the command
 
 
+def check_outcome(folder: Path, said: str) -> None:
+    """See that what was printed, and drawn, is what the log has."""
+    losses = losses_in(folder / "recipe.train")
+    first, last = losses[0], losses[-1]
+    assert f"loss: {first[1]:.4g} at step 1, " in said and f"{last[1]:.4g} at step 12\n" in said
+    assert "nothing was held out and scored" in said
+    image = np.asarray(Image.open(folder / "recipe.train/curve.png").convert("L"))
+    assert image.shape[1] > 600 and (image < 50).sum() > 600  # a line from end to end
+
+
 def test_the_command_trains_goes_on_and_refuses_another_recipe(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     give = giver(folder, monkeypatch, capsys)
     base = ("train", "recipe.toml", "--config", "threads", "--set", "train.schedule=constant")
     ended = give(*base)
-    assert (ended.code, ended.out) == (0, f"took 12 steps; the weights are in {folder}/recipe.train/{WEIGHTS}\n")
+    assert ended.code == 0
+    took, *_, use = ended.out.splitlines()
+    assert took == f"took 12 steps; the weights are in {folder}/recipe.train/{WEIGHTS}"
+    check_outcome(folder, ended.out)
+    used = give(*use.removeprefix("use the weights: volpipe ").split(), "--config", "threads", "-o", "used.zarr")
+    assert used.code == 0, used.err
+    assert open_volume(folder / "used.zarr").spatial_shape == (80, 32, 32)
+    run_recipe = load_recipe(folder / "recipe.train/run.toml")
+    assert run_recipe.net.weights == str(folder / "recipe.train" / WEIGHTS)
+    assert (run_recipe.normalise.low, run_recipe.normalise.high) == (0, 255)
     assert "has its 12 steps already; nothing to do" in give(*base).out
     (folder / "recipe.train" / "stop").touch()
     assert give(*base, "--set", "train.steps=16").code == 0
     assert [step for step, _ in losses_in(folder / "recipe.train")] == list(range(1, 17))
     refused = give(*base, "--set", "train.steps=16", "--set", "samples.swap=false")
     assert refused.code == 2
-    assert "samples.swap: True -> False" in refused.err
+    assert "samples.swap: true -> false" in refused.err
     (folder / "full").mkdir()
     (folder / "full" / "precious").touch()
     assert "holds precious and no training" in give(*base, "--out", "full").err

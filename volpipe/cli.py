@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,7 +23,20 @@ from rich.live import Live
 from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
+from volpipe import (
+    cli_evaluate,
+    cli_flow,
+    cli_k8s,
+    cli_label,
+    cli_net,
+    cli_shipped,
+    cli_sites,
+    cli_sweep,
+    cli_train,
+    cli_verify,
+)
+from volpipe.cli_job import check_net
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, count, share, whole
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
@@ -50,12 +63,15 @@ from volpipe.show import (
     seam_warning,
     status_table,
 )
-from volpipe.terminal import err, out
+from volpipe.terminal import check_folder, err, out
 
 if TYPE_CHECKING:
+    from volpipe.apps.start import Started
     from volpipe.driver import Report
     from volpipe.flow import Flow
+    from volpipe.folder import RunFolder
     from volpipe.plan import Plan
+    from volpipe.recipe import Recipe
     from volpipe.run import Progress
     from volpipe.volume import Volume
 
@@ -65,16 +81,20 @@ MOST_ARRAYS = 100  # of a container, in a table
 PLAIN_LINE_SECONDS = 10.0
 
 app = typer.Typer(
-    add_completion=False,
+    cls=Grouped,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings=SETTINGS,
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
+    epilog=START,
 )
 app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_shipped.recipes)
+app.command()(cli_shipped.nets)
 app.command()(cli_train.train)
 app.command("sweep")(cli_sweep.sweep)
 app.command("tune")(cli_sweep.tune)
@@ -86,47 +106,63 @@ app.command()(cli_verify.reproduce)
 
 
 VolumeArgument = Annotated[
-    str, typer.Argument(help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://.")
+    str,
+    typer.Argument(
+        metavar="VOLUME", help="The volume: N5, Zarr, HDF5, TIFF, MRC, .npy, or an array inside; also s3://, https://."
+    ),
 ]
-SiteOption = Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
-RecipeOption = Annotated[Path | None, typer.Option(help="What to do, as TOML; without one, the default recipe.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
 OutOption = Annotated[
-    str | None, typer.Option("--out", "-o", help="Output, also s3://; by default NAME_NET.zarr here.")
+    str | None,
+    typer.Option(
+        "--out", "-o", metavar="OUT", help="Output: NAME.zarr or NAME.n5, also s3://; by default NAME_NET.zarr here."
+    ),
 ]
-
 RoiOption = Annotated[
     str | None,
-    typer.Option(help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."),
+    typer.Option(
+        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
+    ),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 OnlyOption = Annotated[
-    str | None, typer.Option(help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more.")
+    str | None,
+    typer.Option(
+        metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more."
+    ),
 ]
 TolerateOption = Annotated[
-    float, typer.Option(help="Share of the blocks begun that may fail before the run stops.", min=0, max=1)
+    float,
+    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
 ]
 ChannelOption = Annotated[
-    str | None, typer.Option(help="The one channel that is read: its number from 0, or its name.")
+    str | None, typer.Option(metavar="C", help="The one channel that is read: its number from 0, or its name.")
 ]
-TimeOption = Annotated[int | None, typer.Option("--time", help="The point in time that is read, from 0.", min=0)]
-MaskOption = Annotated[str | None, typer.Option(help="Volume of any resolution, nonzero where voxels are wanted.")]
+TimeOption = Annotated[
+    int | None, typer.Option("--time", metavar="N", parser=whole, help="The point in time that is read, from 0.")
+]
+MaskOption = Annotated[
+    str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
+]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete this output and its run, and start over.")]
 
 
 @app.command()
 def run(
     volume: VolumeArgument,
-    config: SiteOption = "local",
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
+    config: Site = "local",
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     out_path: OutOption = None,
+    parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
     trust_model: TrustOption = False,
-    fresh: Annotated[bool, typer.Option(help="Delete this output and its run, and start over.")] = False,
-    keep_tensors: Annotated[bool, typer.Option(help="Keep window tensors and block tensors.")] = False,
+    fresh: FreshOption = False,
+    keep_tensors: Annotated[
+        bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
+    ] = False,
     only: OnlyOption = None,
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
@@ -140,19 +176,23 @@ def run(
         if only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         with _interruptible():
+            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            start = _on_site(config, folder)
             is_complete = cli_flow.run(
-                cli_flow.plan_of(flow, volume, out_path), config,
+                cli_flow.plan_of(flow, volume, out_path), start, config,
                 fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
                 same_input=same_input,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
-    from volpipe.apps.start import on_site
-    from volpipe.driver import Listener, execute
-    from volpipe.region import find_part
-
     with _interruptible():
-        start = on_site(config)
-        plan = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
+        chosen, target, folder = _choose(
+            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
+        )
+        start = _on_site(config, folder)
+        from volpipe.driver import Listener, execute
+        from volpipe.region import find_part
+
+        plan = _prepare(volume, chosen, target)
         with _shown(plan) as on_progress:
             listener = Listener(
                 lambda plan, folder: out.print(plan_table(plan, config)),
@@ -202,32 +242,34 @@ def _tell(report: Report, started: float | None = None) -> None:
 @app.command()
 def plan(
     volume: VolumeArgument,
-    config: SiteOption = "local",
-    recipe: RecipeOption = None,
-    settings: SetOption = None,
+    config: Site = "local",
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     out_path: OutOption = None,
+    parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
     trust_model: TrustOption = False,
-    quick: Annotated[bool, typer.Option(help="Try no block: no times, and upper bounds of bytes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
     if flow is not None:
         with _interruptible():
-            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), config, quick=quick)
+            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            start = None if quick else _on_site(config, folder)
+            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), start, config)
         return
-    from volpipe.driver import preview
-
     with _interruptible():
-        start = None
-        if not quick:
-            from volpipe.apps.start import on_site
+        chosen, target, folder = _choose(
+            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
+        )
+        start = None if quick else _on_site(config, folder)
+        from volpipe.driver import preview
 
-            start = on_site(config)
-        chosen = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
-        out.print(plan_table(chosen, config))
-        found = preview(chosen, start)
+        planned = _prepare(volume, chosen, target)
+        out.print(plan_table(planned, config))
+        found = preview(planned, start)
     out.print(appraisal_table(found, config))
     out.print(alternatives_table(found.alternatives()))
     found.check()
@@ -235,18 +277,25 @@ def plan(
 
 @app.command()
 def info(
-    volume: Annotated[str, typer.Argument(help="A volume, or a container with several.")],
-    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
+    level: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
+    ] = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
     fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
-    seed: Annotated[int, typer.Option(help="Decides which chunks of a large volume are looked at.")] = 0,
+    codecs: Annotated[bool, typer.Option("--codecs", help="Try what other codecs and chunks would give.")] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Decides which chunks of a large volume are looked at.")
+    ] = 0,
 ) -> None:
-    """Print what VOLUME is; what lies on disk, its intensities, and what other codecs and chunks would give."""
+    """Print what VOLUME is, its intensities, and what lies on disk; --codecs tries what others would give."""
     from volpipe.errors import SeveralVolumesError
     from volpipe.recipe import typed_view
     from volpipe.volume import open_volume
 
+    if fast and codecs:
+        raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
     try:
         found = open_volume(volume, level=level, view=typed_view(channel=channel, time=time_point))
     except SeveralVolumesError as error:
@@ -255,7 +304,7 @@ def info(
     for line in info_lines(found):
         out.print(line, markup=False)
     if not fast:
-        _print_survey(found, seed)
+        _print_survey(found, seed, codecs=codecs)
 
 
 def _print_arrays(container: str, keys: list[str]) -> None:
@@ -273,18 +322,20 @@ def _print_arrays(container: str, keys: list[str]) -> None:
     if len(keys) > MOST_ARRAYS:
         out.print(f"and {len(keys) - MOST_ARRAYS} more")
     if rows:
-        out.print(f"name one to see more of it: volpipe info {rows[0][0]}")
+        out.print(f"name one to see more of it: volpipe info {rows[0][0]}", markup=False)
 
 
-def _print_survey(volume: Volume, seed: int) -> None:
+def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
     """Print each part as soon as it is there; together they take a few seconds."""
     from volpipe.survey import measure_footprint, measure_intensities, try_codecs
 
+    intensities = measure_intensities(volume, seed=seed)
+    out.print(intensity_line(intensities))
     footprint = measure_footprint(volume, seed=seed)
     for line in footprint_lines(volume, footprint):
         out.print(line)
-    intensities = measure_intensities(volume, seed=seed)
-    out.print(intensity_line(intensities))
+    if not codecs:
+        return
     trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
     out.print()
     out.print(codec_table(volume, trials, footprint.stored_share))
@@ -292,7 +343,7 @@ def _print_survey(volume: Volume, seed: int) -> None:
 
 @app.command()
 def status(
-    output: Annotated[str, typer.Argument(help="An output, or its run's folder.")],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="An output, or its run's folder.")],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
 ) -> None:
     """Print how far the run or the labelling that writes OUTPUT is, and which boxes failed, from its journal."""
@@ -313,16 +364,20 @@ def status(
 
 @app.command()
 def sample(
-    path: Annotated[Path, typer.Argument(help="Where to write, such as sample.n5.")],
-    shape: Annotated[str, typer.Option(help="Voxels z,y,x.")] = "128,256,256",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
+    shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="Processes.")] = 1,
+    parents: Parents = False,
 ) -> None:
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
     if str(path).startswith(("s3:", "http:", "https:")):
         raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
+    if path.suffix.lower() != ".n5":
+        raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
+    check_folder(str(path), path, parents=parents)
     sizes = _parse_shape(shape)
     started = time.perf_counter()
     with _counting() as on_progress:
@@ -333,30 +388,42 @@ def sample(
 
 @app.command()
 def convert(
-    volume: Annotated[str, typer.Argument(help="A volume of any format, or an array inside a container.")],
+    volume: Annotated[
+        str, typer.Argument(metavar="VOLUME", help="A volume of any format, or an array inside a container.")
+    ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
     format: Annotated[
-        str, typer.Option(help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy; auto is by OUT's name.",
+        ),
     ] = "auto",
-    chunk: Annotated[str | None, typer.Option(help="Voxels z,y,x; one number for all three.")] = None,
-    shard: Annotated[str | None, typer.Option(help="Voxels z,y,x, of Zarr v3.")] = None,
-    codec: Annotated[str, typer.Option(help="zstd, gzip or raw.")] = "auto",
-    workers: Annotated[int, typer.Option(help="How many read at once.", min=1)] = 1,
-    level: Annotated[int, typer.Option(help="Level of a multiscale group, 0 is the finest.")] = 0,
+    chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
+    codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
+    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="How many read at once.")] = 1,
+    level: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
+    ] = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
     voxel_size: Annotated[
-        str | None, typer.Option(help="Voxel size z,y,x with a unit: 16x8x8nm; wins over the file's.")
+        str | None, typer.Option(metavar="SIZE", help="Voxel size z,y,x with a unit: 16x8x8nm; wins over the file's.")
     ] = None,
-    origin: Annotated[str | None, typer.Option(help="Centre of the first voxel z,y,x with a unit: 0,1,1um.")] = None,
+    origin: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Centre of the first voxel z,y,x with a unit: 0,1,1um.")
+    ] = None,
+    parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
-    from volpipe.convert import Choice, parse_sizes
+    from volpipe.convert import Choice, container_of, parse_sizes
     from volpipe.convert import convert as copy
     from volpipe.recipe import typed_view
     from volpipe.volume import open_volume
 
     view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
+    check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
     with _counting() as on_progress:
@@ -393,7 +460,7 @@ def main() -> None:
             signal.signal(number, _interrupt)
     logging.getLogger("volpipe").addHandler(logging.NullHandler())
     try:
-        app()
+        app(prog_name="volpipe")
     except RunStopped as error:
         from volpipe.run import is_told
 
@@ -475,25 +542,51 @@ def _find_flow(
 ) -> Flow | None:
     """Return the stages that the recipe's file declares; None where it is the recipe of one net."""
     from volpipe.flow import find_flow
-    from volpipe.resolve import shipped_recipe
 
     if recipe is None:
         return None
     return find_flow(
-        shipped_recipe(recipe), settings or [],
+        recipe, settings or [],
         for_volume=_added([], roi, mask, trust_model=False), for_runs=_added([], None, None, trust_model),
     )  # fmt: skip
 
 
-def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: str | None) -> Plan:
+def _choose(
+    volume: str, recipe: Path | None, settings: list[str], out_path: str | None, *, parents: bool
+) -> tuple[Recipe, str, RunFolder]:
+    """Return what to do, where its output and its run go; refuse what is known without a site and without torch.
+
+    The volume is opened first of all: what most mistakes are about should not wait for heavy packages.
+    """
+    from volpipe.formats import files
+    from volpipe.formats.container import locate
+    from volpipe.output import with_format
+    from volpipe.recipe import load_recipe
+    from volpipe.volume import open_volume
+
+    chosen = load_recipe(recipe, settings)
+    target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
+    check_folder(f"--out {target}", locate(target)[0], parents=parents)
+    chosen = with_format(chosen, target)
+    open_volume(volume, chosen.input.key, chosen.input.level)
+    check_net(chosen.net, Path.cwd())
+    from volpipe.folder import RunFolder
+
+    return chosen, target, RunFolder.of_output(files.locate(target))
+
+
+def _on_site(config: str, folder: RunFolder) -> Callable[[Path], AbstractContextManager[Started]]:
+    """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
+    from volpipe.apps.start import on_site
+
+    return on_site(config, folder.parsl)
+
+
+def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
     from volpipe.driver import prepare
     from volpipe.limits import check_window
     from volpipe.nets import cautions
-    from volpipe.recipe import load_recipe
-    from volpipe.resolve import shipped_recipe
 
-    chosen = load_recipe(shipped_recipe(recipe) if recipe else None, settings)
-    target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
     plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     for caution in cautions(plan.recipe.net, plan.net):

@@ -12,39 +12,58 @@ from typing import Annotated
 
 import typer
 
+from volpipe.cli_options import Parents, Site, number
 from volpipe.errors import RunError, VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.terminal import check_target, out
 
 
 def evaluate(
-    output: Annotated[str, typer.Argument(help="The volume that is judged, such as an output of `volpipe run`.")],
-    reference: Annotated[str, typer.Argument(help="The volume that is true.")],
-    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="The volume that is judged, such as an output of `volpipe run`.")
+    ],
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The volume that is true.")],
+    config: Site = "local",
     labels: Annotated[bool, typer.Option("--labels", help="Both hold labels; 0 is none.")] = False,
-    roi: Annotated[str | None, typer.Option(help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")] = None,
-    margin: Annotated[str, typer.Option(help="Voxels z,y,x at each face of the box that are left out.")] = "0,0,0",
+    roi: Annotated[
+        str | None, typer.Option(metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of both that is compared.")
+    ] = None,
+    margin: Annotated[
+        str, typer.Option(metavar="Z,Y,X", help="Voxels at each face of the box that are left out.")
+    ] = "0,0,0",
     given: Annotated[
-        str | None, typer.Option(help="What the output was made from, if it does not say: to interpolate it.")
+        str | None,
+        typer.Option(metavar="VOLUME", help="What the output was made from, if it does not say: to interpolate it."),
     ] = None,
     data_range: Annotated[
-        float | None, typer.Option(help="Greatest less least value that there could be; by default of the type.")
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            parser=number,
+            help="Greatest less least value that there could be; by default of the type.",
+        ),
     ] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the scores to this file.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write slices and errors to this PNG.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
+    parents: Parents = False,
 ) -> None:
     """Score OUTPUT against REFERENCE, block by block on the site's workers.
 
     Where OUTPUT has more voxels than what it was made from, interpolation of that is scored beside it.
     """
+    if picture is not None and labels:
+        raise VolpipeError("--picture shows images; leave it out with --labels")
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
+    _check_volumes(output, reference)
+    check_target("--json", json_out, parents=parents)
+    check_target("--picture", picture, parents=parents)
     from volpipe.apps.start import on_site
     from volpipe.evaluate import describe_scores, plan_evaluation
     from volpipe.evaluate import evaluate as judge
 
-    if picture is not None and labels:
-        raise VolpipeError("--picture shows images; leave it out with --labels")
-    check_target("--json", json_out)
-    check_target("--picture", picture)
     found = plan_evaluation(
         output,
         reference,
@@ -67,6 +86,14 @@ def evaluate(
         from volpipe.gallery import draw
 
         draw(picture, found)
+
+
+def _check_volumes(*locations: str) -> None:
+    """Refuse volumes that cannot be opened, before heavy packages are loaded."""
+    from volpipe.volume import open_volume
+
+    for location in locations:
+        open_volume(location)
 
 
 def _said_input(output: str) -> str | None:

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from volpipe import cli_label
+from volpipe.errors import VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.show import appraisal_table, duration, missing_table, plan_table, size, status_table
-from volpipe.terminal import err, out
+from volpipe.terminal import check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
     from volpipe.flow_cost import FlowCost, Need, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
-    from volpipe.flow_run import FlowReport, StageReport
+    from volpipe.flow_run import FlowReport, StageReport, Start
+    from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.run import Progress
 
@@ -33,13 +35,10 @@ if TYPE_CHECKING:
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
     from volpipe.flow_plan import plan_flow
-    from volpipe.formats.container import locate
     from volpipe.nets import cautions
     from volpipe.plan import Plan
 
-    container, key = locate(volume)
-    parts = [container.stem, *filter(None, key.split("/")), Path(flow.source).stem]
-    plan = plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
+    plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
     for stage in plan.stages:
         if isinstance(stage.work, Plan):
             for caution in cautions(stage.work.recipe.net, stage.work.net):
@@ -47,8 +46,43 @@ def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     return plan
 
 
+def _default_output(flow: Flow, volume: str) -> str:
+    from volpipe.formats.container import locate
+
+    container, key = locate(volume)
+    return "_".join([container.stem, *filter(None, key.split("/")), Path(flow.source).stem])
+
+
+def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> RunFolder:
+    """Refuse a volume that cannot be opened, and a place for the outputs that is none, before anything heavy.
+
+    Return the folder of the run.
+    """
+    from volpipe.flow import VOLUME, Comparison, named
+    from volpipe.formats.container import absolute
+    from volpipe.output import check_name
+    from volpipe.volume import open_volume
+
+    if out_path is not None:
+        check_name(out_path)
+        if Path(out_path).suffix.lower() in (".zarr", ".n5"):
+            raise VolpipeError(
+                f"--out {out_path}: a recipe of stages writes a folder with an output of each; give a name without "
+                f"{Path(out_path).suffix}"
+            )
+        check_folder(f"--out {out_path}", absolute(out_path), parents=parents)
+    for stage in flow.stages:
+        if stage.reads == VOLUME and not isinstance(stage.choice, Comparison):
+            with named(stage.name):
+                open_volume(volume, stage.choice.input.key, stage.choice.input.level)
+    from volpipe.folder import RunFolder
+
+    return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))
+
+
 def run(
     plan: FlowPlan,
+    start: Start,
     config: str,
     *,
     fresh: bool,
@@ -59,7 +93,6 @@ def run(
     same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
-    from volpipe.apps.start import on_site
     from volpipe.driver import Listener
     from volpipe.flow_cost import appraise_flow
     from volpipe.flow_run import FlowListener, FlowOptions, Site, execute_flow
@@ -73,7 +106,7 @@ def run(
                 on_progress,
             )
 
-    start, cost = on_site(config), appraise_flow(plan)
+    cost = appraise_flow(plan)
     if not fresh:
         cost.check()
 
@@ -184,17 +217,15 @@ def _beside(report: StageReport, planned: Need | None) -> tuple[str, str]:
     )
 
 
-def show_plan(plan: FlowPlan, config: str, *, quick: bool) -> None:
-    """Print what each stage would read, write and take, and all of them; what cannot work is then refused."""
+def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
+    """Print what each stage would read, write and take, and all of them; what cannot work is then refused.
+
+    Without `start`, which starts the site, no block is tried.
+    """
     from volpipe.flow_cost import appraise_flow, preview_flow
     from volpipe.label_cost import LabelTimes
 
-    if quick:
-        cost = appraise_flow(plan)
-    else:
-        from volpipe.apps.start import on_site
-
-        cost = preview_flow(plan, on_site(config))
+    cost = appraise_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
         if each.found is not None:

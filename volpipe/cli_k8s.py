@@ -6,12 +6,15 @@ Not here: the manifests themselves (apps.manifest), or a run (cli).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from volpipe.cli_job import check_command, warn
+from volpipe.cli_options import Whole
 from volpipe.errors import SiteError, VolpipeError
 
 if TYPE_CHECKING:
@@ -23,9 +26,12 @@ OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
 USER = 1000  # of pods where the site is told none; the image's own
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
+CHECKED = ("run", "plan", "label", "train")
 OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster.")
+app = typer.Typer(
+    cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver in a Kubernetes cluster."
+)
 
 
 @app.callback()
@@ -35,15 +41,22 @@ def commands() -> None:
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def manifest(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="What follows `volpipe`: run or train --config SITE …, or sites check SITE …."),
+        typer.Argument(
+            metavar="[COMMAND]...", help="What follows `volpipe`: run or train --config SITE …, or sites check SITE …."
+        ),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="rights, claims, service or job; without, what is needed.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PART", help="rights, claims, service or job; without, what is needed.")
+    ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(help="CLAIM=SIZE, such as scratch=10Ti: a claim that is to be made.")
+        list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Such as scratch=10Ti: a claim that is to be made.")
     ] = None,
-    storage_class: Annotated[str | None, typer.Option(help="Of the claims that are to be made.")] = None,
+    storage_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the claims that are to be made.")
+    ] = None,
 ) -> None:
     """Print manifests: the rights that a driver needs, claims to be made, the service of trainings, the job of COMMAND.
 
@@ -56,14 +69,23 @@ def manifest(
         raise VolpipeError(f"--only {only}: write {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     if only == "job" and not command:
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
-    for part, documents in list(_parts(command or [], size or [], storage_class)):  # all are right, or none is printed
+
+    def check(claims: Sequence[Claim]) -> None:
+        _check(context, command or [], claims)
+
+    for part, documents in list(
+        _parts(command or [], size or [], storage_class, check)
+    ):  # all are right, or none is printed
         name = part.partition(":")[0]
         if name == only or (only is None and _fits(name, command or [])):
             _print(part, documents)
 
 
 def _parts(
-    command: Sequence[str], sizes: Sequence[str], storage_class: str | None
+    command: Sequence[str],
+    sizes: Sequence[str],
+    storage_class: str | None,
+    check: Callable[[Sequence[Claim]], None],
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
     from volpipe.sites import site_settings
@@ -96,8 +118,22 @@ def _parts(
     yield "claims: once, unless there are such already", storage(told.namespace, _sizes(sizes, claims), storage_class)
     yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
+        check(claims)
         job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims))
         yield "job: the run; the same job again goes on from where it was", [job]
+
+
+def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
+    """Refuse what COMMAND itself would refuse, as far as it can be known here: the cluster has other files."""
+    root = context.find_root().command
+    assert isinstance(root, TyperGroup)
+    if command[0] not in CHECKED:
+        return
+    given = root.commands[command[0]].make_context(f"volpipe {command[0]}", list(command[1:])).params
+    volume = given.get("volume", given.get("affinities", ""))
+    if volume.startswith("/") and not any(Path(volume).is_relative_to(claim.path) for claim in claims):
+        warn(f"{volume} lies on none of the claims, {', '.join(claim.path for claim in claims)}: pods will not see it")
+    check_command(command[0], given, Path(_folder(claims)))
 
 
 def _fits(part: str, command: Sequence[str]) -> bool:

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.cli_options import LabelSettings, Parents, Site, complete_recipe
+from volpipe.errors import VolpipeError
 from volpipe.show import duration, size
-from volpipe.terminal import check_target, err, out
+from volpipe.terminal import check_folder, check_target, err, out
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.label_audit import LabelStanding
     from volpipe.label_cost import LabelTimes
+    from volpipe.label_recipe import LabelRecipe
     from volpipe.labelling import Labelled, LabelPlan
     from volpipe.tasks import Workers
 
@@ -28,30 +31,47 @@ INCOMPLETE = 1
 
 
 def label(
-    affinities: Annotated[str, typer.Argument(help="Affinities, a channel per offset; or a map of one kind of voxel.")],
+    affinities: Annotated[
+        str,
+        typer.Argument(metavar="AFFINITIES", help="Affinities, a channel per offset; or a map of one kind of voxel."),
+    ],
     out_path: Annotated[
-        str | None, typer.Option("--out", "-o", help="The labels, also s3://; by default NAME_labels.zarr here.")
+        str | None,
+        typer.Option("--out", "-o", metavar="OUT", help="The labels, also s3://; by default NAME_labels.zarr here."),
     ] = None,
-    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
-    recipe: Annotated[Path | None, typer.Option(help="How, as TOML; without one, the defaults.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
-    fresh: Annotated[bool, typer.Option(help="Delete these labels and what made them, and start over.")] = False,
+    config: Site = "local",
+    recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", help="How, as TOML; without one, the defaults.", autocompletion=complete_recipe),
+    ] = None,
+    settings: LabelSettings = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
+    ] = False,
     same_input: Annotated[
         bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
     ] = False,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write how it ended to this file.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write how it ended to this file.")
+    ] = None,
+    parents: Parents = False,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
+    from volpipe.label_recipe import load_labelling
+
+    check_target("--json", json_out, parents=parents)
+    target = out_path or _default_output(affinities)
+    chosen = load_labelling(recipe, settings or [])
+    _check(affinities, chosen, target, parents=parents)
     from volpipe.apps.start import on_site
+    from volpipe.folder import RunFolder
+    from volpipe.formats import files
     from volpipe.label_cost import foreseen
     from volpipe.labelling import label as make
-    from volpipe.labelling import load_labelling, plan_labels
-    from volpipe.resolve import shipped_recipe
+    from volpipe.labelling import plan_labels
 
-    check_target("--json", json_out)
-    chosen = load_labelling(None if recipe is None else shipped_recipe(recipe), settings or [])
-    start = on_site(config)
-    plan = plan_labels(affinities, chosen, out_path or _default_output(affinities), Path.cwd())
+    start = on_site(config, RunFolder.of_output(files.locate(target)).parsl)
+    plan = plan_labels(affinities, chosen, target, Path.cwd())
     out.print(planned(plan))
     times: list[LabelTimes] = []
 
@@ -75,6 +95,20 @@ def label(
         out.print(f"{made.out} is complete already; nothing to do (--fresh starts over)")
         return
     out.print(told(made, *times))
+
+
+def _check(affinities: str, chosen: LabelRecipe, target: str, *, parents: bool) -> None:
+    """Refuse what is known without a site: a place that is none for labels, a volume that cannot be opened."""
+    from volpipe.formats.container import locate
+    from volpipe.output import check_name
+    from volpipe.volume import open_volume
+
+    check_name(target)
+    container = locate(target)[0]
+    if container.suffix.lower() == ".n5":
+        raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
+    check_folder(f"--out {target}", container, parents=parents)
+    open_volume(affinities, chosen.input.key, chosen.input.level)
 
 
 def told(made: Labelled, planned: LabelTimes | None = None) -> str:

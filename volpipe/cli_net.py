@@ -5,6 +5,7 @@ Not here: the measuring (reach, cost). Exit codes as in cli; 1 where the net say
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ import psutil
 import typer
 from rich.table import Table
 
+from volpipe.cli_options import RecipeFile, Settings, amount, complete_net
 from volpipe.errors import VolpipeError
 from volpipe.show import shape, size
 from volpipe.terminal import err, out
@@ -30,25 +32,33 @@ HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
 
 
 def net(
-    name: Annotated[str, typer.Argument(help="A shipped net, module:function, file.py:function, a file or a package.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A shipped net (see `volpipe nets`), module:function, file.py:function, a file or a package.",
+            autocompletion=complete_net,
+        ),
+    ],
     volume: Annotated[
-        str | None, typer.Argument(help="Where a real window is taken from; else an invented one.")
+        str | None, typer.Argument(metavar="VOLUME", help="Where a real window is taken from; else an invented one.")
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Recipe that has the net's options and weights.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a file that is code.")] = False,
-    error: Annotated[float, typer.Option(min=0, help="Largest error that a halo may leave.")] = HALF_A_GREY_LEVEL,
-    costs: Annotated[bool, typer.Option(help="Try windows for their memory and speed.")] = True,
+    error: Annotated[
+        float, typer.Option(parser=amount, metavar="E", help="Largest error that a halo may leave.")
+    ] = HALF_A_GREY_LEVEL,
+    no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     from volpipe.geometry import UnmeasurableError
     from volpipe.nets import build_net, describe, normalised, normalising_layers
     from volpipe.reach import measure_geometry
     from volpipe.recipe import load_recipe
-    from volpipe.resolve import shipped_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
-    chosen = load_recipe(shipped_recipe(recipe) if recipe else None, [f"net.name={name}", *(settings or []), *trust])
+    chosen = load_recipe(recipe, [f"net.name={json.dumps(name)}", *(settings or []), *trust])
     folder = str(Path.cwd())
     facts = describe(chosen.net, folder)
     chosen = normalised(chosen, facts)
@@ -69,7 +79,7 @@ def net(
         raise typer.Exit(UNTRUE) from None
     out.print(geometry_table(facts, found))
     halo = found.halo if any(facts.fixed) else _halos(chosen, facts, found, volume, error)
-    if costs:
+    if not no_costs:
         _costs(chosen, facts, halo)
     untrue = untruths(facts, found)
     for sentence in untrue:

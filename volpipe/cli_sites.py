@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.cli_options import Whole, complete_site, count
 from volpipe.errors import VolpipeError
 from volpipe.show import checkup_table, duration
 from volpipe.terminal import err, out
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 FAULTY = 1
 WAIT_SECONDS = 300.0
 
-app = typer.Typer(rich_markup_mode=None, help="List the shipped sites, or check one.")
+app = typer.Typer(cls=Whole, rich_markup_mode=None, help="List the shipped sites, or check one.")
 
 
 @app.callback(invoke_without_command=True)
@@ -36,12 +37,24 @@ def sites(context: typer.Context) -> None:
 
 @app.command()
 def check(
-    site: Annotated[str, typer.Argument(help="A shipped name (see `volpipe sites`) or a Python file.")],
-    volume: Annotated[str | None, typer.Argument(help="A volume that workers should be able to read.")] = None,
+    site: Annotated[
+        str,
+        typer.Argument(
+            metavar="SITE", help="A shipped name (see `volpipe sites`) or a Python file.", autocompletion=complete_site
+        ),
+    ],
+    volume: Annotated[
+        str | None, typer.Argument(metavar="VOLUME", help="A volume that workers should be able to read.")
+    ] = None,
     out_path: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the output, which workers should be able to write.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Folder of the output, which workers should be able to write."
+        ),
     ] = Path(),
-    wait: Annotated[float, typer.Option(min=1, help="Seconds for which workers are waited for.")] = WAIT_SECONDS,
+    wait: Annotated[
+        float, typer.Option(parser=count, metavar="SECONDS", help="Seconds for which workers are waited for.")
+    ] = WAIT_SECONDS,
 ) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
 

@@ -13,8 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from volpipe.batch import DriverJob, driver_script
+from volpipe.cli_job import check_command, check_site
+from volpipe.cli_options import Whole, count
 
-slurm = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
+slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
 
 
 @slurm.callback()
@@ -25,21 +27,26 @@ def options() -> None:
 @slurm.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def script(
     context: typer.Context,
-    time: Annotated[str, typer.Option(help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")] = DriverJob.time,
-    partition: Annotated[str | None, typer.Option(help="Of the driver's job; its workers have their site's.")] = None,
-    account: Annotated[str | None, typer.Option(help="Of the driver's job.")] = None,
-    cores: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.cores,
-    mem_gb: Annotated[int, typer.Option(min=1, help="Of the driver's job.")] = DriverJob.mem_gb,
+    time: Annotated[
+        str, typer.Option(metavar="TIME", help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")
+    ] = DriverJob.time,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the driver's job; its workers have their site's.")
+    ] = None,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Of the driver's job.")] = None,
+    cores: Annotated[int, typer.Option(parser=count, metavar="N", help="Of the driver's job.")] = DriverJob.cores,
+    mem_gb: Annotated[int, typer.Option(parser=count, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
-    _check(context)
+    _check(context, cores)
     job = DriverJob(time, cores, mem_gb, partition, account)
     typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
 
 
-def _check(context: typer.Context) -> None:
-    """Refuse arguments that `volpipe run` would refuse, now rather than in the job."""
+def _check(context: typer.Context, cores: int) -> None:
+    """Refuse what `volpipe run` would refuse, now rather than in the job, as far as it can be known here."""
     root = context.find_root().command
     assert isinstance(root, TyperGroup)
-    run = root.commands["run"]
-    run.make_context("volpipe run", list(context.args))
+    given = root.commands["run"].make_context("volpipe run", list(context.args)).params
+    check_command("run", given, Path.cwd())
+    check_site(given["config"], cores, is_given=any(word.startswith("--config") for word in context.args))

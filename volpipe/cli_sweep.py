@@ -12,32 +12,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.terminal import err, out
+from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.terminal import check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.trials import Row
 
 INCOMPLETE = 1
 
-RecipePath = Annotated[Path, typer.Argument(help="A recipe of `volpipe train` with a table of values, as TOML.")]
-Site = Annotated[str, typer.Option("--config", help="Site: a shipped name (see `volpipe sites`) or a Python file.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")]
-Folder = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the trainings; a default is made here.")]
-Fresh = Annotated[bool, typer.Option(help="Delete the trainings in that folder, and start over.")]
+RecipePath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe of `volpipe train` with a table of values.", autocompletion=complete_recipe
+    ),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the trainings; a default is made here.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the trainings in that folder, and start over.")]
 
 
 def command(kind: str, help: str) -> Callable[..., None]:
     """Return the command `kind`, "sweep" or "tune", whose help is `help`."""
 
     def trials(
-        recipe: RecipePath, config: Site = "local", settings: Settings = None, out_path: Folder = None,
-        fresh: Fresh = False,
+        recipe: RecipePath, config: Site = "local", settings: TrainSettings = None, out_path: Folder = None,
+        fresh: Fresh = False, parents: Parents = False,
     ) -> None:  # fmt: skip
-        from volpipe.resolve import shipped_recipe
-
         folder = out_path or Path(f"{recipe.stem}.{kind}")
+        check_folder(f"--out {folder}", folder, parents=parents)
         work = _sweep if kind == "sweep" else _tune
-        work(shipped_recipe(recipe), settings or [], folder, config, fresh=fresh)
+        work(recipe, settings or [], folder, config, fresh=fresh)
 
     trials.__doc__ = help
     return trials

@@ -8,32 +8,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.terminal import err, out
+from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.terminal import check_folder, err, out
+
+if TYPE_CHECKING:
+    from volpipe.training import TrainRecipe
 
 INCOMPLETE = 1
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="What to learn, as TOML, or the name of a shipped recipe.")],
-    config: Annotated[str, typer.Option(help="Site: a shipped name (see `volpipe sites`) or a Python file.")] = "local",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="key=value on top of the recipe.")] = None,
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE",
+            help="What to learn: a TOML file, or a shipped recipe (see `volpipe recipes`).",
+            autocompletion=complete_recipe,
+        ),
+    ],
+    config: Site = "local",
+    settings: TrainSettings = None,
     out_path: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the training; by default RECIPE.train here.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the training; by default RECIPE.train here."),
     ] = None,
-    fresh: Annotated[bool, typer.Option(help="Delete the training in that folder, and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the training in that folder, and start over.")] = False,
+    parents: Parents = False,
 ) -> None:
     """Train a net by RECIPE; the same command again goes on from the newest checkpoint."""
-    from volpipe.apps.start import on_site
-    from volpipe.course import follow
-    from volpipe.resolve import shipped_recipe
     from volpipe.training import load_training
 
-    chosen = load_training(shipped_recipe(recipe), settings or [])
+    chosen = load_training(recipe, settings or [])
     folder = out_path or Path(f"{recipe.stem}.train")
+    check_folder(f"--out {folder}", folder, parents=parents)
+    from volpipe.apps.start import on_site
+    from volpipe.course import follow
+
     try:
         with _shown(chosen.train.steps) as on_step:
             learnt = follow(
@@ -44,11 +58,24 @@ def train(
         raise typer.Exit(INCOMPLETE) from None
     if learnt.was_complete:
         out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
-        return
     if learnt.was_stopped:
         out.print(f"stopped after {learnt.steps:,} steps, as {folder}/stop asks; the same command again goes on")
         return
-    out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
+    if not learnt.was_complete:
+        out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
+    _tell(chosen, folder)
+
+
+def _tell(chosen: TrainRecipe, folder: Path) -> None:
+    """Print what a training came to, and how its weights are used."""
+    from volpipe.outcome import draw_curve, outcome_lines, run_command
+
+    for line in outcome_lines(folder):
+        out.print(line, markup=False)
+    drawn = draw_curve(folder)
+    if drawn is not None:
+        out.print(f"the curve is in {drawn}", markup=False)
+    out.print(f"use the weights: {run_command(chosen, folder, str(Path.cwd()))}", markup=False)
 
 
 @contextmanager

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.cli_options import Parents, whole
+from volpipe.terminal import check_target
+
 if TYPE_CHECKING:
     from volpipe.verify import Evidence, Recomputed, Verdict
 
-OutputArgument = Annotated[str, typer.Argument(help="An output of `volpipe run`, or labels of `volpipe label`.")]
+OutputArgument = Annotated[
+    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe label`.")
+]
 MOST_NAMED = 100
 
 
 def verify(
     output: OutputArgument,
     recompute: Annotated[
-        int, typer.Option(min=0, help="Random blocks to put through the net again, or to cut into pieces again.")
+        int,
+        typer.Option(
+            parser=whole, metavar="K", help="Random blocks to put through the net again, or to cut into pieces again."
+        ),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Decides which blocks.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
     from volpipe import verify as verifying
@@ -90,7 +98,10 @@ def _told(found: Verdict) -> bool:
 
 def reproduce(
     output: OutputArgument,
-    recipe_out: Annotated[Path | None, typer.Option(help="Write the recipe to this file, and name it.")] = None,
+    recipe_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the recipe to this file, and name it.")
+    ] = None,
+    parents: Parents = False,
 ) -> None:
     """Print the command that makes OUTPUT again, from what its attributes say."""
     from volpipe.errors import RunError
@@ -101,5 +112,6 @@ def reproduce(
     if recipe_out is not None:
         if recipe_out.exists():
             raise RunError(f"{recipe_out} exists; choose another --recipe-out")
+        check_target("--recipe-out", recipe_out, parents=parents)
         recipe_out.write_text(to_toml(origin.again), encoding="utf-8")
     typer.echo(command_of(origin, recipe_out.absolute() if recipe_out else None))

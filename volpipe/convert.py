@@ -150,6 +150,13 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     return target
 
 
+def container_of(out: str | os.PathLike[str]) -> Location:
+    """Return the file or the container that a copy at `out` would be, or lie in."""
+    place = absolute(out)
+    places: tuple[Location, ...] = (place, *place.parents)
+    return next((path for path in places if path.suffix.lower() in SUFFIXES), place)
+
+
 def _place(out: Location, format: str) -> tuple[Location, str, str]:
     """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
     places: tuple[Location, ...] = (out, *out.parents)

@@ -26,7 +26,7 @@ from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
-from volpipe.output import create_output, sweep, write_displays
+from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
@@ -106,6 +106,7 @@ def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Pat
 
 def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `volume`, which need not exist yet; all that can be refused without it is refused here."""
+    check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
     recipe = normalised(recipe, net)

@@ -164,7 +164,8 @@ def fit_evaluation(
         tuple(b - m for b, m in zip(whole.stop, margin, strict=True)),
     )
     if box.is_empty or not Box.of(made.spatial_shape).contains(box):
-        raise PlanError(f"box {box} is empty or leaves the output {made}, which has {made.spatial_shape} voxels")
+        shape = " × ".join(map(str, made.spatial_shape))
+        raise PlanError(f"box {box} is empty or leaves the output {made}, which has {shape} voxels")
     _check_kind(kind, made, truth, data_range)
     found = Evaluation(made, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(found)

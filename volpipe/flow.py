@@ -21,8 +21,8 @@ from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.label_recipe import LabelRecipe
-from volpipe.recipe import Recipe, Section, Triple, load_tree, set_value, typed
-from volpipe.resolve import nearest, shipped_recipe
+from volpipe.recipe import Recipe, Section, Triple, load_tree, name_of, set_value, typed
+from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument
 Tree = dict[str, Any]  # Any: TOML values, checked by `typed`
@@ -93,29 +93,32 @@ def find_flow(
     Raises:
         RecipeError: no such file, stages without an order, unknown keys, values that do not fit; it names the stage.
     """
-    tree = load_tree(path)
+    tree, name = load_tree(path), name_of(path)
     if "stage" not in tree:
         return None
     others = [key for key in tree if key != "stage"]
     if others:
-        raise RecipeError(f"{path}: {others[0]} stands beside the stages; write it into one, as [stage.{others[0]}]")
+        raise RecipeError(f"{name}: {others[0]} stands beside the stages; write it into one, as [stage.{others[0]}]")
     entries = tree["stage"]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise RecipeError(f"{path}: stage is no list of tables; begin each stage with [[stage]]")
+        raise RecipeError(f"{name}: stage is no list of tables; begin each stage with [[stage]]")
     if not entries:
-        raise RecipeError(f"{path}: it declares no stage; write one as [[stage]], or leave `stage` out")
+        raise RecipeError(f"{name}: it declares no stage; write one as [[stage]], or leave `stage` out")
     trees = [dict(entry) for entry in entries]
     _spread(trees)
     _set_each(trees, settings)
-    heads = [_head(entry, f"{path}, stage {number}") for number, entry in enumerate(trees, 1)]
-    reads = _order(heads, path)
+    heads = [_head(entry, f"{name}, stage {number}", settings) for number, entry in enumerate(trees, 1)]
+    reads = _order(heads, name)
     for head, entry in zip(heads, trees, strict=True):
         of_volume = for_volume if reads[head.name] == VOLUME else ()
         for setting in (*for_runs, *of_volume) if head.kind == "run" else ():
             set_value(entry, setting)
     if for_volume and not any(head.kind == "run" and reads[head.name] == VOLUME for head in heads):
-        raise RecipeError(f"{path}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
-    stages = (FlowStage(h.name, h.kind, reads[h.name], _choice(h, e, path)) for h, e in zip(heads, trees, strict=True))
+        raise RecipeError(f"{name}: no run reads the volume, so {for_volume[0]} is about none; leave it out")
+    stages = (
+        FlowStage(head.name, head.kind, reads[head.name], _choice(head, entry, name, settings))
+        for head, entry in zip(heads, trees, strict=True)
+    )
     return Flow(str(path), tuple(stages))
 
 
@@ -141,34 +144,35 @@ def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
         _spread(trees)
 
 
-def _head(entry: Tree, source: str) -> Head:
+def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
     said = {key: value for key, value in entry.items() if key in ("name", "kind", "recipe")}
     feed = entry.get("input", {})
-    return typed(Head, said | {"input": feed.get("stage") if isinstance(feed, dict) else feed}, source)
+    said |= {"input": feed.get("stage") if isinstance(feed, dict) else feed}
+    return typed(Head, said, source, settings, str(entry.get("name", "")))
 
 
-def _order(heads: Sequence[Head], path: Path) -> dict[str, str]:
+def _order(heads: Sequence[Head], name: str) -> dict[str, str]:
     """Return what each stage reads; all of them come before it."""
     counts = Counter(head.name for head in heads)
-    twice = next((name for name, count in counts.items() if count > 1), None)
+    twice = next((each for each, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise RecipeError(f"{path}: {counts[twice]} stages are named {twice}; give each a name of its own")
+        raise RecipeError(f"{name}: {counts[twice]} stages are named {twice}; give each a name of its own")
     reads: dict[str, str] = {}
     before = VOLUME
     for head in heads:
         if head.name == VOLUME:
-            raise RecipeError(f"{path}: no stage may be named {VOLUME}, which is the command's argument; rename it")
+            raise RecipeError(f"{name}: no stage may be named {VOLUME}, which is the command's argument; rename it")
         reads[head.name] = head.input or before
         before = before if head.kind == "evaluate" else head.name
     for number in range(len(heads)):
-        _check_feed(number, heads, reads, path)
+        _check_feed(number, heads, reads, name)
     return reads
 
 
-def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], path: Path) -> None:
+def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], name: str) -> None:
     """Refuse a stage whose input is not made before it."""
     own, feed = heads[number].name, reads[heads[number].name]
-    start = f"{path}, stage {own}, input:"
+    start = f"{name}, stage {own}, input:"
     earlier = {head.name: head for head in heads[:number]}
     if feed == own:
         raise RecipeError(f"{start} it reads itself; name an earlier stage, or {VOLUME}")
@@ -186,22 +190,24 @@ def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], path:
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, path: Path) -> Recipe | LabelRecipe | Comparison:
+def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Recipe | LabelRecipe | Comparison:
     """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
-    source = f"{path}, stage {head.name}"
+    source = f"{name}, stage {head.name}"
     own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
     feed = {key: value for key, value in entry.get("input", {}).items() if key != "stage"}
     if head.kind == "evaluate":
         if feed or head.recipe is not None:
             raise RecipeError(f"{source}: {next(iter(feed), 'recipe')} is no key of an evaluation; leave it out")
-        return typed(Comparison, own, source)
+        return typed(Comparison, own, source, settings, head.name)
     if head.kind == "run" and head.recipe is None and "net" not in own:
         raise RecipeError(f'{source}: it names no net; give recipe = "default", another recipe, or [stage.net]')
-    tree = load_tree(shipped_recipe(Path(head.recipe))) if head.recipe is not None else {}
+    tree = load_tree(Path(head.recipe)) if head.recipe is not None else {}
     if "stage" in tree:
-        raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {path}")
+        raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {name}")
     tree = merged(tree, own | ({"input": feed} if feed else {}))
-    return typed(LabelRecipe, tree, source) if head.kind == "label" else typed(Recipe, tree, source)
+    if head.kind == "label":
+        return typed(LabelRecipe, tree, source, settings, head.name)
+    return typed(Recipe, tree, source, settings, head.name)
 
 
 def merged(tree: Tree, own: Tree) -> Tree:

@@ -105,4 +105,4 @@ def load_labelling(path: Path | None, settings: Sequence[str] = ()) -> LabelReci
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    return typed(LabelRecipe, load_tree(path, settings), str(path or "the settings"))
+    return typed(LabelRecipe, load_tree(path, settings), path, settings)

@@ -53,7 +53,7 @@ class Training(BaseModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise RunError(f"{path} is damaged ({error.errors()[0]['msg']}); use --fresh to start over") from error
+            raise RunError(f"{path} is damaged, or another version wrote it; use --fresh to start over") from error
 
 
 def learn(folder: str, session: str, seat: Seat = ALONE) -> Record:

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import logging
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from volpipe import descriptions, programs
+from volpipe.complaints import complain
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry import UnmeasurableError
 from volpipe.programs import short_hash
@@ -101,6 +103,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
                 "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
             )
         function = load_function(f"volpipe.models.{name}:{name}")
+    _check_options(name, function, choice.options)
     try:
         net = function(**choice.options)
     except (TypeError, ValueError) as error:
@@ -110,6 +113,21 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     return net
+
+
+def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:  # Any: TOML values
+    """Refuse options that the net's function does not take.
+
+    Raises:
+        VolpipeError: with those that it takes.
+    """
+    taken = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
+        return
+    for option in options:
+        if option not in taken:
+            known = f"; it takes {', '.join(taken)}" if taken else "; it takes none"
+            raise VolpipeError(f"net {name} has no option {option}{nearest(option, taken)}{known}")
 
 
 def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
@@ -212,11 +230,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
-        problem = error.errors()[0]
-        fact = str(problem["loc"][0])
-        raise VolpipeError(
-            f"net {label} declares {fact} {facts.get(fact, label)!r}: {problem['msg']}; correct it there"
-        ) from error
+        declared = facts | {"label": label, "num_parameters": counts, "weights_sha256": digest}
+        raise VolpipeError(f"{complain(error, NetFacts, declared, f'net {label}')}; correct it there") from error
 
 
 def check_trained(choice: NetChoice, facts: NetFacts) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 from volpipe import checksums
 from volpipe.affinities import name_of
 from volpipe.errors import PlanError
+from volpipe.formats.container import locate
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Display
 from volpipe.grid import Box, Grid
 from volpipe.levels import Triple
 from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
+from volpipe.recipe import Output, Recipe
 from volpipe.volume import (
     ArraySpec,
     Level,
@@ -37,6 +39,54 @@ from volpipe.wanted import Wanted
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # voxels of a level that decide how it is shown
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
+
+
+FOLDERS = {".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"), ".n5": ("n5",)}  # formats of an output by its suffix
+COPIES = (".tif", ".tiff", ".h5", ".hdf5", ".mrc", ".npy")  # that `volpipe convert` writes
+FILES = (
+    *COPIES, ".btf", ".tf8", ".hdf", ".he5", ".mrcs", ".map", ".rec", ".st", ".ali", ".npz", ".png", ".jpg", ".jpeg",
+    ".bmp", ".gif", ".webp", ".jp2", ".nii", ".gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".raw", ".dm3", ".dm4", ".ims",
+    ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv", ".toml", ".json", ".txt", ".xml",
+    ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
+)  # fmt: skip
+
+
+def check_name(out: str | Location) -> None:
+    """Refuse an output that is named like a file: it will be a folder of chunks.
+
+    Raises:
+        PlanError: with a name to give, and how to come by such a file.
+    """
+    name = str(out).rstrip("/")
+    suffix = Path(name).suffix.lower()
+    if suffix in FILES:
+        folder = f"{name[: -len(suffix)]}.zarr"
+        copy = f"; `volpipe convert {folder} {name}` then makes a file of it" if suffix in COPIES else ""
+        raise PlanError(
+            f"--out {out}: {suffix} is no format of an output, which is a folder of chunks, OME-Zarr (.zarr) or "
+            f"N5 (.n5); give --out {folder}{copy}"
+        )
+
+
+def with_format(recipe: Recipe, out: str | Location) -> Recipe:
+    """Return `recipe` with the format that the name `out` has, where the recipe gives none.
+
+    Raises:
+        PlanError: the name is that of another format than the recipe's.
+    """
+    check_name(out)
+    suffix = locate(str(out))[0].suffix.lower()
+    formats, given = FOLDERS.get(suffix, ()), recipe.output.format
+    if not formats or given in formats:
+        return recipe
+    if "format" in recipe.output.model_fields_set:
+        fitting = next(each for each, names in FOLDERS.items() if given in names)
+        raise PlanError(
+            f"--out {out}: its name is that of {formats[0]}, and output.format is {given}; give a name that ends in "
+            f"{fitting}, or output.format={formats[0]}"
+        )
+    output = Output.model_validate(recipe.output.model_dump(exclude_unset=True) | {"format": formats[0]})
+    return recipe.model_copy(update={"output": output})
 
 
 # What a writer killed in the middle leaves beside the file that it was making: tensorstore's, and that of our JSON.

@@ -25,6 +25,8 @@ Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uin
 MARGIN = 8
 CAPTION = 22
 FONT_SIZE = 14
+CURVE_WIDTH, CURVE_HEIGHT, LINE = 640, 240, 2
+FEW_POINTS = 60  # that are marked one by one
 MIN_WIDTH = 240  # smaller images are enlarged by a whole factor, so that their captions fit
 
 
@@ -57,6 +59,23 @@ def panel(path: Path, images: Sequence[tuple[str, Image2D]], *, columns: int = 3
         draw.text((left, top), images[i][0], fill="black", font=font)
         canvas.paste(Image.fromarray(image).convert("RGB"), (left, top + CAPTION))
     canvas.save(path, format="PNG")
+
+
+def curve(points: Sequence[tuple[float, float]]) -> Image2D:
+    """Return a line through `points` (x, y) with y upwards, from the least value to the greatest, of a fixed size."""
+    from PIL import Image, ImageDraw
+
+    canvas = Image.new("L", (CURVE_WIDTH, CURVE_HEIGHT), 255)
+    draw, (xs, ys) = ImageDraw.Draw(canvas), np.array(points, np.float64).T
+    spread = np.ptp(xs) or 1.0, np.ptp(ys) or 1.0
+    across = LINE + (xs - xs.min()) / spread[0] * (CURVE_WIDTH - 1 - 2 * LINE)
+    down = LINE + (ys.max() - ys) / spread[1] * (CURVE_HEIGHT - 1 - 2 * LINE)
+    places = list(zip(across.tolist(), down.tolist(), strict=True))
+    draw.rectangle((0, 0, CURVE_WIDTH - 1, CURVE_HEIGHT - 1), outline=200)
+    draw.line(places, fill=0, width=LINE)
+    for x, y in places if len(places) <= FEW_POINTS else ():
+        draw.ellipse((x - LINE, y - LINE, x + LINE, y + LINE), fill=0)
+    return np.asarray(canvas)
 
 
 def compare(

@@ -32,7 +32,7 @@ from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
-from volpipe.recipe import Recipe, Section
+from volpipe.recipe import NO_RECIPE, Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.wanted import Wanted
 
@@ -273,7 +273,7 @@ def understood(kind: type[Said], said: dict[str, Any], output: str | Path) -> Sa
         return kind.model_validate(said)
     except ValueError as error:
         raise RunError(
-            f"{output} was made by another version, whose attributes cannot be understood: {error}"
+            f"{output} was made by another version, whose attributes cannot be understood; use that one, or run again"
         ) from error
 
 
@@ -308,7 +308,7 @@ def toml(value: object) -> str:
 
 def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
     """Return the command that makes the output again, for a shell; its recipe in `recipe_file`, or as settings."""
-    recipe = ["--recipe", str(recipe_file) if recipe_file else "/dev/null"]
+    recipe = ["--recipe", str(recipe_file or NO_RECIPE)]
     settings = [] if recipe_file else [part for s in settings_of(origin.again) for part in ("--set", s)]
     site = ["--config", origin.run["site"]] if origin.run.get("site") else []
     command = ["volpipe", origin.command, *site, *recipe, *settings, "-o", origin.out, origin.volume]

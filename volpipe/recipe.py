@@ -8,21 +8,22 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from volpipe.access import View
 from volpipe.affinities import Offset
 from volpipe.augment import Augment
 from volpipe.blend import Family
+from volpipe.complaints import complain, show_value
 from volpipe.errors import RecipeError
 from volpipe.formats.metadata import lengths
-from volpipe.resolve import default_recipe, nearest
+from volpipe.resolve import default_recipe, nearest, recipe_name, shipped_recipe, shipped_recipes
 
 Triple = tuple[int, int, int]
 Auto = Literal["auto"]
+NO_RECIPE = Path("none")  # the name of a recipe without a file: every key is as it is by itself
 
 
 class Section(BaseModel):
@@ -179,7 +180,7 @@ class Normalise(Section):
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")
         if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
-            raise ValueError(f"percentiles {self.percentiles} must ascend within 0..100")
+            raise ValueError(f"percentiles {list(self.percentiles)} must ascend within 0..100")
         return self
 
 
@@ -255,12 +256,15 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
     That is the shipped configs/default.toml, as on the command line.
 
+    `path` may be the name of a shipped recipe, such as superres_z4, or "none": every key is as it is without a file.
+
     Setting ``net.name`` to another net drops the options and weights that the file has for its own.
 
     Raises:
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
-    return typed(Recipe, load_tree(path or default_recipe(), settings), str(path or "the settings"))
+    path = path or default_recipe()
+    return typed(Recipe, load_tree(path, settings), path, settings)
 
 
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
@@ -269,38 +273,70 @@ def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]
     Raises:
         RecipeError: no such file, or no TOML.
     """
-    tree: dict[str, Any] = {}  # Any: TOML values
-    if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise RecipeError(f"no recipe at {path}") from error
-        except OSError as error:
-            raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path} is not valid TOML: {error}") from error
+    tree = {} if path is None or path == NO_RECIPE else _read(path)
     for setting in settings:
         set_value(tree, setting)
     return tree
 
 
-def typed(model: type[S], tree: Mapping[str, Any], source: str) -> S:  # Any: TOML values
-    """Return `tree` as a recipe of the kind `model`; `source` is what messages call it.
+def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
+    """Return what the recipe at `path`, or the shipped one of that name, holds."""
+    try:
+        return tomllib.loads(shipped_recipe(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        known = [*shipped_recipes(), str(NO_RECIPE)]
+        raise RecipeError(
+            f"no recipe at {path}{nearest(path.stem, known)}; give a TOML file, or the name of a shipped recipe: "
+            f"{', '.join(known)}"
+        ) from error
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}; give a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not valid TOML, for it holds no text; give a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{name_of(path)} is not valid TOML: {error}") from error
+
+
+def typed(
+    model: type[S],
+    tree: Mapping[str, Any],  # Any: TOML values
+    source: str | Path | None,
+    settings: Sequence[str] = (),
+    stage: str = "",
+) -> S:
+    """Return `tree` as a recipe of the kind `model`.
+
+    Args:
+        model: the kind.
+        tree: the values.
+        source: the file, or what messages call it; None where there is none.
+        settings: ``key=value`` that are in `tree`, and not in the file.
+        stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
 
     Raises:
-        RecipeError: an unknown key or a value that does not fit; the message names it.
+        RecipeError: an unknown key or a value that does not fit; the message names it, and the setting or the file.
     """
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(_sentence(error, source, model)) from error
+        name = source if isinstance(source, str) else name_of(source)
+        raise RecipeError(complain(error, model, tree, name, settings, stage)) from error
 
 
-def differences(old: Section, new: Section) -> list[str]:
-    """Return one line for each key in which two recipes differ: ``key: old -> new``."""
+def name_of(path: Path | None) -> str:
+    """Return what messages call the recipe at `path`."""
+    return "the settings" if path is None or path == NO_RECIPE else recipe_name(path)
+
+
+def differences(old: BaseModel, new: BaseModel) -> list[str]:
+    """Return one line for each key in which two recipes, or the facts of two nets, differ: ``key: old -> new``."""
     before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
     keys = sorted(before.keys() | after.keys())
-    return [f"{key}: {before.get(key)!r} -> {after.get(key)!r}" for key in keys if before.get(key) != after.get(key)]
+    return [
+        f"{key}: {show_value(before.get(key))} -> {show_value(after.get(key))}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
 
 
 def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
@@ -337,33 +373,6 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
         place.pop("weights", None)
         place.pop("weights_key", None)
     place[last] = value
-
-
-def _sentence(error: ValidationError, source: str, model: type[Section]) -> str:
-    lines = []
-    for problem in error.errors():
-        location = [str(part) for part in problem["loc"]]
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {'.'.join(location)}{_nearest_key(location, model)}")
-        else:
-            lines.append(f"{'.'.join(location[:2])}: {problem['msg']}, got {problem['input']!r}")
-    return f"{source}: " + "; ".join(dict.fromkeys(lines))
-
-
-def _nearest_key(location: Sequence[str], model: type[Section]) -> str:
-    fields = model.model_fields
-    for name in location[:-1]:
-        if not name.isdigit():  # the place in a list, whose entries are all alike
-            fields = _fields_of(fields[name].annotation)
-    return nearest(location[-1], fields)
-
-
-def _fields_of(annotation: Any) -> dict[str, FieldInfo]:  # Any: a type, or a form of typing
-    """Return the fields of the section that `annotation` is, or is a list of; {} where there is none."""
-    for section in (annotation, *get_args(annotation)):
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            return section.model_fields
-    return {}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values

@@ -94,14 +94,28 @@ def shipped_recipe(recipe: Path) -> Path:
     """Return the file of a recipe given as a path, or as the name of a shipped one: of a file in volpipe.configs."""
     if recipe.is_file() or recipe.parent != Path():
         return recipe
-    folder = Path(importlib.import_module("volpipe.configs").__path__[0])
-    found = folder / (recipe.name if recipe.suffix == ".toml" else f"{recipe.name}.toml")
+    found = _recipes() / (recipe.name if recipe.suffix == ".toml" else f"{recipe.name}.toml")
     return found if found.is_file() else recipe
 
 
 def default_recipe() -> Path:
     """Return the file of the recipe that is meant where none is given: the shipped one, whatever lies in the folder."""
-    return Path(importlib.import_module("volpipe.configs").__path__[0]) / "default.toml"
+    return _recipes() / "default.toml"
+
+
+def shipped_recipes() -> list[str]:
+    """Return the names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in _recipes().glob("*.toml"))
+
+
+def recipe_name(recipe: Path) -> str:
+    """Return what messages call a recipe: a shipped one by its name, any other by its path as it was given."""
+    path = shipped_recipe(recipe)
+    return f"the shipped recipe {path.stem}" if path.parent == _recipes() else str(recipe)
+
+
+def _recipes() -> Path:
+    return Path(importlib.import_module("volpipe.configs").__path__[0])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

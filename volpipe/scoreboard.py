@@ -6,24 +6,27 @@ Not here: printing, or the scores.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.evaluate import ImageScores, resolution_nm
-from volpipe.overlaps import LabelScores
-from volpipe.scores import CUBE
-from volpipe.volume import Volume
+if TYPE_CHECKING:
+    from volpipe.evaluate import ImageScores
+    from volpipe.overlaps import LabelScores
+    from volpipe.volume import Volume
 
 COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
 CAPTION = (
-    f"FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {CUBE} voxels, first falls below; "
+    "FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {cube} voxels, first falls below; "
     "along z: of directions within 30 degrees of it"
 )
 
 
 def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
     """Return the scores of each candidate, the best PSNR first; `volume` knows the size of a voxel."""
-    table = Table(box=None, pad_edge=False, caption=CAPTION, caption_justify="left")
+    from volpipe.scores import CUBE
+
+    table = Table(box=None, pad_edge=False, caption=CAPTION.format(cube=CUBE), caption_justify="left")
     table.add_column("")
     for name in COLUMNS:
         table.add_column(name, justify="right")
@@ -52,5 +55,7 @@ def label_table(found: LabelScores) -> Table:
 def _cut(frequency: float | None, volume: Volume) -> str:
     if frequency is None:
         return "never"
+    from volpipe.evaluate import resolution_nm
+
     resolution = resolution_nm(frequency, volume)
     return f"{frequency:.3f}" + ("" if resolution is None else f" ({resolution:.3g} nm)")

@@ -11,25 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.estimate import Estimate
-from volpipe.findings import PACKAGES, Checked, differs
-from volpipe.measure import chosen, needs_measuring
-from volpipe.ops import Affine
-from volpipe.plan import Plan
-from volpipe.run import Progress, Totals
-from volpipe.seams import THRESHOLD, Score
-from volpipe.staging import obstacle
-from volpipe.wanted import Wanted
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.alternatives import Alternative
     from volpipe.appraisal import Appraisal
     from volpipe.checkup import Facts
     from volpipe.driver import Missing, Report, Standing
+    from volpipe.estimate import Estimate
+    from volpipe.findings import Checked
+    from volpipe.ops import Affine
+    from volpipe.plan import Plan
+    from volpipe.run import Progress, Totals
+    from volpipe.seams import Score
     from volpipe.survey import Footprint, Intensities, Trials
     from volpipe.volume import Volume
 
@@ -61,6 +56,8 @@ def shape(values: tuple[int, ...]) -> str:
 
 def plan_table(plan: Plan, site: str) -> Table:
     """Return what is about to run."""
+    from volpipe.wanted import Wanted
+
     lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
     source = plan.source
     table.add_row("volume", f"{source.path} {source.key}".strip())
@@ -93,6 +90,10 @@ def plan_table(plan: Plan, site: str) -> Table:
 
 def grey_line(plan: Plan) -> str:
     """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
+    import numpy as np
+
+    from volpipe.measure import chosen
+
     dtype = np.dtype(plan.source.dtype)
     choice, trained = chosen(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
     if choice.method == "none":
@@ -117,6 +118,10 @@ def grey_line(plan: Plan) -> str:
 
 def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
     """Return what was measured of grey levels, "" where nothing had to be."""
+    import numpy as np
+
+    from volpipe.measure import chosen, needs_measuring
+
     dtype = np.dtype(plan.source.dtype)
     if not needs_measuring(plan.recipe.normalise, dtype):
         return ""
@@ -131,6 +136,8 @@ def clipped_line(report: Report) -> str:
     num, share = report.clipped
     if share <= WORTH_TELLING:
         return ""
+    import numpy as np
+
     info = np.iinfo(report.plan.dtype)
     return (
         f"{share:.2%} of the output ({num:,} voxels) lay beyond {info.min} … {info.max} of {report.plan.dtype} and was "
@@ -150,6 +157,8 @@ def appraisal_table(appraisal: Appraisal, site: str) -> Table:
 
 def placement(appraisal: Appraisal) -> str:
     """Return which of the run's data are kept on nodes, and why."""
+    from volpipe.staging import obstacle
+
     place, why_not = appraisal.node_directory, obstacle(appraisal.volume)
     if why_not:
         return f"input is read where it lies, not by way of {place} of each node: {why_not}"
@@ -322,6 +331,8 @@ def seam_line(scores: Sequence[Score]) -> str:
 
 def seam_warning(scores: Sequence[Score]) -> str:
     """Return what to do about scores that are above the threshold, "" where none is."""
+    from volpipe.seams import THRESHOLD
+
     seen = [score.axis for score in scores if score.is_seam]
     if not seen:
         return ""
@@ -378,6 +389,8 @@ def checkup_table(checked: Checked) -> Table:
 
 def _checkup_cells(facts: Facts, checked: Checked) -> Iterator[tuple[str, str]]:
     """Yield name and content of each cell of a column."""
+    from volpipe.findings import PACKAGES, differs
+
     yield "host", facts["host"]
     other = facts["python"].split(".")[:2] != checked.here["python"].split(".")[:2]
     yield "Python", f"{'≠ ' if other else ''}{facts['python']}"

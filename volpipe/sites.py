@@ -64,10 +64,27 @@ def find_site(name: str) -> Callable[[Path], Config]:
     Raises:
         SiteError: no such site, or its file cannot be loaded.
     """
+    given = _given(name)
+    return lambda run_dir: _configure(name, given, run_dir)
+
+
+def try_site(name: str, run_dir: Path) -> None:
+    """Refuse a site that cannot be used here with its files under `run_dir`, without starting any of it.
+
+    Raises:
+        SiteError: no such site, or one that gives no configuration; the message says which and why.
+    """
+    given = _given(name)
+    if callable(given):  # a ready one is checked where it is started: it would keep the folder
+        _configure(name, given, run_dir)
+
+
+def _given(name: str) -> Config | Callable[[str], Config]:
+    """Return what the file of the site `name` has as `config`."""
     module = _module(name)
     if not hasattr(module, "config"):
         raise SiteError(f"site {name} has no `config`; define config(run_dir) or config = Config(...)")
-    return lambda run_dir: _configure(name, module.config, run_dir)
+    return module.config  # type: ignore[no-any-return]  # of a user's file
 
 
 def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path) -> Config:

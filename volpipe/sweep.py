@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from volpipe.complaints import show_value
 from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.recipe import load_tree, typed
+from volpipe.resolve import recipe_name
 from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
 
@@ -51,13 +53,13 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     tree = load_tree(path, settings)
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict) or not table:
-        raise RecipeError(f'{path} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
+        raise RecipeError(f'{recipe_name(path)} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
-        raise RecipeError(f"{path}: sweep.combine is {how!r}; write product or zip")
+        raise RecipeError(f"{recipe_name(path)}: sweep.combine is {show_value(how)}; write product or zip")
     combinations = combined(dict(lists(table)), how)
     recipes = [
-        typed(TrainRecipe, placed(tree, values), f"{path}, trial {number}")
+        typed(TrainRecipe, placed(tree, values), f"{recipe_name(path)}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))
@@ -75,7 +77,7 @@ def lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, lis
         elif isinstance(value, list) and value:
             yield f"{prefix}{key}", value
         else:
-            raise RecipeError(f"sweep: {prefix}{key} is {value!r}; give a list of the values to try")
+            raise RecipeError(f"sweep: {prefix}{key} is {show_value(value)}; give a list of the values to try")
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values

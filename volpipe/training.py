@@ -293,7 +293,7 @@ def load_training(path: Path | None, settings: Sequence[str] = ()) -> TrainRecip
         RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
     """
     tree = load_tree(path, settings)
-    return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, str(path or "the settings"))
+    return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, path, settings)
 
 
 def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from volpipe.complaints import show_value
 from volpipe.course import OURS, TICK_SECONDS, Course, Senders, TrainingFailed, claim, is_complete, newest
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
@@ -83,7 +84,7 @@ def placed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
             except (ValueError, IndexError) as error:
                 raise RecipeError(f"{key}: the recipe has no {section} there, but {len(place)} tables") from error
             if not isinstance(place, dict | list):
-                raise RecipeError(f"{key}: {section} is {place!r}, not a table")
+                raise RecipeError(f"{key}: {section} is {show_value(place)}, not a table")
         if not isinstance(place, dict):
             raise RecipeError(f"{key}: {last} is to be set in a list; name the table, such as data.0.path")
         place[last] = value
@@ -97,13 +98,13 @@ def spelt(values: Mapping[str, Any]) -> str:  # Any: TOML values
 
 def read_scores(folder: Path) -> list[tuple[int, float]]:
     """Return step and score of each validation that is logged in the training's `folder`."""
-    entries = _log(folder, lambda line: any(f'"{name}"' in line for name in SCORES))
+    entries = read_log(folder, lambda line: any(f'"{name}"' in line for name in SCORES))
     return [(int(entry["step"]), next(entry[name] for name in SCORES if name in entry)) for entry in entries]
 
 
 def row_of(trial: Trial, folder: Path, state: str, reason: str = "") -> Row:
     """Return what became of `trial`, whose training is in `folder`."""
-    entries = _log(folder)
+    entries = read_log(folder)
     steps, scores = newest(folder), read_scores(folder)
     return Row(
         trial.number,
@@ -117,7 +118,7 @@ def row_of(trial: Trial, folder: Path, state: str, reason: str = "") -> Row:
     )
 
 
-def _log(folder: Path, is_wanted: Callable[[str], bool] = bool) -> list[dict[str, float]]:
+def read_log(folder: Path, is_wanted: Callable[[str], bool] = bool) -> list[dict[str, float]]:
     """Return the lines of a training's log that are wanted; the last is left out while it is being written."""
     path = folder / LOSSES
     if not path.is_file():

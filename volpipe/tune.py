@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from volpipe.complaints import show_value
 from volpipe.course import Senders, Start, check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.provenance import to_toml
 from volpipe.recipe import Section, differences, load_tree, typed
+from volpipe.resolve import recipe_name
 from volpipe.training import STOP, VARIED, TrainRecipe
 from volpipe.trials import (
     Abreast,
@@ -126,26 +128,26 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     Raises:
         RecipeError: no [tune], a range that is none or leads nowhere, or a recipe that gives no scores.
     """
-    tree = load_tree(path, settings)
+    tree, name = load_tree(path, settings), recipe_name(path)
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
     if not isinstance(table, dict):
         raise RecipeError(
-            f'{path} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
+            f'{name} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
         )
     known = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
     ranges = {
-        key: typed(Choices if "choices" in value else Range, value, f"{path}, [tune], {key}")
+        key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
         for key, value in _ranges(table)
     }
-    search = typed(Search, known | {"ranges": ranges}, f"{path}, [tune]")
+    search = typed(Search, known | {"ranges": ranges}, f"{name}, [tune]")
     if "train.ranks" in ranges:
-        raise RecipeError(f"{path}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
-    tuning = Tuning(search, tree, typed(TrainRecipe, tree, str(path)))
+        raise RecipeError(f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
+    tuning = Tuning(search, tree, typed(TrainRecipe, tree, path, settings))
     for key, values in search.ranges.items():
         for value in values.ends:
             tuning.recipe_with({key: value})
     if not tuning.recipe.train.validate_every:
-        raise RecipeError(f"{path}: trials are compared by their scores; give train.validate_every and data.held_out")
+        raise RecipeError(f"{name}: trials are compared by their scores; give train.validate_every and data.held_out")
     return tuning
 
 
@@ -158,7 +160,8 @@ def _ranges(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     for key, value in table.items():
         if not isinstance(value, Mapping):
             raise RecipeError(
-                f"tune: {prefix}{key} is {value!r}; give a range {{ low = ..., high = ... }} or {{ choices = [...] }}"
+                f"tune: {prefix}{key} is {show_value(value)}; give a range {{ low = ..., high = ... }} or "
+                "{ choices = [...] }"
             )
         if value.keys() & {"low", "high", "log", "choices"}:
             yield f"{prefix}{key}", value

@@ -287,5 +287,13 @@ def metadata_sums(out: files.Location, folders: Sequence[str], names: Sequence[s
 
 
 def location_of(output: str | Path) -> RunFolder:
-    """Return the folder of the run that wrote `output`."""
-    return RunFolder.of_output(files.locate(output) if "://" in str(output) else Path(output).absolute())
+    """Return the folder of the run that wrote `output`.
+
+    Raises:
+        RunError: there is neither.
+    """
+    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    folder = RunFolder.of_output(place)
+    if not folder.path.exists() and not files.exists(place):
+        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe label`")
+    return folder

@@ -56,9 +56,20 @@ def find_format(file: Path) -> str:
     if packer:
         raise VolumeError(f"{file} is packed by {packer}, so that no box of it can be read; unpack it first")
     raise VolumeError(
-        f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows, by its first bytes "
-        f"{start[:8]!r}: it reads HDF5, TIFF, MRC and .npy files, and N5 and Zarr folders"
+        f"{file} is a file of {file.stat().st_size} bytes in no format that volpipe knows{_looks(start)}: it reads "
+        "HDF5, TIFF, MRC and .npy files, and N5 and Zarr folders"
     )
+
+
+def _looks(start: bytes) -> str:
+    """Return what the first bytes of a file look like, for people; "" where that is unknown."""
+    if not start:
+        return ", for it is empty"
+    try:
+        is_text = start.decode().replace("\n", " ").replace("\t", " ").replace("\r", " ").isprintable()
+    except UnicodeDecodeError:
+        is_text = False
+    return ", and looks like a text" if is_text else ""
 
 
 def _is_hdf5(file: Path) -> bool:

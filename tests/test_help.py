@@ -1,0 +1,93 @@
+"""What the command line says of itself: help in groups, what ships, and what Tab completes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import Give, giver
+from conftest import ROOT
+
+from volpipe.cli import app
+from volpipe.cli_options import GROUPS
+from volpipe.complaints import keys
+from volpipe.recipe import Recipe
+from volpipe.resolve import shipped, shipped_recipes
+
+HEAVY = ("torch", "parsl", "tensorstore", "zarr", "z5py", "h5py", "dask")
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    monkeypatch.setenv("COLUMNS", "120")
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def test_every_command_has_one_group_and_run_comes_first(give: Give) -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    commands = [info.name or info.callback.__name__ for info in app.registered_commands]  # type: ignore[union-attr]
+    commands += [str(info.name) for info in app.registered_groups]
+    assert sorted(grouped) == sorted(commands)
+    said = give("--help").out
+    places = [said.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+    listed = re.findall(r"^  ([a-z0-9]+)  +[A-Z]", said[places[0] :], re.MULTILINE)
+    assert listed == grouped and listed[0] == "run"
+    assert "Start here:" in said and "volpipe run sample.n5/raw" in said
+
+
+def test_no_sentence_of_the_help_is_cut(give: Give) -> None:
+    said = give("--help").out
+    assert "..." not in said.replace("[ARGS]...", "")
+    assert "the same command again goes on where an interrupted run" in said
+
+
+@pytest.mark.parametrize("name", [name for names in GROUPS.values() for name in names])
+def test_h_is_help_without_noise(give: Give, name: str) -> None:
+    short, long = give(name, "-h"), give(name, "--help")
+    assert short == long and short.code == 0 and short.out.startswith("Usage: volpipe")
+    options = short.out.partition("\nOptions:\n")[2]
+    assert re.findall(r"--no-(?!costs)\S+|<\S+>|\.\.\.", options) == []
+
+
+def test_what_ships_is_listed_with_a_line_on_each(give: Give) -> None:
+    recipes, nets = give("recipes"), give("nets")
+    assert (recipes.code, nets.code) == (0, 0)
+    for name in shipped_recipes():
+        assert re.search(rf"^{name} +\w.{{20,}}", recipes.out, re.MULTILINE), name
+    for name in shipped("volpipe.models"):
+        assert re.search(rf"^{name} +\w.{{20,}}", nets.out, re.MULTILINE), name
+    assert "trained weights: by the recipes superres_z2, superres_z4, superres_z4_sharp" in nets.out
+    assert re.search(r"^identity.*\n.*\n +no trained weights", nets.out, re.MULTILINE)
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """Return what Tab offers in bash after `words`, of which the last is begun."""
+    asked = {"_VOLPIPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    code = (
+        "import sys, volpipe.cli\n"
+        "try:\n    volpipe.cli.app(prog_name='volpipe')\n"
+        f"finally:\n    print(*[n for n in {HEAVY} if n in sys.modules], file=sys.stderr)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | asked
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stderr.split() == []
+    return ended.stdout.split()
+
+
+def test_tab_completes_sites_recipes_nets_and_keys_without_heavy_packages(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").touch()
+    (tmp_path / "mine.py").touch()
+    assert completed(tmp_path, "volpipe", "run", "--config", "lo") == ["local", "local_gpu"]
+    assert completed(tmp_path, "volpipe", "run", "--config", "m") == ["mine.py"]
+    assert completed(tmp_path, "volpipe", "run", "--recipe", "superres_z4") == ["superres_z4", "superres_z4_sharp"]
+    assert completed(tmp_path, "volpipe", "train", "mi") == ["mine.toml"]
+    assert completed(tmp_path, "volpipe", "net", "un") == ["unet3d"]
+    offered = completed(tmp_path, "volpipe", "run", "--set", "windows.")
+    assert offered == [f"{key}=" for key in keys(Recipe) if key.startswith("windows.")] and len(offered) > 3

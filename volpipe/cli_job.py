@@ -1,0 +1,138 @@
+"""What can be checked here of a command that a job will give elsewhere: its volume, its recipe, its net, its site.
+
+Not here: the scripts and manifests of jobs (cli_slurm, cli_k8s). What is wrong is refused; what cannot be seen
+from here is a warning on standard error, so that standard output stays the script alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from volpipe.errors import RemoteError, VolpipeError
+from volpipe.terminal import err
+
+if TYPE_CHECKING:
+    from volpipe.recipe import NetChoice
+
+ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
+
+
+def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  # Any: values of options
+    """Refuse what is wrong in the options `given` to the command `name`, which a job gives in `folder`.
+
+    Raises:
+        VolpipeError: with what is wrong.
+    """
+    is_here = folder.is_dir()
+    if name in ("run", "plan"):
+        _check_run(given, folder if is_here else None)
+    elif name == "label":
+        from volpipe.label_recipe import load_labelling
+
+        chosen = load_labelling(given.get("recipe"), given.get("settings") or [])
+        check_volume(given["affinities"], folder if is_here else None, chosen.input.key, chosen.input.level)
+    elif name == "train" and is_here:
+        from volpipe.training import load_training
+
+        load_training(given["recipe"], given.get("settings") or [])
+
+
+def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
+    from volpipe.flow import VOLUME, Comparison, find_flow
+    from volpipe.label_recipe import LabelRecipe
+    from volpipe.recipe import Recipe, load_recipe
+
+    recipe, settings = given.get("recipe"), given.get("settings") or []
+    flow = None if recipe is None else find_flow(recipe, settings)
+    if flow is None:
+        choices: list[tuple[Recipe | LabelRecipe, bool]] = [
+            (load_recipe(recipe or Path("default.toml"), settings), True)
+        ]
+    else:
+        choices = [
+            (stage.choice, stage.reads == VOLUME) for stage in flow.stages if not isinstance(stage.choice, Comparison)
+        ]
+    for choice, reads_volume in choices:
+        if reads_volume:
+            check_volume(given["volume"], folder, choice.input.key, choice.input.level)
+        if isinstance(choice, Recipe) and folder is not None:
+            check_net(choice.net, folder)
+
+
+def check_volume(location: str, folder: Path | None, key: str | None, level: int) -> None:
+    """Refuse a volume that is not there; warn of one that cannot be seen from here: not mounted, or not to be reached.
+
+    Args:
+        location: as the command gives it.
+        folder: from which relative paths count; None where that is not here.
+        key, level: of the recipe.
+
+    Raises:
+        VolpipeError: with what is wrong.
+    """
+    from volpipe.volume import open_volume
+
+    if "://" not in location:
+        place = Path(location).expanduser()
+        if folder is None and not place.is_absolute():
+            warn(f"{location} cannot be seen from here, so nobody looked whether it is there")
+            return
+        place = (folder or Path()) / place
+        if not place.exists() and not place.parent.exists() and not place.parent.parent.exists():
+            warn(f"{place.parent} is not here, so nobody looked whether {place.name} is there")
+            return
+        location = str(place)
+    try:
+        open_volume(location, key, level)
+    except RemoteError as error:
+        warn(f"{location} cannot be looked at from here: {error}")
+
+
+def check_net(choice: NetChoice, folder: Path) -> None:
+    """Refuse a net, or weights, that are not there, as far as that is known without loading them.
+
+    Raises:
+        VolpipeError: with what is wrong.
+    """
+    from volpipe.descriptions import weights_path
+    from volpipe.programs import is_program
+    from volpipe.resolve import nearest, shipped
+
+    place = choice.name.rpartition(":")[0]
+    if is_program(choice.name) or place.endswith(".py"):
+        file = folder / Path(place or choice.name).expanduser()
+        if not file.exists():
+            raise VolpipeError(f"net {choice.name}: there is nothing at {file}; give net.name another path")
+    elif not place:
+        known = shipped("volpipe.models")
+        if choice.name not in known:
+            raise VolpipeError(
+                f"no net {choice.name!r}{nearest(choice.name, known)}; shipped are {', '.join(known)}, or "
+                "module:function, file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+            )
+    if choice.weights is not None and not weights_path(choice.weights, str(folder)).is_file():
+        raise VolpipeError(f"no weights at {weights_path(choice.weights, str(folder))}")
+
+
+def check_site(site: str, cores: int, *, is_given: bool) -> None:
+    """Refuse a site that there is none of; warn of one whose work the driver's own job would do, on its `cores`.
+
+    Raises:
+        SiteError: no such site.
+    """
+    from volpipe.sites import find_site
+
+    find_site(site)
+    if site.removesuffix(".py") in ALONE:
+        start = "" if is_given else "you gave no --config: "
+        warn(
+            f"{start}site {site} computes all blocks in the driver's own job, on its {cores} cores; "
+            "--config slurm_htex starts jobs for them"
+        )
+
+
+def warn(sentence: str) -> None:
+    """Print a warning."""
+    err.print(f"volpipe: warning: {sentence}", markup=False)

@@ -1,0 +1,221 @@
+"""What commands have in common: options with their completion on Tab, and a help that groups the commands.
+
+Not here: any command. What Tab asks for is read from names of files and types of keys; no heavy package is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
+
+WIDTH = 120  # of help, at most
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+GROUPS = {
+    "Process": ("run", "plan", "label", "status", "verify", "reproduce"),
+    "Look": ("info", "evaluate", "net", "nets", "recipes"),
+    "Prepare": ("convert", "sample"),
+    "Train": ("train", "sweep", "tune"),
+    "Sites": ("sites", "slurm", "k8s"),
+}
+START = """Start here:
+
+\b
+  volpipe sample sample.n5                    make a small volume to try things on
+  volpipe info sample.n5/raw                  what a volume is
+  volpipe plan sample.n5/raw                  what a run would take, before it does
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
+"""
+
+Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
+
+
+class Whole(TyperGroup):
+    """Commands, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _sentence(each.help or "")) for name, each in self.commands.items()])
+
+
+class Grouped(TyperGroup):
+    """Commands in groups, each with its whole first sentence."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """Return the commands in the order of their groups."""
+        return sorted(self.commands, key=[name for names in GROUPS.values() for name in names].index)
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the groups."""
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name, _sentence(self.commands[name].help or "")) for name in names])
+
+
+def _sentence(text: str) -> str:
+    """Return the first paragraph of a help text, on a line."""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def complete_site(incomplete: str) -> Choices:
+    """Yield the shipped sites, and Python files, that begin so."""
+    from volpipe.sites import list_sites
+
+    yield from ((name, line) for name, line in list_sites().items() if name.startswith(incomplete))
+    yield from _files(incomplete, ".py")
+
+
+def complete_recipe(incomplete: str) -> Choices:
+    """Yield the shipped recipes, and TOML files, that begin so."""
+    from volpipe.resolve import shipped_recipes
+
+    yield from ((name, "shipped") for name in shipped_recipes() if name.startswith(incomplete))
+    yield from _files(incomplete, ".toml")
+
+
+def complete_net(incomplete: str) -> Choices:
+    """Yield the shipped nets, and files of nets, that begin so."""
+    from volpipe.resolve import shipped
+
+    yield from ((name, "shipped") for name in shipped("volpipe.models") if name.startswith(incomplete))
+    yield from _files(incomplete, ".py", ".pt", ".pt2", ".onnx", ".zip")
+
+
+def complete_setting(incomplete: str) -> Choices:
+    """Yield the keys of a run's recipe that begin so, each with its =."""
+    from volpipe.recipe import Recipe
+
+    yield from _keys(Recipe, incomplete)
+
+
+def complete_label_setting(incomplete: str) -> Choices:
+    """Yield the keys of a labelling's recipe that begin so."""
+    from volpipe.label_recipe import LabelRecipe
+
+    yield from _keys(LabelRecipe, incomplete)
+
+
+def complete_train_setting(incomplete: str) -> Choices:
+    """Yield the keys of a training's recipe that begin so."""
+    from volpipe.training import TrainRecipe
+
+    yield from _keys(TrainRecipe, incomplete)
+
+
+def _keys(model: type[BaseModel], incomplete: str) -> Choices:
+    from volpipe.complaints import keys
+
+    yield from ((f"{key}=", "") for key in keys(model) if key.startswith(incomplete))
+
+
+def _files(incomplete: str, *suffixes: str) -> Choices:
+    """Yield the files with one of `suffixes`, and the folders, whose paths begin with `incomplete`."""
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = f"{path}/" if path.is_dir() else str(path)
+        if name.startswith(incomplete) and not path.name.startswith(".") and (path.is_dir() or path.suffix in suffixes):
+            yield name, ""
+
+
+Site = Annotated[
+    str,
+    typer.Option(
+        "--config",
+        metavar="SITE",
+        help="Where to run: a shipped site (see `volpipe sites`) or a Python file.",
+        autocompletion=complete_site,
+    ),
+]
+RecipeFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe",
+        metavar="RECIPE",
+        help="What to do: a shipped recipe (see `volpipe recipes`) or a TOML file; without one, the default recipe.",
+        autocompletion=complete_recipe,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the recipe, such as windows.blend=hann; may be given several times.",
+        autocompletion=complete_setting,
+    ),
+]
+LabelSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the recipe, such as objects.threshold=0.4; may be given several times.",
+        autocompletion=complete_label_setting,
+    ),
+]
+TrainSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the recipe, such as train.steps=500; may be given several times.",
+        autocompletion=complete_train_setting,
+    ),
+]
+Parents = Annotated[bool, typer.Option("--parents", help="Make the folders that the output is to lie in.")]
+
+
+def whole(text: str) -> int:
+    """Return the whole number from 0 that `text` is."""
+    return _whole(text, 0)
+
+
+def count(text: str) -> int:
+    """Return the whole number from 1 that `text` is."""
+    return _whole(text, 1)
+
+
+def _whole(text: str | int, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise typer.BadParameter(f"{text} is not a whole number from {least}")
+    return value
+
+
+def share(text: str) -> float:
+    """Return the number from 0 to 1 that `text` is."""
+    value = amount(text)
+    if value > 1:
+        raise typer.BadParameter(f"{text} is not a number from 0 to 1")
+    return value
+
+
+def amount(text: str) -> float:
+    """Return the number from 0 that `text` is."""
+    value = number(text)
+    if value < 0:
+        raise typer.BadParameter(f"{text} is not a number from 0")
+    return value
+
+
+def number(text: str) -> float:
+    """Return the number that `text` is, neither infinite nor nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{text} is not a number")
+    return value

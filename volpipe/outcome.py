@@ -1,0 +1,83 @@
+"""The outcome of a training: losses and scores in lines, the curve as a picture, and a recipe that runs the weights.
+
+Not here: the training (course, lesson), or printing. All of it comes from the log in the training's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from volpipe.measure import affine
+from volpipe.ops import Affine
+from volpipe.picture import curve, panel
+from volpipe.provenance import settings_of
+from volpipe.recipe import Normalise, Recipe
+from volpipe.training import WEIGHTS, Data, TrainRecipe
+from volpipe.training_data import place_of
+from volpipe.trials import SCORES, read_log
+from volpipe.volume import open_volume
+
+CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder
+UNITS = {"psnr": " dB"}
+Points = list[tuple[int, float]]  # step and value
+
+
+def read_points(folder: Path, name: str) -> Points:
+    """Return step and value of each entry of the log in `folder` that has `name`."""
+    return [(int(entry["step"]), entry[name]) for entry in read_log(folder) if name in entry]
+
+
+def outcome_lines(folder: Path) -> Iterator[str]:
+    """Yield how the loss fell, and what the validations scored."""
+    losses = read_points(folder, "loss")
+    if losses:
+        shown = dict(losses[index] for index in (0, len(losses) // 2, -1))
+        yield f"loss: {', '.join(f'{loss:.4g} at step {step:,}' for step, loss in shown.items())}"
+    scored = False
+    for name in SCORES:
+        if points := read_points(folder, name):
+            scored, (step, last), best = True, points[-1], max(points, key=lambda point: point[1])
+            unit = UNITS.get(name, "")
+            yield f"held out: {name} {last:.4g}{unit} at step {step:,}, best {best[1]:.4g}{unit} at step {best[0]:,}"
+    if not scored:
+        yield "nothing was held out and scored: data.held_out and train.validate_every tell how good the net is"
+
+
+def draw_curve(folder: Path) -> Path | None:
+    """Draw losses and scores over the steps into `folder`, and return the picture; None where there are none."""
+    images = []
+    for name in ("loss", *SCORES):
+        points = read_points(folder, name)
+        if points:
+            low, high = min(value for _, value in points), max(value for _, value in points)
+            title = f"{name}, {low:.3g} (bottom) to {high:.3g} (top), steps {points[0][0]:,} to {points[-1][0]:,}"
+            images.append((title, curve(points)))
+    if not images:
+        return None
+    panel(folder / CURVE, images, columns=1)
+    return folder / CURVE
+
+
+def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
+    """Write a recipe that runs the weights in `folder` on volumes as the net learnt from; return the command with it.
+
+    The normalisation is written in numbers: it must be that of the training, whatever type a volume has.
+    """
+    first, weights = recipe.data[0], folder / WEIGHTS
+    net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
+    chosen = Recipe(net=net, normalise=recipe.normalise if first.stored else _in_numbers(recipe, first, search_path))
+    (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
+    volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
+    return f"volpipe run --recipe {folder / RUN_RECIPE} {volume}"
+
+
+def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
+    """Return the normalisation that the volume `data` got."""
+    dtype = open_volume(place_of(data.path, search_path), data.key, level=data.level).dtype
+    known: Affine = affine(recipe.normalise, dtype, None)
+    if recipe.normalise.method == "none":
+        return recipe.normalise
+    if recipe.normalise.method == "zscore":
+        return Normalise(method="zscore", mean=known.shift, std=known.scale)
+    return Normalise(method="range", low=known.shift - known.scale, high=known.shift + known.scale)
