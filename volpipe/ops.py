@@ -53,8 +53,8 @@ def _check_fits(data: np.ndarray) -> None:
         if largest > LARGEST_WHOLE:
             raise VolpipeError(
                 f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
-                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give normalise.low "
-                "and high"
+                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
+                "normalise.low and high"
             )
 
 
