@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,9 @@ class Started:
     node_directory: str | None
     watch: Watch
     address: str = LOOPBACK
+    worker_threads: int | None = (
+        None  # cores that its site gives a worker of "gpu" stages without a GPU, where it says so
+    )
 
     @property
     def shared(self) -> bool:
@@ -129,7 +133,10 @@ def started(config: Config) -> Iterator[Started]:
         try:
             node_directory = _node_directory(config.executors)
             address = _address(config.executors)
-            yield Started(labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address)
+            yield Started(
+                labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address,
+                _worker_threads([e for e in config.executors if e.label in labels["gpu"]]),
+            )  # fmt: skip
         finally:
             with INTERRUPTS.closing():
                 watch.stop()
@@ -200,6 +207,13 @@ def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
     """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
     named = [executor.node_directory for executor in executors if isinstance(executor, HoldingExecutor)]
     return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
+
+
+def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
+    """Return the fewest threads that the site sets for workers, None where it does not say, or they have GPUs."""
+    local = [e for e in executors if isinstance(e, HighThroughputExecutor) and not e.available_accelerators]
+    told = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
+    return min((int(found[1]) for found in told if found), default=None)
 
 
 def _address(executors: Sequence[ParslExecutor]) -> str:

@@ -343,10 +343,11 @@ def test_a_worker_refuses_the_plan_of_another_run(tmp_path: Any) -> None:
 def test_the_type_of_the_output_follows_the_meaning_of_its_values(
     dtype: str, intensity: str, setting: str, expected: str
 ) -> None:
-    plan = planned(f"output.dtype={setting}", of=volume(dtype=dtype), net=facts(intensity=intensity))
+    of, grey = volume(dtype=dtype), ("normalise.low=0", "normalise.high=9")
+    plan = planned(f"output.dtype={setting}", *grey, of=of, net=facts(intensity=intensity))
     assert plan.dtype == np.dtype(expected)
     if setting == "auto":
-        said = planned(f"output.intensity={intensity}", of=volume(dtype=dtype), net=facts(intensity="raw"))
+        said = planned(f"output.intensity={intensity}", *grey, of=of, net=facts(intensity="raw"))
         assert said.dtype == np.dtype(expected)
 
 

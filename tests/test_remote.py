@@ -375,7 +375,9 @@ def test_the_web_is_not_written_to(tmp_path: Path) -> None:
             plan_of(tmp_path / "a.zarr", f"{address}/out.zarr", tmp_path)
 
 
-SETTINGS = ["net.name=shift", "windows.shape=[16,16,16]", "windows.block=[1,1,1]", "output.levels=1"]
+SETTINGS = [
+    "net.name=shift", "normalise.method=range", "windows.shape=[16,16,16]", "windows.block=[1,1,1]", "output.levels=1",
+]  # fmt: skip
 
 
 def plan_of(volume: Path | str, out: str | Path, folder: Path) -> Plan:

@@ -16,6 +16,7 @@ from volpipe.errors import PlanError
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample
+from volpipe.volume import open_volume
 
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")
@@ -75,6 +76,26 @@ def test_labels_given_to_a_net_of_images_are_refused(dtype: str) -> None:
         planned(of=labels)
     assert planned("normalise.low=0", "normalise.high=70000", of=labels).source.dtype == dtype
     assert planned("normalise.method=none", of=labels).source.dtype == dtype
+
+
+def test_numbers_that_a_net_would_round_are_refused(tmp_path: Path, give: Give) -> None:
+    """The identity gave labels beyond 2^24 back as their neighbours' numbers."""
+    labels = np.full(SHAPE, 2**24 + 1, np.uint32)
+    write_volume(tmp_path / "in.n5", labels)
+    said = refusal(give, *run("--set", "normalise.method=none"), code=1)
+    assert "a voxel is 16,777,217; nets see float32, in which whole numbers above 16,777,216 are rounded" in said
+    write_volume(tmp_path / "in.n5", labels - np.uint32(1))
+    assert give(*run("--fresh", *set_each("normalise.method=none", "output.dtype=uint32"))).code == 0
+    np.testing.assert_array_equal(open_volume(tmp_path / "out.zarr").open()[...], labels - 1)
+
+
+def test_a_mask_with_nan_is_refused(tmp_path: Path, give: Give) -> None:
+    """NaN is not 0, so that it was wanted."""
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    mask = np.ones(SHAPE, np.float32)
+    mask[3, 4, 5] = np.nan
+    write_volume(tmp_path / "mask.n5", mask)
+    assert "has NaN in its box 0:16,0:8,0:8" in refusal(give, *run("--mask", "mask.n5/raw"), code=1)
 
 
 def test_an_image_is_not_scored_as_labels_nor_labels_as_an_image(tmp_path: Path, give: Give) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,9 @@ def test_workers_and_their_threads_do_not_change_a_byte(tmp_path: Path) -> None:
         command = ["run", "--fresh", "--config", site, *recipe, "-o", "out.zarr", "in.n5/raw"]
         ended = finish(tmp_path, begin(tmp_path, *command, **environment))
         assert ended.code == 0, ended.err
+        cores = len(os.sched_getaffinity(0)) if environment.get("VOLPIPE_WORKERS") == "1" else 1
+        line = f"a worker has {cores} cores, the net computes on 1: infer.threads={cores} would use them"
+        assert (line in " ".join(ended.out.split())) == (cores > 1)
         outputs.append(fingerprint(tmp_path / "out.zarr"))
     assert len(set(outputs)) == 1
 

@@ -32,7 +32,7 @@ class Appraisal:
     """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
 
     `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
-    the input in the `node_directory` of their node, if it names any.
+    the input in the `node_directory` of their node, if it names any, and how many threads it gives a worker.
     """
 
     plan: Plan
@@ -43,6 +43,7 @@ class Appraisal:
     share: float
     estimate: Estimate
     node_directory: str | None = None
+    worker_threads: int | None = None
 
     def check(self, share_left: float = 1.0) -> None:
         """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
@@ -96,7 +97,8 @@ def appraise(
     rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
-    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)
+    threads = getattr(executors, "worker_threads", None)
+    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads)
 
 
 def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0) -> Appraisal:

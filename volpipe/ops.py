@@ -11,6 +11,8 @@ import numpy as np
 
 from volpipe.errors import VolpipeError
 
+LARGEST_WHOLE = 2**24  # up to which float32 has all whole numbers
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:
@@ -24,7 +26,13 @@ class Affine:
             raise ValueError(f"normalisation needs a finite shift and a scale above 0, not {self.shift}, {self.scale}")
 
     def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return `data` of any type and shape, normalised, as float32; in `out` where that is given."""
+        """Return `data` of any type and shape, normalised, as float32; in `out` where that is given.
+
+        Raises:
+            VolpipeError: whole numbers that are to stay as they are, such as labels, are too large for float32.
+        """
+        if (self.shift, self.scale) == (0.0, 1.0):
+            _check_fits(data)
         normalised = np.empty(data.shape, np.float32) if out is None else out
         normalised[...] = data
         normalised -= np.float32(self.shift)
@@ -36,6 +44,18 @@ class Affine:
         restored: np.ndarray = data * np.float32(self.scale)
         restored += np.float32(self.shift)
         return restored
+
+
+def _check_fits(data: np.ndarray) -> None:
+    """Refuse whole numbers that float32 would round."""
+    if data.dtype.kind in "iu" and data.dtype.itemsize > 2 and data.size:
+        largest = max(abs(int(data.min())), abs(int(data.max())))
+        if largest > LARGEST_WHOLE:
+            raise VolpipeError(
+                f"a voxel is {largest:,}; nets see float32, in which whole numbers above {LARGEST_WHOLE:,} are "
+                "rounded: labels as large cannot go through one (`volpipe convert` copies them); of an image give "
+                "normalise.low and high"
+            )
 
 
 @dataclass(frozen=True, slots=True)

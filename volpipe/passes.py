@@ -88,6 +88,7 @@ def scanned(passes: Passes, folder: RunFolder) -> Wanted:
         wanted = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
     if not wanted.num_cells:
         folder.plan_file.unlink()
+        folder.inputs.unlink(missing_ok=True)
         folder.scan.unlink()
         raise PlanError(_nothing_wanted(plan))
     store_wanted(folder.wanted_file, wanted)

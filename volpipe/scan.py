@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.volume import Volume
@@ -49,6 +50,8 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
     over = [[laid.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
     box = Box(tuple(min(a for a, _ in along) for along in over), tuple(max(b for _, b in along) for along in over))
     data = mask.open().read(box)[0]
+    if data.dtype.kind == "f" and np.isnan(data).any():
+        raise PlanError(f"mask {mask} has NaN in its box {box}, which is neither wanted nor not; make it 0 or 1")
     inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
     return any_within(data != 0, inner)
 

@@ -150,6 +150,12 @@ def appraisal_table(appraisal: Appraisal, site: str) -> Table:
     table = estimate_table(appraisal.estimate, site)
     if grey := measured_line(appraisal.plan, appraisal.sample.normalise, "about "):
         table.caption = f"{table.caption}\n{grey} (by a sample)"
+    threads, used = appraisal.worker_threads or 1, appraisal.plan.recipe.infer.threads
+    if threads > used:
+        table.caption = (
+            f"{table.caption}\na worker has {threads} cores, the net computes on {used}: infer.threads={threads} "
+            "would use them, and change last bits"
+        )
     if appraisal.node_directory:
         table.caption = f"{table.caption}\n{placement(appraisal)}"
     return table
