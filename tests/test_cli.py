@@ -151,8 +151,10 @@ def test_info_tells_what_an_array_is(tmp_path: Path, give: Give) -> None:
 def test_info_lists_what_a_container_holds(tmp_path: Path, give: Give) -> None:
     create_array(tmp_path / "in.n5", "labels/cells", ArraySpec((4, 4, 4), np.dtype("uint64"), (4, 4, 4)), "n5")
     ended = give("info", "in.n5")
-    assert (ended.code, ended.out) == (2, "")
-    assert "labels/cells, raw" in ended.err
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.split()[0] for line in ended.out.splitlines()[1:3]] == ["in.n5/labels/cells", "in.n5/raw"]
+    refused = give("plan", "in.n5")
+    assert (refused.code, "labels/cells, raw; write in.n5/labels/cells" in refused.err) == (2, True)
     assert give("info", "in.n5/labels/cells").code == 0
 
 
