@@ -15,7 +15,10 @@ from volumes import noise, write_volume
 from volpipe.volume import open_volume
 
 SHAPE = (16, 24, 16)
-FOREIGN = r"Input should|Value error|PosixPath|<class|np\.\w+\(|Traceback|unable to parse|validat|object at 0x| b'[^ ]|configs/"
+FOREIGN = (
+    r"Input should|Value error|PosixPath|<class|np\.\w+\(|Traceback|unable to parse|validat|object at 0x"
+    r"| b'[^ ]|configs/"
+)
 FILES = {
     "notes.txt": "hello\n",
     "bad.toml": "[windows\n",
