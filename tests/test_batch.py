@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command import giver
 from parsl.jobs.states import JobState
+from volumes import noise, write_volume
 
 from volpipe.apps.slurm import STATE_OF, SlurmJobs
 from volpipe.batch import DriverJob, driver_script
@@ -47,6 +48,7 @@ def test_the_script_asks_for_what_it_was_told() -> None:
 def test_what_a_run_would_refuse_is_refused_when_the_script_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
     give = giver(tmp_path, monkeypatch, capsys)
     assert give("slurm", "script", "--config", "slurm_htex", "in.n5").code == 0
     ended = give("slurm", "script", "--fesh", "in.n5")

@@ -55,11 +55,11 @@ def evaluate(
     """
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     _check_volumes(output, reference)
     check_target("--json", json_out, parents=parents)
     check_target("--picture", picture, parents=parents)
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     from volpipe.apps.start import on_site
     from volpipe.evaluate import describe_scores, plan_evaluation
     from volpipe.evaluate import evaluate as judge

@@ -104,7 +104,8 @@ def check_net(choice: NetChoice, folder: Path) -> None:
     if is_program(choice.name) or place.endswith(".py"):
         file = folder / Path(place or choice.name).expanduser()
         if not file.exists():
-            raise VolpipeError(f"net {choice.name}: there is nothing at {file}; give net.name another path")
+            what = "Python file" if place else "net"
+            raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
     elif not place:
         known = shipped("volpipe.models")
         if choice.name not in known:

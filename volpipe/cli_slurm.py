@@ -38,8 +38,8 @@ def script(
     mem_gb: Annotated[int, typer.Option(parser=count, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
-    _check(context, cores)
     job = DriverJob(time, cores, mem_gb, partition, account)
+    _check(context, cores)
     typer.echo(driver_script(job, context.args, Path.cwd(), os.environ), nl=False)
 
 
