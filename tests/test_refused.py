@@ -153,7 +153,7 @@ def test_a_net_whose_output_is_not_of_the_declared_scale(tmp_path: Path, give: G
 def test_a_net_of_other_channels(tmp_path: Path, give: Give) -> None:
     (tmp_path / "net.py").write_text(NETS)
     ended = run(give, *set_each("net.name=net.py:two"))
-    assert_refused(ended, "net two takes 2 channels", "has 1; choose a net of 1 in_channels")
+    assert_refused(ended, "net two takes 2 channels", "has 1 channel; choose a net of 1 in_channels")
 
 
 def test_weights_that_do_not_fit(tmp_path: Path, give: Give) -> None:
