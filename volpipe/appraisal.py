@@ -6,7 +6,7 @@ Not here: the arithmetic (estimate), trying blocks (rehearsal), the limits (limi
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
@@ -16,7 +16,7 @@ from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.rehearsal import Sample, rehearse, sample
+from volpipe.rehearsal import OnTry, Sample, TooSlowError, rehearse, sample, unheard
 from volpipe.run import Executors
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
@@ -32,7 +32,8 @@ class Appraisal:
     """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
 
     `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
-    the input in the `node_directory` of their node, if it names any.
+    the input in the `node_directory` of their node, if it names any. `num_workers` run nets; None without a site.
+    `first_task` is when the first of them began to try blocks, if they did; `untimed` says why they gave no times.
     """
 
     plan: Plan
@@ -43,6 +44,9 @@ class Appraisal:
     share: float
     estimate: Estimate
     node_directory: str | None = None
+    num_workers: int | None = None
+    first_task: float = 0.0
+    untimed: str = ""
 
     def check(self, share_left: float = 1.0) -> None:
         """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
@@ -96,11 +100,14 @@ def appraise(
     rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
-    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in)
+    num_workers = None if executors is None else slots.gpu
+    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, num_workers)
 
 
-def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0) -> Appraisal:
-    """Return what `plan` will take, after a rehearsal if there was none before.
+def rehearsed(
+    plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0, on_try: OnTry = unheard
+) -> Appraisal:
+    """Return what `plan` will take, after a rehearsal if there was none before; without times where that is too slow.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -110,8 +117,13 @@ def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float 
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
-    folder.store_rates(plan, rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal))
-    return appraise(plan, folder, executors, share)
+    try:
+        tried = rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal, on_try)
+    except TooSlowError as error:
+        log.warning("%s", error)
+        return replace(found, untimed=str(error))
+    folder.store_rates(plan, tried.rates)
+    return replace(appraise(plan, folder, executors, share), first_task=tried.first_task)
 
 
 def appraise_run(wanted: Wanted, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:

@@ -1,6 +1,7 @@
 """The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
 
-Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
+Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused;
+`status` has 3 too, where somebody is at work.
 """
 
 from __future__ import annotations
@@ -13,52 +14,68 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import psutil
 import typer
-from rich.live import Live
-from rich.text import Text
 
 import volpipe.configs
-from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
+from volpipe import (
+    cli_evaluate,
+    cli_flow,
+    cli_k8s,
+    cli_label,
+    cli_net,
+    cli_sites,
+    cli_status,
+    cli_sweep,
+    cli_train,
+    cli_verify,
+)
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
+from volpipe.presence import COMMAND
 from volpipe.resolve import told
 from volpipe.show import (
     MOST_ROWS,
     Rate,
     alternatives_table,
-    appraisal_table,
+    appraisal_summary,
+    bar_counts,
     codec_table,
+    count,
     duration,
+    estimate_table,
     footprint_lines,
     info_lines,
     intensity_line,
     missing_table,
+    plan_summary,
     plan_table,
     progress_line,
-    progress_table,
+    rendered,
     report_table,
     seam_line,
     seam_warning,
-    status_table,
 )
-from volpipe.terminal import err, out
+from volpipe.terminal import bars, err, out
 
 if TYPE_CHECKING:
-    from volpipe.driver import Report
+    from volpipe.appraisal import Appraisal
+    from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
+    from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.run import Progress
     from volpipe.volume import Volume
 
-DONE, INCOMPLETE, REFUSED = 0, 1, 2
+DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 PLAIN_LINE_SECONDS = 10.0
+
+log = logging.getLogger("volpipe.cli")
 
 app = typer.Typer(
     add_completion=False,
@@ -122,6 +139,7 @@ def run(
     only: OnlyOption = None,
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
@@ -131,22 +149,18 @@ def run(
         with _interruptible():
             is_complete = cli_flow.run(
                 cli_flow.plan_of(flow, volume, out_path), config,
-                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
+                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, listening=_listening,
+                details=details, tell=_tell,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
     from volpipe.apps.start import on_site
-    from volpipe.driver import Listener, execute
+    from volpipe.driver import execute
     from volpipe.region import find_part
 
     with _interruptible():
         start = on_site(config)
         plan = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
-        with _shown(plan) as on_progress:
-            listener = Listener(
-                lambda plan, folder: out.print(plan_table(plan, config)),
-                lambda found: out.print(appraisal_table(found, config)),
-                on_progress,
-            )
+        with _listening(plan, config, details) as listener:
             report = execute(
                 plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config,
                 only=None if only is None else find_part(only, plan.out_shape), tolerated=0 if strict else tolerate,
@@ -161,8 +175,8 @@ def run(
 
 
 def _tell(report: Report, started: float | None = None) -> None:
-    """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
-    out.print(report_table(report, started=started or psutil.Process().create_time()))
+    """Print how a run ended that was `started` then, in seconds since 1970, or with this command; what is missing."""
+    out.print(report_table(report, started=started or COMMAND.began))
     if report.seams:
         out.print(seam_line(report.seams))
     if warning := seam_warning(report.seams):
@@ -173,11 +187,14 @@ def _tell(report: Report, started: float | None = None) -> None:
             "(the journal has each block; a voxel that several reach counts in each)"
         )
     if report.num_held:
-        out.print(f"{report.num_held} blocks beyond --only are not done; the same command without it does them")
+        held = f"{count(report.num_held, 'block')} beyond --only {'is' if report.num_held == 1 else 'are'} not done"
+        out.print(f"{held}; the same command without it does the rest")
     if report.missing:
         err.print(missing_table(report.missing))
+        is_one = len(report.missing) == 1
         err.print(
-            f"{len(report.missing)} parts are missing; the same command again tries them once more "
+            f"{count(len(report.missing), 'part')} {'is' if is_one else 'are'} missing; "
+            f"the same command again tries {'it' if is_one else 'them'} once more "
             f"(log: {report.folder}/volpipe.log)"
         )
 
@@ -209,11 +226,22 @@ def plan(
 
             start = on_site(config)
         chosen = _prepare(volume, recipe, _added(settings, roi, mask, trust_model), out_path)
-        out.print(plan_table(chosen, config))
-        found = preview(chosen, start)
-    out.print(appraisal_table(found, config))
-    out.print(alternatives_table(found.alternatives()))
+        out.print(plan_summary(chosen))
+        with trying() as on_try:
+            found = preview(chosen, start, on_try)
+    out.print(appraisal_summary(found, config))
+    _print_details(found)
     found.check()
+
+
+def _print_details(found: Appraisal) -> None:
+    """Print how the work is divided, what its stages take, and what was turned down."""
+    out.print()
+    out.print(plan_table(found.plan))
+    out.print()
+    out.print(estimate_table(found.estimate))
+    out.print()
+    out.print(alternatives_table(found.alternatives()))
 
 
 @app.command()
@@ -249,23 +277,19 @@ def _print_survey(volume: Volume, seed: int) -> None:
 
 @app.command()
 def status(
-    output: Annotated[str, typer.Argument(help="An output, or its run's folder.")],
+    output: Annotated[str, typer.Argument(help="An output, its run's folder, or the folder of a training.")],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Print how far the run or the labelling that writes OUTPUT is, and which boxes failed, from its journal."""
-    from volpipe.driver import inspect_run
+    """Print how far a run, its stages, labels or a training is, who is at work on it, and which boxes failed."""
+    from volpipe.status import find_status
 
-    most = None if every else MOST_ROWS
-    is_complete = cli_flow.show_status(output, most)
-    if is_complete is None:
-        is_complete = cli_label.show_status(output, most)
-    if is_complete is None:
-        found = inspect_run(output)
-        is_complete = found.is_complete
-        if found.missing:
-            out.print(missing_table(found.missing, most))
-        out.print(status_table(found))
-    raise typer.Exit(DONE if is_complete else INCOMPLETE)
+    found = find_status(output)
+    if as_json:
+        out.print(json.dumps(found.to_json(), indent=1), markup=False)
+    else:
+        cli_status.show(found, None if every else MOST_ROWS)
+    raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
 
 
 @app.command()
@@ -282,7 +306,7 @@ def sample(
         raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
     sizes = _parse_shape(shape)
     started = time.perf_counter()
-    with _counting() as on_progress:
+    with _counting("sample") as on_progress:
         write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
@@ -308,7 +332,7 @@ def convert(
 
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
-    with _counting() as on_progress:
+    with _counting("convert") as on_progress:
         made = copy(
             open_volume(volume, level=level), target, Choice(format, *sizes, codec),
             workers=workers, on_progress=on_progress,
@@ -333,8 +357,13 @@ def options(
     """Options before the command."""
 
 
-def main() -> None:
-    """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
+def main(began: float | None = None) -> None:
+    """Run the command line; what a user can put right is one sentence, anything else is a traceback.
+
+    Args:
+        began: when it was given, seconds since 1970; now, if nobody says.
+    """
+    COMMAND.give(sys.argv[1:], began)
     INTERRUPTS.reset()
     signal.signal(signal.SIGTERM, _interrupt)
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -376,30 +405,41 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _counting() -> Iterator[Callable[[int, int], None]]:
+def _counting(name: str) -> Iterator[Callable[[int, int], None]]:
     """Give a listener that shows on a terminal how many boxes are done."""
-    with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
+    with bars() as shown:
+        yield lambda done, total: shown.show(name, done, total, "box")
 
-        def on_progress(done: int, total: int) -> None:
-            if live is not None:
-                live.update(Text(f"box {done} of {total}"), refresh=True)
 
-        yield on_progress
+@contextmanager
+def trying() -> Iterator[Callable[[float, float], None]]:
+    """Give a listener that shows on a terminal how long blocks are tried already, and how long at the most."""
+    with bars() as shown:
+        yield lambda seconds, most: shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
+
+
+@contextmanager
+def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
+    """Give a listener that prints the plan, all of it where `details` are asked for, and shows progress."""
+    from volpipe.driver import Listener
+
+    def on_estimate(found: Appraisal) -> None:
+        out.print(appraisal_summary(found, config))
+        if details:
+            _print_details(found)
+        log.info("plan:\n%s", rendered(plan_table(found.plan), estimate_table(found.estimate)))
+
+    def on_plan(plan: Plan, folder: RunFolder) -> None:
+        out.print(plan_summary(plan))
+
+    with _shown(plan) as on_progress:
+        yield Listener(on_plan, on_estimate, on_progress)
 
 
 @contextmanager
 def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
-    """Give a listener that shows progress: a live table on a terminal, a plain line now and then elsewhere."""
+    """Give a listener that shows progress: bars on a terminal, a plain line now and then elsewhere."""
     rate = Rate(math.prod(plan.out_shape) / plan.num_active)
-    if err.is_terminal:
-        with Live(console=err, transient=True, refresh_per_second=4) as live:
-
-            def on_terminal(progress: Progress) -> None:
-                rate.look(progress)
-                live.update(progress_table(progress, rate))
-
-            yield on_terminal
-        return
     last = time.perf_counter()
 
     def on_pipe(progress: Progress) -> None:
@@ -409,7 +449,18 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
             last = time.perf_counter()
             err.print(progress_line(progress, rate))
 
-    yield on_pipe
+    if not err.is_terminal:
+        yield on_pipe
+        return
+    with bars() as shown:
+
+        def on_terminal(progress: Progress) -> None:
+            left, is_first = progress.seconds_left, True
+            for name, done, whole, noun in bar_counts(progress):
+                shown.show_with(name, done, whole, noun, seconds_left=left if is_first and done < whole else None)
+                is_first = is_first and done >= whole
+
+        yield on_terminal
 
 
 def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool) -> list[str]:

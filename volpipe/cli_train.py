@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from volpipe.terminal import err, out
+from volpipe.terminal import bars, err, out
 
 INCOMPLETE = 1
 
@@ -53,10 +53,6 @@ def train(
 
 @contextmanager
 def _shown(steps: int) -> Iterator[Callable[[int], None]]:
-    """Give a listener that shows a bar on a terminal, a line now and then elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=steps)
-        yield lambda step: progress.update(task, completed=step)
+    """Give a listener that shows a bar on a terminal."""
+    with bars() as shown:
+        yield lambda step: shown.show("train", step, steps, "step")

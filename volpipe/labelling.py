@@ -34,6 +34,7 @@ from volpipe.label_recipe import LabelRecipe, load_labelling
 from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
+from volpipe.presence import Presence, StageNote, present
 from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
@@ -158,7 +159,7 @@ def label(
     folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
-        with logging_to(folder.log), Journal(folder.journal) as journal:
+        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             done = Noted.of(folder.journal)
             was_complete = done.is_complete(plan)
             if not was_complete:
@@ -170,13 +171,24 @@ def label(
                     if not any(done.results.values()):
                         on_begin(workers)
                     for stage in stages_of(plan):
-                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, on_progress)
+                        hear = _heard(on_progress, presence)
+                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, hear)
             found = Noted.of(folder.journal)
             if not found.metadata:
                 _close(folder, plan, journal, site)
             took = time.perf_counter() - began
             seconds = {name: totals.seconds for name, totals in found.totals.items()}
             return Labelled(plan.out, folder.path / TABLE, found.num_objects, took, seconds, was_complete)
+
+
+def _heard(on_progress: OnProgress, presence: Presence) -> OnProgress:
+    """Return what tells of progress: `on_progress` at once, and the run's folder now and then."""
+
+    def hear(stage: str, done: int, total: int) -> None:
+        on_progress(stage, done, total)
+        presence.tell({stage: StageNote(done, total)})
+
+    return hear
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
+from volpipe.presence import present
 from volpipe.recipe import load_tree, typed
 from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
@@ -116,9 +117,9 @@ def run_sweep(
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
-    with folder.locked():
+    with folder.locked() as session:
         check_place(folder, SWEEP_FILE, fresh=fresh)
-        with logged(folder, "sweep", sweep.recipes[0]):
+        with logged(folder, "sweep", sweep.recipes[0]), present(folder.path, session):
             trials = _number(folder.path, sweep)
             check_folders(trials, folder.path)
             left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from volpipe.beats import Beater, beating
 from volpipe.errors import ChunkError
 from volpipe.heap import share_heap
 from volpipe.journal import Record
@@ -127,10 +128,18 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     bad: list[tuple[int, int, int]] = []
     sums: list[tuple[int, int, str]] = []
 
+    def num_windows() -> int:
+        return sum(len(job.wanted.windows_of(block)) for block in units)
+
     def outcomes() -> Outcomes:
+        with beating(Path(job.folder), units, num_windows) as beater:
+            yield from blocks(beater)
+
+    def blocks(beater: Beater) -> Outcomes:
         for block, outcome in infer_blocks(
-            job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
-        ):
+            job.wanted, job.normalise, job.tensors, window_source(job), units,
+            before_write=job.check_session, on_windows=beater.add,
+        ):  # fmt: skip
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
