@@ -68,6 +68,10 @@ class Started:
     def shared(self) -> bool:
         return self.labels["cpu"] == self.labels["gpu"]
 
+    @property
+    def is_here(self) -> bool:
+        return self.address == LOOPBACK
+
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to these executors.
 

@@ -44,7 +44,7 @@ class Inline:
     """Executors whose threads take waiting tasks at random, or in the order of the sites.
 
     Attributes:
-        shared, worker_bytes, node_directory: as every site says them.
+        shared, is_here, worker_bytes, node_directory: as every site says them.
 
     Args:
         seed: of the order.
@@ -54,6 +54,7 @@ class Inline:
     """
 
     shared = True
+    is_here = True
     worker_bytes: int | None = None
     node_directory: str | None = None
 

@@ -1,12 +1,21 @@
-"""Peak memory is that of the process itself."""
+"""Peak memory is that of the process itself, and what is planned covers what a worker takes, the net included."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
+from command import begin, finish
 from conftest import ROOT
+from volumes import noise, write_volume
+
+from volpipe.descriptions import bytes_per_voxel
+from volpipe.driver import prepare, preview
+from volpipe.journal import read_records
+from volpipe.recipe import NetChoice, load_recipe
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """
@@ -26,3 +35,26 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
     assert before < 300 << 20
     assert 300 << 20 <= after - before < 310 << 20
     assert large[-1] == 1
+
+
+@pytest.mark.parametrize("name", ["default", "affinities", "superres_z4"])
+def test_a_worker_takes_no_more_memory_than_is_planned_before_anything_is_tried(tmp_path: Path, name: str) -> None:
+    recipe = ROOT / "configs" / f"{name}.toml"
+    location = write_volume(tmp_path / "in.n5", noise((48, 88, 88)))
+    plan = prepare(str(location), load_recipe(recipe, []), tmp_path / "out.zarr", tmp_path)
+    planned = preview(plan, None).estimate
+    assert planned.has_net
+    process = begin(tmp_path, "run", "--recipe", str(recipe), "-o", "out.zarr", "in.n5", VOLPIPE_WORKERS="1")
+    assert finish(tmp_path, process).code == 0
+    peak = max(record.peak_bytes for record in read_records(tmp_path / "out.zarr.run" / "journal.jsonl"))
+    assert peak <= planned.memory_bytes
+    assert planned.memory_bytes < 2 * peak  # nor so much that what fits would be refused
+
+
+def test_the_memory_of_a_net_goes_with_its_shape_not_with_its_weights() -> None:
+    default = load_recipe(ROOT / "configs" / "default.toml", []).net
+    assert default.weights is not None
+    other = default.model_copy(update={"weights": "mine.safetensors"})
+    assert bytes_per_voxel(other) == bytes_per_voxel(default) is not None
+    assert bytes_per_voxel(NetChoice(name="unet3d", options={"features": [2, 4]})) is None
+    assert bytes_per_voxel(NetChoice(name="mine.py:net")) is None

@@ -47,7 +47,7 @@ def test_windows_that_disagree_are_scored_told_and_warned_about(tmp_path: Path, 
     ended = give("run", "--config", "threads", *set_each("net.name=net.py:build", "normalise.method=none", *division),
                  "-o", "out.zarr", "in.n5/raw")  # fmt: skip
     assert ended.code == 0
-    assert "seams: differences across the faces of windows by those inside z " in ended.out
+    assert "seams: voxels differ across the faces of windows z " in ended.out
     assert "warning: the faces of windows may be seen along z, y, x (above 1.2)" in ended.err
     assert min(scores(tmp_path / "out.zarr").values()) > THRESHOLD
 

@@ -6,7 +6,7 @@ Not here: the arithmetic (estimate), trying blocks (rehearsal), the limits (limi
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
@@ -16,7 +16,7 @@ from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.rehearsal import Sample, rehearse, sample
+from volpipe.rehearsal import OnTry, Sample, TooSlowError, rehearse, sample, unheard
 from volpipe.run import Executors
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
@@ -33,6 +33,8 @@ class Appraisal:
 
     `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
     the input in the `node_directory` of their node, if it names any, and how many threads it gives a worker.
+    `num_workers` run nets; None without a site. `first_task` is when the first of them began to try blocks, if they
+    did; `untimed` says why they gave no times.
     """
 
     plan: Plan
@@ -44,6 +46,9 @@ class Appraisal:
     estimate: Estimate
     node_directory: str | None = None
     worker_threads: int | None = None
+    num_workers: int | None = None
+    first_task: float = 0.0
+    untimed: str = ""
 
     def check(self, share_left: float = 1.0) -> None:
         """Refuse a plan of whose work `share_left` is to be done and that takes more than there is.
@@ -98,11 +103,14 @@ def appraise(
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
     threads = getattr(executors, "worker_threads", None)
-    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads)
+    num_workers = None if executors is None else slots.gpu
+    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
 
 
-def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0) -> Appraisal:
-    """Return what `plan` will take, after a rehearsal if there was none before.
+def rehearsed(
+    plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0, on_try: OnTry = unheard
+) -> Appraisal:
+    """Return what `plan` will take, after a rehearsal if there was none before; without times where that is too slow.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -112,8 +120,13 @@ def rehearsed(plan: Plan, folder: RunFolder, executors: Executors, share: float 
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
-    folder.store_rates(plan, rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal))
-    return appraise(plan, folder, executors, share)
+    try:
+        tried = rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal, on_try)
+    except TooSlowError as error:
+        log.warning("%s", error)
+        return replace(found, untimed=str(error))
+    folder.store_rates(plan, tried.rates)
+    return replace(appraise(plan, folder, executors, share), first_task=tried.first_task)
 
 
 def appraise_run(wanted: Wanted, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:

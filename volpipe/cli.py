@@ -1,6 +1,7 @@
 """The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
 
-Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
+Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused;
+`status` has 3 too, where somebody is at work.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import psutil
 import typer
-from rich.live import Live
-from rich.text import Text
 
 import volpipe.configs
 from volpipe import (
@@ -31,43 +29,49 @@ from volpipe import (
     cli_net,
     cli_shipped,
     cli_sites,
+    cli_status,
     cli_sweep,
     cli_train,
     cli_verify,
 )
 from volpipe.cli_job import check_net
-from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, count, share, whole
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, positive, share, whole
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
+from volpipe.presence import COMMAND
 from volpipe.resolve import told
 from volpipe.show import (
     MOST_ROWS,
     Rate,
     alternatives_table,
-    appraisal_table,
+    appraisal_summary,
     arrays_table,
+    bar_counts,
     clipped_line,
     codec_table,
+    count,
     duration,
+    estimate_table,
     footprint_lines,
     info_lines,
     intensity_line,
     measured_line,
     missing_table,
+    plan_summary,
     plan_table,
     progress_line,
-    progress_table,
+    rendered,
     report_table,
     seam_line,
     seam_warning,
-    status_table,
 )
-from volpipe.terminal import check_folder, err, out
+from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
+    from volpipe.appraisal import Appraisal
     from volpipe.apps.start import Started
-    from volpipe.driver import Report
+    from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
@@ -75,10 +79,12 @@ if TYPE_CHECKING:
     from volpipe.run import Progress
     from volpipe.volume import Volume
 
-DONE, INCOMPLETE, REFUSED = 0, 1, 2
+DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 MOST_ARRAYS = 100  # of a container, in a table
 PLAIN_LINE_SECONDS = 10.0
+
+log = logging.getLogger("volpipe.cli")
 
 app = typer.Typer(
     cls=Grouped,
@@ -169,6 +175,7 @@ def run(
     same_input: Annotated[
         bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
     ] = False,
+    details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
@@ -180,8 +187,8 @@ def run(
             start = _on_site(config, folder)
             is_complete = cli_flow.run(
                 cli_flow.plan_of(flow, volume, out_path), start, config,
-                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, shown=_shown, tell=_tell,
-                same_input=same_input,
+                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, listening=_listening,
+                details=details, tell=_tell, same_input=same_input,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
     with _interruptible():
@@ -189,16 +196,11 @@ def run(
             volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
         )
         start = _on_site(config, folder)
-        from volpipe.driver import Listener, execute
+        from volpipe.driver import execute
         from volpipe.region import find_part
 
         plan = _prepare(volume, chosen, target)
-        with _shown(plan) as on_progress:
-            listener = Listener(
-                lambda plan, folder: out.print(plan_table(plan, config)),
-                lambda found: out.print(appraisal_table(found, config)),
-                on_progress,
-            )
+        with _listening(plan, config, details) as listener:
             report = execute(
                 plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config,
                 only=None if only is None else find_part(only, plan.out_shape), tolerated=0 if strict else tolerate,
@@ -214,8 +216,8 @@ def run(
 
 
 def _tell(report: Report, started: float | None = None) -> None:
-    """Print how a run ended that was `started` then, in seconds since 1970, or with this process; what is missing."""
-    out.print(report_table(report, started=started or psutil.Process().create_time()))
+    """Print how a run ended that was `started` then, in seconds since 1970, or with this command; what is missing."""
+    out.print(report_table(report, started=started or COMMAND.began))
     if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
         out.print(grey)
     if clipped := clipped_line(report):
@@ -230,11 +232,14 @@ def _tell(report: Report, started: float | None = None) -> None:
             "(the journal has each block; a voxel that several reach counts in each)"
         )
     if report.num_held:
-        out.print(f"{report.num_held} blocks beyond --only are not done; the same command without it does them")
+        held = f"{count(report.num_held, 'block')} beyond --only {'is' if report.num_held == 1 else 'are'} not done"
+        out.print(f"{held}; the same command without it does the rest")
     if report.missing:
         err.print(missing_table(report.missing))
+        is_one = len(report.missing) == 1
         err.print(
-            f"{len(report.missing)} parts are missing; the same command again tries them once more "
+            f"{count(len(report.missing), 'part')} {'is' if is_one else 'are'} missing; "
+            f"the same command again tries {'it' if is_one else 'them'} once more "
             f"(log: {report.folder}/volpipe.log)"
         )
 
@@ -268,11 +273,22 @@ def plan(
         from volpipe.driver import preview
 
         planned = _prepare(volume, chosen, target)
-        out.print(plan_table(planned, config))
-        found = preview(planned, start)
-    out.print(appraisal_table(found, config))
-    out.print(alternatives_table(found.alternatives()))
+        out.print(plan_summary(planned))
+        with trying() as on_try:
+            found = preview(planned, start, on_try)
+    out.print(appraisal_summary(found, config))
+    _print_details(found)
     found.check()
+
+
+def _print_details(found: Appraisal) -> None:
+    """Print how the work is divided, what its stages take, and what was turned down."""
+    out.print()
+    out.print(plan_table(found.plan))
+    out.print()
+    out.print(estimate_table(found.estimate))
+    out.print()
+    out.print(alternatives_table(found.alternatives()))
 
 
 @app.command()
@@ -343,23 +359,21 @@ def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
 
 @app.command()
 def status(
-    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="An output, or its run's folder.")],
+    output: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="An output, its run's folder, or the folder of a training.")
+    ],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Print how far the run or the labelling that writes OUTPUT is, and which boxes failed, from its journal."""
-    from volpipe.driver import inspect_run
+    """Print how far a run, its stages, labels or a training is, who is at work on it, and which boxes failed."""
+    from volpipe.status import find_status
 
-    most = None if every else MOST_ROWS
-    is_complete = cli_flow.show_status(output, most)
-    if is_complete is None:
-        is_complete = cli_label.show_status(output, most)
-    if is_complete is None:
-        found = inspect_run(output)
-        is_complete = found.is_complete
-        if found.missing:
-            out.print(missing_table(found.missing, most))
-        out.print(status_table(found))
-    raise typer.Exit(DONE if is_complete else INCOMPLETE)
+    found = find_status(output)
+    if as_json:
+        out.print(json.dumps(found.to_json(), indent=1), markup=False)
+    else:
+        cli_status.show(found, None if every else MOST_ROWS)
+    raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
 
 
 @app.command()
@@ -367,7 +381,7 @@ def sample(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
     shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="Processes.")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="Processes.")] = 1,
     parents: Parents = False,
 ) -> None:
     """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
@@ -380,7 +394,7 @@ def sample(
     check_folder(str(path), path, parents=parents)
     sizes = _parse_shape(shape)
     started = time.perf_counter()
-    with _counting() as on_progress:
+    with _counting("sample") as on_progress:
         write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
@@ -402,7 +416,7 @@ def convert(
     chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
     shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
     codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
-    workers: Annotated[int, typer.Option(metavar="N", parser=count, help="How many read at once.")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="How many read at once.")] = 1,
     level: Annotated[
         int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
     ] = 0,
@@ -426,7 +440,7 @@ def convert(
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
-    with _counting() as on_progress:
+    with _counting("convert") as on_progress:
         made = copy(
             open_volume(volume, level=level, view=view), target, Choice(format, *sizes, codec),
             workers=workers, on_progress=on_progress,
@@ -451,8 +465,13 @@ def options(
     """Options before the command."""
 
 
-def main() -> None:
-    """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
+def main(began: float | None = None) -> None:
+    """Run the command line; what a user can put right is one sentence, anything else is a traceback.
+
+    Args:
+        began: when it was given, seconds since 1970; now, if nobody says.
+    """
+    COMMAND.give(sys.argv[1:], began)
     INTERRUPTS.reset()
     signal.signal(signal.SIGTERM, _interrupt)
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -494,30 +513,41 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _counting() -> Iterator[Callable[[int, int], None]]:
+def _counting(name: str) -> Iterator[Callable[[int, int], None]]:
     """Give a listener that shows on a terminal how many boxes are done."""
-    with Live(console=err, transient=True, auto_refresh=False) if err.is_terminal else nullcontext() as live:
+    with bars() as shown:
+        yield lambda done, total: shown.show(name, done, total, "box")
 
-        def on_progress(done: int, total: int) -> None:
-            if live is not None:
-                live.update(Text(f"box {done} of {total}"), refresh=True)
 
-        yield on_progress
+@contextmanager
+def trying() -> Iterator[Callable[[float, float], None]]:
+    """Give a listener that shows on a terminal how long blocks are tried already, and how long at the most."""
+    with bars() as shown:
+        yield lambda seconds, most: shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
+
+
+@contextmanager
+def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
+    """Give a listener that prints the plan, all of it where `details` are asked for, and shows progress."""
+    from volpipe.driver import Listener
+
+    def on_estimate(found: Appraisal) -> None:
+        out.print(appraisal_summary(found, config))
+        if details:
+            _print_details(found)
+        log.info("plan:\n%s", rendered(plan_table(found.plan), estimate_table(found.estimate)))
+
+    def on_plan(plan: Plan, folder: RunFolder) -> None:
+        out.print(plan_summary(plan))
+
+    with _shown(plan) as on_progress:
+        yield Listener(on_plan, on_estimate, on_progress)
 
 
 @contextmanager
 def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
-    """Give a listener that shows progress: a live table on a terminal, a plain line now and then elsewhere."""
+    """Give a listener that shows progress: bars on a terminal, a plain line now and then elsewhere."""
     rate = Rate(math.prod(plan.out_shape) / plan.num_active)
-    if err.is_terminal:
-        with Live(console=err, transient=True, refresh_per_second=4) as live:
-
-            def on_terminal(progress: Progress) -> None:
-                rate.look(progress)
-                live.update(progress_table(progress, rate))
-
-            yield on_terminal
-        return
     last = time.perf_counter()
 
     def on_pipe(progress: Progress) -> None:
@@ -527,7 +557,18 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
             last = time.perf_counter()
             err.print(progress_line(progress, rate))
 
-    yield on_pipe
+    if not err.is_terminal:
+        yield on_pipe
+        return
+    with bars() as shown:
+
+        def on_terminal(progress: Progress) -> None:
+            left, is_first = progress.seconds_left, True
+            for name, done, whole, noun in bar_counts(progress):
+                shown.show_with(name, done, whole, noun, seconds_left=left if is_first and done < whole else None)
+                is_first = is_first and done >= whole
+
+        yield on_terminal
 
 
 def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool) -> list[str]:

@@ -6,8 +6,8 @@ Not here: the stages (flow, flow_plan, flow_run), or what is printed of one run 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from volpipe import cli_label
 from volpipe.errors import VolpipeError
 from volpipe.scoreboard import label_table, score_table
-from volpipe.show import appraisal_table, duration, missing_table, plan_table, size, status_table
+from volpipe.show import appraisal_summary, duration, estimate_table, plan_summary, plan_table, size
 from volpipe.terminal import check_folder, err, out
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from volpipe.flow_run import FlowReport, StageReport, Start
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
-    from volpipe.run import Progress
 
-    Shown = Callable[[Plan], AbstractContextManager[Callable[[Progress], None]]]
+    Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
 
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
@@ -88,23 +87,14 @@ def run(
     fresh: bool,
     keep_tensors: bool,
     tolerated: float,
-    shown: Shown,
+    listening: Listening,
+    details: bool,
     tell: Callable[[Report, float], None],
     same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
-    from volpipe.driver import Listener
     from volpipe.flow_cost import appraise_flow
     from volpipe.flow_run import FlowListener, FlowOptions, Site, execute_flow
-
-    @contextmanager
-    def of_run(plan: Plan) -> Iterator[Listener]:
-        with shown(plan) as on_progress:
-            yield Listener(
-                lambda plan, folder: out.print(plan_table(plan, config)),
-                lambda found: out.print(appraisal_table(found, config)),
-                on_progress,
-            )
 
     cost = appraise_flow(plan)
     if not fresh:
@@ -119,7 +109,7 @@ def run(
         on_stage=lambda stage: _begin(plan, stage),
         on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
         on_workers=on_workers,
-        of_run=of_run,
+        of_run=lambda plan: listening(plan, config, details),
         of_labels=cli_label.shown,
     )
     report = execute_flow(
@@ -229,8 +219,11 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
         if each.found is not None:
-            out.print(plan_table(each.found.plan, config))
-            out.print(appraisal_table(each.found, config))
+            out.print(plan_summary(each.found.plan))
+            out.print(appraisal_summary(each.found, config))
+            out.print()
+            out.print(plan_table(each.found.plan))
+            out.print(estimate_table(each.found.estimate))
         else:
             _show_labels(each.stage)
             if isinstance(each.times, LabelTimes):
@@ -292,22 +285,3 @@ def _time(cost: StageCost | FlowCost) -> str:
     if cost.seconds is None:
         return ""
     return f"{'≈ ' if cost.is_guess else ''}{duration(cost.seconds)}"
-
-
-def show_status(output: str, most: int | None) -> bool | None:
-    """Print how far each stage is whose output lies in `output`; None where it is that of one run."""
-    from volpipe.flow_run import find_entries, is_done, standing_of
-
-    entries = find_entries(output)
-    if entries is None:
-        return None
-    for number, entry in enumerate(entries, 1):
-        out.print(f"stage {number} of {len(entries)}: {entry.name}")
-        standing = standing_of(entry)
-        if standing is not None:
-            if standing.missing:
-                out.print(missing_table(standing.missing, most))
-            out.print(status_table(standing))
-        elif entry.kind != "label" or cli_label.show_status(entry.folder, most) is None:
-            out.print(f"{entry.out}: {'' if is_done(entry) else 'not '}complete")
-    return all(map(is_done, entries))

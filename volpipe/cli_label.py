@@ -15,13 +15,12 @@ import typer
 
 from volpipe.cli_options import LabelSettings, Parents, Site, complete_recipe
 from volpipe.errors import VolpipeError
-from volpipe.show import duration, size
-from volpipe.terminal import check_folder, check_target, err, out
+from volpipe.show import count, duration, size
+from volpipe.terminal import bars, check_folder, check_target, err, out
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from volpipe.label_audit import LabelStanding
     from volpipe.label_cost import LabelTimes
     from volpipe.label_recipe import LabelRecipe
     from volpipe.labelling import Labelled, LabelPlan
@@ -130,10 +129,10 @@ def planned(plan: LabelPlan) -> str:
 
     shape, need = " × ".join(map(str, plan.shape)), Need.of_labels(plan, 0.0)
     return (
-        f"{shape} voxels in {len(plan.blocks):,} blocks of {' × '.join(map(str, plan.block))}: writes up to "
-        f"{size(need.output_bytes)} in {need.output_files:,} files, takes up to {size(plan.task_bytes)} of memory per "
-        f"task, {size(plan.scratch_bytes)} of scratch, and {plan.recipe.output.graph_gib:g} GiB for the graph of all "
-        f"fragments; levels {len(plan.factors)}"
+        f"{shape} voxels in {count(len(plan.blocks), 'block')} of {' × '.join(map(str, plan.block))}: writes up to "
+        f"{size(need.output_bytes)} in {count(need.output_files, 'file')}, takes up to {size(plan.task_bytes)} of "
+        f"memory per task, {size(plan.scratch_bytes)} of scratch, and {plan.recipe.output.graph_gib:g} GiB for the "
+        f"graph of all fragments; {count(len(plan.factors), 'level')}"
     )
 
 
@@ -161,40 +160,8 @@ def _default_output(volume: str) -> str:
     return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
 
 
-def show_status(output: str, most: int | None) -> bool | None:
-    """Print how far the labelling is that writes `output`; None where there is none, else whether it is whole."""
-    from volpipe.label_audit import inspect_labels
-    from volpipe.show import missing_table, standing_table
-
-    found = inspect_labels(output)
-    if found is None:
-        return None
-    if found.missing:
-        out.print(missing_table(found.missing, most))
-    out.print(standing_table(found.totals, found.units, f"{found.plan.out}: {_state(found)}"))
-    return found.is_complete
-
-
-def _state(found: LabelStanding) -> str:
-    if found.is_gone:
-        return "not complete, its output is gone; `volpipe label --fresh` makes it again"
-    if not found.is_complete:
-        return "not complete; the same `volpipe label` command goes on with it"
-    return f"complete, {found.num_objects:,} objects; what each is, is in {found.table}"
-
-
 @contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
     """Give a listener that shows a bar for each stage on a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        bars: dict[str, TaskID] = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=total)
-            progress.update(bars[stage], completed=done)
-
-        yield on_progress
+    with bars() as rows:
+        yield lambda stage, done, total: rows.show(stage, done, total, "task" if stage == "graph" else "block")

@@ -179,7 +179,7 @@ def whole(text: str) -> int:
     return _whole(text, 0)
 
 
-def count(text: str) -> int:
+def positive(text: str) -> int:
     """Return the whole number from 1 that `text` is."""
     return _whole(text, 1)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli_options import Whole, complete_site, count
+from volpipe.cli_options import Whole, complete_site, positive
 from volpipe.errors import VolpipeError
 from volpipe.show import checkup_table, duration
 from volpipe.terminal import err, out
@@ -53,7 +53,7 @@ def check(
         ),
     ] = Path(),
     wait: Annotated[
-        float, typer.Option(parser=count, metavar="SECONDS", help="Seconds for which workers are waited for.")
+        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds for which workers are waited for.")
     ] = WAIT_SECONDS,
 ) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.

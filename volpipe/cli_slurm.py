@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from volpipe.batch import DriverJob, driver_script
 from volpipe.cli_job import check_command, check_site
-from volpipe.cli_options import Whole, count
+from volpipe.cli_options import Whole, positive
 
 slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
 
@@ -34,8 +34,8 @@ def script(
         str | None, typer.Option(metavar="NAME", help="Of the driver's job; its workers have their site's.")
     ] = None,
     account: Annotated[str | None, typer.Option(metavar="NAME", help="Of the driver's job.")] = None,
-    cores: Annotated[int, typer.Option(parser=count, metavar="N", help="Of the driver's job.")] = DriverJob.cores,
-    mem_gb: Annotated[int, typer.Option(parser=count, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
+    cores: Annotated[int, typer.Option(parser=positive, metavar="N", help="Of the driver's job.")] = DriverJob.cores,
+    mem_gb: Annotated[int, typer.Option(parser=positive, metavar="N", help="Of the driver's job.")] = DriverJob.mem_gb,
 ) -> None:
     """Print an sbatch script that runs `volpipe run` with the other arguments as a job."""
     job = DriverJob(time, cores, mem_gb, partition, account)

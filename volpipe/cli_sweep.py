@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.terminal import check_folder, err, out
+from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.trials import Row
@@ -96,17 +96,17 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _shown(total: int) -> Iterator[Callable[[Row], None]]:
     """Give a listener that shows a bar on a terminal, and names each trial that failed."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("training"), MofNCompleteColumn(), BarColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=total)
+    num_rows = 0
+    with bars() as shown:
 
         def show(row: Row) -> None:
-            progress.advance(task)
+            nonlocal num_rows
+            num_rows += 1
+            shown.show("trainings", num_rows, total, "training")
             if row.state == "failed":
                 err.print(f"volpipe: trial {row.number} failed: {row.reason}", markup=False)
 
+        shown.show("trainings", 0, total, "training")
         yield show
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.terminal import check_folder, err, out
+from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.training import TrainRecipe
@@ -80,10 +80,6 @@ def _tell(chosen: TrainRecipe, folder: Path) -> None:
 
 @contextmanager
 def _shown(steps: int) -> Iterator[Callable[[int], None]]:
-    """Give a listener that shows a bar on a terminal, a line now and then elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=steps)
-        yield lambda step: progress.update(task, completed=step)
+    """Give a listener that shows a bar on a terminal."""
+    with bars() as shown:
+        yield lambda step: shown.show("train", step, steps, "step")

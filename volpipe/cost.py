@@ -5,14 +5,17 @@ Not here: what a whole run costs (estimate), or how large a halo must be (reach)
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 
 from volpipe.grid import align_up
+from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import NetFacts, build_net
 from volpipe.recipe import Infer, NetChoice
 from volpipe.shortage import is_shortage
@@ -21,6 +24,7 @@ from volpipe.usage import peak_bytes
 Triple = tuple[int, int, int]
 GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
 GPU_BATCHES = (1, 2, 4, 8)
+LARGEST_MEASURED = 84**3  # voxels of the window by which the memory of a net is measured
 LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took so long
 
 
@@ -84,6 +88,36 @@ def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search
             yield Cost(window, batch, kept, seconds, num_bytes)
             if seconds > LONGEST_CALL:
                 return
+
+
+def bytes_per_voxel(choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "") -> float:
+    """Return the memory that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
+
+    It is measured with two threads, which take somewhat more than one, over a window of the net's own form.
+    """
+    growth = min(1.0, (LARGEST_MEASURED / math.prod(facts.window)) ** (1 / 3))
+    sizes = zip(facts.window, facts.stride, facts.fixed, strict=True)
+    window = [only or align_up(max(s, round(growth * w)), s) for w, s, only in sizes]
+    shape = (1, facts.in_channels, *window)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        num_bytes = pool.submit(_net_bytes, choice, shape, search_path).result()
+    return max(0.0, num_bytes - fixed_bytes) / math.prod(window)
+
+
+def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int:
+    """Return by how much calls of the net raise the memory of a process that keeps what it frees, as workers do."""
+    import torch
+
+    torch.set_num_threads(2)
+    share_heap()
+    keep_freed_memory()
+    net = build_net(choice, search_path)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is counted anew
+    before = peak_bytes()
+    with torch.inference_mode():
+        for _ in range(2):
+            net(torch.zeros(tuple(shape)))
+    return peak_bytes() - before
 
 
 def best(found: Iterable[Cost], most_bytes: int) -> Cost | None:

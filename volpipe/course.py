@@ -20,6 +20,8 @@ from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training, learn
 from volpipe.nets import describe
+from volpipe.presence import FILE as NOTE_FILE
+from volpipe.presence import StageNote, present
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
 from volpipe.run import told_in
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 ATTEMPTS = 3  # without a new checkpoint between them
-OURS = ("lock", "parsl", "volpipe.log")  # in a folder in which nothing has begun
+OURS = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # in a folder in which nothing has begun
 
 
 class Senders(Protocol):
@@ -105,7 +107,7 @@ def follow(
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
         claim(folder, training, fresh=fresh)
-        with logged(folder, "train", recipe):
+        with logged(folder, "train", recipe), present(folder.path, session) as presence:
             if is_complete(folder.path, recipe):
                 log.info("nothing to do: all %d steps are taken", newest(folder.path))
                 return Learnt(folder.path / WEIGHTS, newest(folder.path), was_complete=True)
@@ -113,7 +115,9 @@ def follow(
                 course = Course(folder, training, workers, session)
                 while not course.look():
                     wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
-                    on_step(last_step(folder.path / LOSSES))
+                    step = last_step(folder.path / LOSSES)
+                    on_step(step)
+                    presence.tell({"train": StageNote(step, recipe.train.steps)})
             stopped = not is_complete(folder.path, recipe)
             log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest(folder.path))
             return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)

@@ -92,6 +92,27 @@ def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
     return facts
 
 
+def bytes_per_voxel(choice: NetChoice) -> float | None:
+    """Return the memory that the net of `choice` takes on a CPU per voxel of a window; None where nobody wrote it down.
+
+    Other weights of a shipped net's own shape take as much as those that it was measured with.
+    """
+    key = shape_of(choice)
+    try:
+        known = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
+        return max((float(e["bytes_per_voxel"]) for e in known.values() if e.get("shape") == key), default=None)
+    except (OSError, ValueError, AttributeError, KeyError):  # a checkout without it
+        return None
+
+
+def shape_of(choice: NetChoice) -> str | None:
+    """Return the hash of a shipped net's code and options, whatever its weights; None for code of others."""
+    if not is_shipped(choice):
+        return None
+    plain = NetChoice(name=choice.name, options=choice.options)
+    return digest(plain, "", [models_folder() / f"{choice.name}.py"])
+
+
 def release() -> str:
     """Return the version of torch that is installed, whatever it was built for."""
     return version("torch").partition("+")[0]

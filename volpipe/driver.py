@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
+from volpipe.beats import listening
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
@@ -27,10 +29,13 @@ from volpipe.limits import check_access, check_apart
 from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
+from volpipe.pace import Prospect
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
+from volpipe.presence import Driver, Presence, StageNote, find_driver, present
 from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
 from volpipe.recipe import Recipe
+from volpipe.rehearsal import OnTry, unheard
 from volpipe.resolve import told
 from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
 from volpipe.schedule import Schedule, SingleStage, Stage
@@ -65,6 +70,8 @@ class Report:
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
+        asked: when the site was asked for workers, seconds since 1970.
+        first_task: when the first of them began its first task.
     """
 
     plan: Plan
@@ -73,7 +80,8 @@ class Report:
     num_held: int = 0
     totals: dict[str, Totals] = field(default_factory=dict)
     seconds: float = 0.0
-    first_task: float = 0.0  # seconds since 1970
+    asked: float = 0.0
+    first_task: float = 0.0
     most_scratch_bytes: int = 0
     estimate: Estimate | None = None
     driver_peak_bytes: int = 0
@@ -170,7 +178,7 @@ def execute(
         _claim(folder, plan)
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
-        with logging_to(folder.log), Journal(folder.journal) as journal:
+        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 return _close(wanted, folder, journal, keep_tensors)
@@ -179,12 +187,13 @@ def execute(
             listener.on_plan(plan, folder)
             for note in plan.notes:
                 log.info("input %s: %s", plan.source.path, note)
-            with start(folder.parsl) as executors:
+            asked = time.time()
+            with start(folder.parsl) as executors, listening(folder.path, wanted=executors.is_here) as beats:
                 folder.store_plan(plan)
                 store_identities(folder.inputs, inputs)
                 begin_session(folder, plan, site)
                 job = Job(str(folder.path), plan.identity, session=session)
-                stages = Passes(executors, job, listener.on_progress)
+                stages = Passes(executors, job, _heard(listener, presence))
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
                 if only is not None:
@@ -193,10 +202,12 @@ def execute(
                 found = appraise_run(wanted, folder, executors, schedule.share_left)
                 listener.on_estimate(found)
                 found.check(schedule.share_left)
+                prospect = Prospect(found.estimate.seconds_per_unit, wanted.num_windows, beats)
                 normalise = normalisation(stages, journal, wanted)
                 create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
-                report = _work(wanted, executors, stages, journal, schedule, normalise, tolerated=tolerated)
-                report.estimate = found.estimate
+                report = _work(wanted, stages, journal, schedule, normalise, prospect, tolerated=tolerated)
+                report.estimate, report.asked = found.estimate, asked
+                report.first_task = min(filter(None, (found.first_task, stages.first_task)), default=0.0)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
                 report.seams = _seams(wanted)
@@ -215,7 +226,7 @@ def _check_only(only: Box, wanted: Wanted) -> None:
 
 def _inputs(plan: Plan) -> dict[str, Volume]:
     """Return what `plan` reads, by what it is."""
-    inputs = {"volume": open_volume(plan.source.path, plan.source.key)}
+    inputs = {"volume": plan.source.volume()}
     return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
 
 
@@ -237,6 +248,23 @@ def recognise(
     return inputs
 
 
+def _heard(listener: Listener, presence: Presence) -> Callable[[Progress], None]:
+    """Return what tells of progress: the listener at once, and the run's folder now and then."""
+
+    def hear(progress: Progress) -> None:
+        listener.on_progress(progress)
+        presence.tell(
+            {
+                stage.name: StageNote(stage.num_done, stage.num_units, progress.running[stage.name], len(stage.failed))
+                for stage in progress.stages
+            },
+            progress.part,
+            progress.seconds_left,
+        )
+
+    return hear
+
+
 def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
     """Return the report of a run that was complete, closed now if its driver was killed before it could."""
     plan = wanted.plan
@@ -249,8 +277,10 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     return Report(plan, folder.path, was_complete=True)
 
 
-def preview(plan: Plan, start: Start | None) -> Appraisal:
+def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Appraisal:
     """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
+
+    `on_try` is told now and then for how long blocks are tried already, and for how long at the most.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -260,7 +290,7 @@ def preview(plan: Plan, start: Start | None) -> Appraisal:
     if start is None:
         return appraise(plan, folder)
     with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
-        return rehearsed(plan, folder, executors)
+        return rehearsed(plan, folder, executors, on_try=on_try)
 
 
 def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
@@ -280,20 +310,24 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 
 def _work(
     wanted: Wanted,
-    executors: Executors,
     passes: Passes,
     journal: Journal,
     schedule: Schedule,
     normalise: Affine,
+    prospect: Prospect,
     *,
     tolerated: float,
 ) -> Report:
-    plan = wanted.plan
+    plan, executors = wanted.plan, passes.executors
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
     job.tensors.create()
     submit = executors.submitter(job)
-    loop = Loop(schedule, submit, executors.slots, journal, passes.show, tolerated=tolerated, told=passes.told)
+    loop = Loop(
+        schedule, submit, executors.slots, journal, passes.show,
+        tolerated=tolerated, told=passes.told, prospect=prospect,
+    )  # fmt: skip
     loop.run()
+    passes.first_task = passes.first_task or loop.progress.first_task
     return Report(
         plan,
         Path(job.folder),
@@ -301,8 +335,7 @@ def _work(
         schedule.infer.num_held,
         {name: t for name, t in (passes.totals | loop.progress.totals).items() if t.tasks},
         loop.progress.seconds,
-        loop.progress.first_task,
-        loop.progress.most_scratch_bytes,
+        most_scratch_bytes=loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
         kept=kept_in(journal),
         clipped=clipped_in(journal, wanted),
@@ -357,13 +390,14 @@ def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run is, as its journal says, and what is missing because it failed when it was last tried."""
+    """How far a run is, as its journal says, who works on it, and what is missing because it failed when last tried."""
 
     plan: Plan
     folder: Path
     stages: list[Stage]
     totals: dict[str, Totals]
     is_complete: bool
+    driver: Driver
     missing: list[Missing] = field(default_factory=list)
 
 
@@ -382,6 +416,7 @@ def inspect_run(output: str | Path) -> Standing:
         raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
     totals: dict[str, Totals] = {}
     reasons: dict[tuple[str, int], str] = {}
+    driver = find_driver(folder.path, folder.journal)
     wanted = folder.load_wanted(plan)
     schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
     for record in read_records(folder.scan if wanted is None else folder.journal):
@@ -390,13 +425,13 @@ def inspect_run(output: str | Path) -> Standing:
         schedule.resume(record.units)
         reasons |= {(record.stage, unit): reason for unit, reason in record.failed}
     if isinstance(schedule, SingleStage):
-        return Standing(plan, folder.path, schedule.shown, totals, is_complete=False)
+        return Standing(plan, folder.path, schedule.shown, totals, is_complete=False, driver=driver)
     for name, unit in reasons:
         stage = schedule.by_name.get(name)
         if stage is not None and not stage.done[unit]:
             stage.failed.add(unit)
     missing = _missing(schedule, reasons)
-    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, missing)
+    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, driver, missing)
 
 
 def forget(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:

@@ -17,7 +17,7 @@ from volpipe.blend import support
 from volpipe.fetches import fetched_share
 from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
-from volpipe.memory import memory_bytes
+from volpipe.memory import memory_bytes, net_bytes
 from volpipe.plan import Plan
 from volpipe.schedule import bundle_size
 from volpipe.sums import Sums
@@ -108,7 +108,8 @@ class Estimate:
         num_chunks: of the volume.
         output_bytes, output_files: of all levels.
         scratch_bytes, scratch_files: at their highest.
-        memory_bytes: highest resident memory of a worker; without rates, of all but the net's own.
+        memory_bytes: highest resident memory of a worker.
+        has_net: whether the net's own memory is in that.
         seconds: from the first task to the last, None without rates.
     """
 
@@ -122,6 +123,7 @@ class Estimate:
     scratch_files: int
     memory_bytes: float
     seconds: float | None
+    has_net: bool = True
 
     @property
     def is_measured(self) -> bool:
@@ -147,6 +149,11 @@ class Estimate:
 
     def by_name(self) -> Mapping[str, StageEstimate]:
         return {stage.name: stage for stage in self.stages}
+
+    @property
+    def seconds_per_unit(self) -> Mapping[str, float]:
+        """Seconds of a worker for a unit of each stage; none where nothing was timed."""
+        return {stage.name: stage.seconds / stage.units for stage in self.stages if stage.seconds}
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,7 @@ def estimate(
         scratch_files=files + sum_files,
         memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None),
         seconds=slots.seconds(stages) if rates else None,
+        has_net=rates is not None or net_bytes(plan) is not None,
     )
 
 

@@ -5,6 +5,7 @@ Not here: the arithmetic of one stage (estimate), the limits of disks (limits), 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +26,13 @@ from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
-from volpipe.rehearsal import rehearse
+from volpipe.rehearsal import TooSlowError, rehearse
 from volpipe.score_cost import ScoreTime, rehearse_scores
 from volpipe.stand_in import nothing
 from volpipe.tensors import delete
 from volpipe.volume import Volume
+
+log = logging.getLogger(__name__)
 
 METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
 
@@ -306,7 +309,10 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Ap
     nothing(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal)
+        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
+    except TooSlowError as error:
+        log.warning("%s", error)
+        return found
     finally:
         delete(place)
     tried = replace(ahead, rates=timed_alone(rates, plan))

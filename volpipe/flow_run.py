@@ -18,7 +18,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe import labelling
-from volpipe.driver import SILENT, Listener, Report, Standing, execute, forget, inspect_run, logging_to
+from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run, logging_to
 from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow import VOLUME, named
@@ -31,6 +31,7 @@ from volpipe.journal import read_records
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.labelling import Labelled, OnProgress, is_labelled, label
 from volpipe.plan import Plan
+from volpipe.presence import present
 from volpipe.run import TOLERATED_SHARE, Executors, Totals
 from volpipe.tasks import Workers
 from volpipe.volume import open_volume
@@ -166,12 +167,12 @@ def execute_flow(
     """
     folder, started = plan.folder, time.monotonic()
     report = FlowReport(plan)
-    with folder.locked():
+    with folder.locked() as session:
         _check_out(plan)
         if fresh:
             _clear(plan)
         _claim(plan)
-        with logging_to(folder.log), _kept(plan, start, listener) as kept:
+        with logging_to(folder.log), present(folder.path, session), _kept(plan, start, listener) as kept:
             for stage in plan.stages:
                 with named(stage.name):
                     is_new = isinstance(stage.work, Evaluation) or not _is_begun(stage)
@@ -367,13 +368,6 @@ def _with_folder(entry: dict[str, str]) -> dict[str, str]:
     return {"folder": str(RunFolder.of_stage(files.locate(entry["out"])).path)} | entry
 
 
-def standing_of(entry: Entry) -> Standing | None:
-    """Return how far the run of a stage is, None where it was not begun or is no run."""
-    if entry.kind != "run" or not entry.run.plan_file.is_file():
-        return None
-    return inspect_run(entry.run.path)
-
-
 def is_done(entry: Entry) -> bool:
     """Return whether the stage `entry` is complete."""
     if entry.kind == "evaluate":
@@ -381,5 +375,4 @@ def is_done(entry: Entry) -> bool:
     if entry.kind == "label":
         plan = LabelPlan.load(entry.run.path)
         return plan is not None and is_labelled(plan, entry.run)
-    standing = standing_of(entry)
-    return standing is not None and standing.is_complete
+    return entry.run.plan_file.is_file() and inspect_run(entry.run.path).is_complete

@@ -144,6 +144,13 @@ class Runner:
             out: np.ndarray = averaged(self._net, data, choice.augment).contiguous().cpu().numpy()
         return out
 
+    def try_window(self, windows: np.ndarray) -> None:
+        """Run the net over `windows` (n, c, z, y, x) of any shape that it takes, for the time and the memory."""
+        try:
+            self._run(windows)
+        except Exception as error:
+            raise self.explained(error) from error
+
     def _filled(self, windows: np.ndarray) -> np.ndarray:
         """Return `windows` with empty ones added up to a whole batch.
 
@@ -399,11 +406,13 @@ def infer(
     blocks: Sequence[int],
     *,
     before_write: Callable[[], None] = lambda: None,
+    on_windows: Callable[[int], None] = lambda num_windows: None,
 ) -> Iterator[tuple[int, Exception | Written]]:
     """Yield each of `blocks` when it is written, with what it wrote, or with what went wrong.
 
     At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
-    next block are read when that is written. What `before_write` raises keeps a block from being written.
+    next block are read when that is written. What `before_write` raises keeps a block from being written; `on_windows`
+    is told how many windows were computed, batch by batch.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
 
@@ -423,7 +432,7 @@ def infer(
     writing: tuple[int, Future[Written]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
         incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
-        for block, outcome in block_sums(wanted, normalise, runner, incoming):
+        for block, outcome in block_sums(wanted, normalise, runner, incoming, on_windows):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
@@ -436,7 +445,11 @@ def infer(
 
 
 def block_sums(
-    wanted: Wanted, normalise: Affine, runner: Runner, incoming: Iterator[Batch]
+    wanted: Wanted,
+    normalise: Affine,
+    runner: Runner,
+    incoming: Iterator[Batch],
+    on_windows: Callable[[int], None] = lambda num_windows: None,
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
     """Yield each block with its sum as soon as its last window is added, or with the first error that it met."""
     growing: BlockSum | None = None
@@ -451,6 +464,7 @@ def block_sums(
             try:
                 for number, out in zip(batch.numbers, runner(batch.windows), strict=True):
                     growing.add(number, out)
+                on_windows(len(batch.numbers))
                 if batch.is_last:
                     growing.check()
             except Exception as problem:

@@ -35,6 +35,7 @@ from volpipe.label_recipe import LabelRecipe, load_labelling
 from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
+from volpipe.presence import Presence, StageNote, present
 from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
@@ -163,9 +164,8 @@ def label(
     folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
-        volumes = {"volume": open_volume(plan.path, plan.key)}
-        inputs = recognise(folder, volumes, plan.out, same_input=same_input, is_outside=is_outside)
-        with logging_to(folder.log), Journal(folder.journal) as journal:
+        inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
+        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             done = Noted.of(folder.journal)
             was_complete = done.is_complete(plan)
             if not was_complete:
@@ -178,13 +178,24 @@ def label(
                     if not any(done.results.values()):
                         on_begin(workers)
                     for stage in stages_of(plan):
-                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, on_progress)
+                        hear = _heard(on_progress, presence)
+                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, hear)
             found = Noted.of(folder.journal)
             if not found.metadata:
                 _close(folder, plan, journal, site)
             took = time.perf_counter() - began
             seconds = {name: totals.seconds for name, totals in found.totals.items()}
             return Labelled(plan.out, folder.path / TABLE, found.num_objects, took, seconds, was_complete)
+
+
+def _heard(on_progress: OnProgress, presence: Presence) -> OnProgress:
+    """Return what tells of progress: `on_progress` at once, and the run's folder now and then."""
+
+    def hear(stage: str, done: int, total: int) -> None:
+        on_progress(stage, done, total)
+        presence.tell({stage: StageNote(done, total)})
+
+    return hear
 
 
 @dataclass

@@ -129,8 +129,8 @@ def check_window(plan: Plan) -> None:
         enough = overlap + align_up(size, stride)
         if plan.recipe.windows.shape != "auto" and window > enough:
             raise PlanError(
-                f"axis {axis}: window {window} with overlap {overlap} is larger than the volume of {size} voxels; "
-                f"use {enough}, or set windows.shape to auto"
+                f"axis {axis}: windows.shape {window} is too large for a volume of {size} voxels: with an overlap of "
+                f"{overlap}, of mirrored voxels there, it can be at most {enough}; set it to that, or to auto"
             )
 
 

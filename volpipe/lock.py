@@ -7,13 +7,50 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError, VolpipeError
 
 LOCK_FILE = "lock"
+ATTEMPTS, PAUSE_SECONDS = 5, 0.02  # who only looks whether a lock is held holds it for some microseconds
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a folder or held it last, by its own words; `is_held` is None where no lock can be asked for."""
+
+    name: str
+    is_held: bool | None
+
+
+def find_holder(folder: Path) -> Holder | None:
+    """Return who holds `folder` or held it last; None where nobody ever did."""
+    try:
+        lock = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return Holder(_name(lock), _is_held(lock))
+    finally:
+        os.close(lock)
+
+
+def _is_held(lock: int) -> bool | None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
+    return False
+
+
+def _name(lock: int) -> str:
+    return os.pread(lock, 200, 0).decode(errors="replace").strip()
 
 
 @contextmanager
@@ -29,15 +66,26 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
         raise refusal(f"{folder} cannot be written: {error.strerror}; choose another place") from error
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(lock)
         except BlockingIOError as error:
-            other = os.pread(lock, 200, 0).decode(errors="replace").strip()
-            raise refusal(f"{folder} is in use by {other}; wait for it or stop it") from error
+            raise refusal(f"{folder} is in use by {_name(lock)}; wait for it or stop it") from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{holder}\n".encode(), 0)
         yield
     finally:
         os.close(lock)
+
+
+def _take(lock: int) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return
 
 
 def check_holder(folder: Path, session: str) -> None:

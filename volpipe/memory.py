@@ -9,15 +9,17 @@ import math
 
 import numpy as np
 
+from volpipe import descriptions
 from volpipe.plan import Plan
 from volpipe.windows import CACHE_BYTES
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
+NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)
 SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
 
 
 def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
-    """Return the highest resident memory of a worker; of all but the net's own where no block was tried.
+    """Return the highest resident memory of a worker; of all but the net's own where nobody knows that.
 
     Blocks of a rehearsal have no neighbours whose sums they could add, and slow ones are tried one by one, so that
     blended runs take more: over 1,500³, hann, 616 and 748 MiB became 995 and 949 MiB (measured 2026-11-21).
@@ -28,8 +30,21 @@ def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
     """
     least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
-        return least
+        return least + (net_bytes(plan) or 0.0)
     return max(least, SAFETY * peak_bytes + _finishing_bytes(plan)) if plan.num_sums else SAFETY * peak_bytes
+
+
+def net_bytes(plan: Plan) -> float | None:
+    """Return what the plan's net takes on a CPU while it computes; None where nobody measured that.
+
+    It goes with the voxels of a window, as models/facts.json has it of the shipped nets (`scripts/describe`).
+    """
+    choice = plan.recipe.infer
+    per_voxel = descriptions.bytes_per_voxel(plan.recipe.net)
+    if per_voxel is None or choice.exact or choice.compile or choice.channels_last or choice.precision != "float32":
+        return None
+    batch = choice.batch if choice.batch != "auto" else 1
+    return NET_BYTES + NET_SAFETY * per_voxel * batch * math.prod(plan.window)
 
 
 def array_bytes(plan: Plan) -> int:

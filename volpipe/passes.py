@@ -40,6 +40,7 @@ class Passes:
     Attributes:
         totals: what the tasks of each took in this session.
         told: what the log has already, see `run.Loop`.
+        first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
     executors: Executors
@@ -47,6 +48,7 @@ class Passes:
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    first_task: float = 0.0
 
     def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
         """Do all of `stage`, less what the journal has.
@@ -59,6 +61,7 @@ class Passes:
         submit = self.executors.submitter(job or self.job)
         loop = Loop(schedule, submit, self.executors.slots, journal, self.show, told=self.told)
         loop.run()
+        self.first_task = self.first_task or loop.progress.first_task
         self.totals[stage.name] = loop.progress.totals[stage.name]
         if stage.failed:
             unit = min(stage.failed)

@@ -1,7 +1,8 @@
 """The rehearsal: a few blocks are run in a folder of their own, and thrown away, to learn what a unit of work takes.
 
 Not here: what follows from it for the whole plan (estimate). Every worker of the site takes part, so that what they
-take from each other is in the times.
+take from each other is in the times. It takes no more than 20 s, whatever the volume and the net: where whole blocks
+would take longer, smaller ones are tried, and smaller windows where one of the plan's own would; times are scaled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +22,23 @@ import numpy as np
 
 from volpipe import worker
 from volpipe.errors import ChunkError, RunStopped
-from volpipe.estimate import Rates
+from volpipe.estimate import Rates, upper_bounds
 from volpipe.factor import factor
 from volpipe.folder import RunFolder
+from volpipe.formats.files import locate
 from volpipe.formats.store import downsample, transferred
 from volpipe.grid import Box, Grid
 from volpipe.infer import block_sums, load_runner
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine
+from volpipe.memory import array_bytes
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
-from volpipe.plan import Plan
+from volpipe.plan import Plan, make_plan
 from volpipe.run import told_in
+from volpipe.shortage import smaller_windows
 from volpipe.tensors import Tensors, delete
+from volpipe.usage import peak_bytes
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, batches
@@ -42,11 +47,17 @@ from volpipe.worker import Job
 MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up
 MANY_BLOCKS = 5  # along an axis: those at its faces do not matter
-LONG_SECONDS = 30.0  # a first block that takes as long is sample enough
+MOST_SECONDS = 20.0  # of all of it, from when the first worker begins
+PROBE_SECONDS, BUDGET_SECONDS = 0.5, 4.0  # of the first window, and of all windows after it: other steps take time too
+LONG_SECONDS = 4.0  # a first block that takes as long is sample enough
+NUM_PASSES = 4  # of windows through the net: a first block, two that are timed, and one whose output is written
+FACTOR_SECONDS = 3e-7  # to store a voxel of a window (gzip, one core, 2026-11)
 SAMPLED_CHUNKS, LEAST_CHUNKS, SAMPLE_SECONDS = 64, 8, 0.5
 READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks that may lie in memory
 KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
+BEGUN = "begun"  # a file in a worker's folder
+TICK_SECONDS = 0.2
 
 
 class Submitter(Protocol):
@@ -90,25 +101,72 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     )
 
 
-def rehearse(plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path) -> Rates:
+OnTry = Callable[[float, float], None]
+
+
+def unheard(seconds: float, most: float) -> None:
+    """Tell nobody how long blocks are tried already."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What units of work took, and when the first worker began to try them, seconds since 1970."""
+
+    rates: Rates
+    first_task: float
+
+
+class TooSlowError(RunStopped):
+    """Not even a window could be tried within the time that there is."""
+
+
+def rehearse(
+    plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path, on_try: OnTry = unheard
+) -> Rehearsal:
     """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
+
+    Args:
+        plan: the plan.
+        normalise: a normalisation good enough for timing.
+        executors: the workers.
+        num_workers: of them, those that run nets.
+        folder: need not exist.
+        on_try: told now and then for how long workers have tried blocks, and for how long they do at the most.
 
     Raises:
         RunStopped: a block fails; the whole run would.
+        TooSlowError: no worker is done in time.
     """
     dice = np.random.default_rng(SEED)
-    tasks = []
+    tasks: list[Future[Record]] = []
     try:
         for n in range(min(num_workers, MOST_WORKERS)):
             job = _job(plan, normalise, folder / str(n))
             tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
+        _wait(tasks, folder, on_try)
         records = [task.result() for task in tasks]
     finally:
         delete(folder)
     for record in records:
         for block, reason in record.failed:
             raise RunStopped(f"block {block} cannot be computed: {told_in(reason)}", reason)
-    return _mean([dataclasses.replace(Rates(*r.result), peak_bytes=r.peak_bytes) for r in records])
+    return Rehearsal(_mean([Rates(*r.result) for r in records]), min(r.started for r in records))
+
+
+def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
+    """Wait for workers; once one has begun, no longer than there is time."""
+    began: float | None = None
+    while wait(tasks, TICK_SECONDS).not_done:
+        if began is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
+            began = time.monotonic()
+        if began is None:
+            continue
+        on_try(time.monotonic() - began, MOST_SECONDS)
+        if time.monotonic() - began > MOST_SECONDS:
+            raise TooSlowError(
+                f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
+                "fast the net is"
+            )
 
 
 def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
@@ -143,7 +201,7 @@ def _mean(rates: list[Rates]) -> Rates:
     whole = {
         "num_blocks": sum(r.num_blocks for r in rates),
         "peak_bytes": max(r.peak_bytes for r in rates),
-        "has_bytes": True,
+        "has_bytes": all(r.has_bytes for r in rates),
     }
     return dataclasses.replace(rates[0], **(means | whole))
 
@@ -166,6 +224,103 @@ def try_blocks(job: Job, units: Sequence[int]) -> Record:
 
 
 def _try(job: Job, units: Sequence[int]) -> Rates:
+    whole, folder = job.plan, Path(job.folder)
+    with stopwatch() as probing:
+        probe = _probe(job)
+    if probing.seconds - probe.start_seconds > LONG_SECONDS:
+        return _by_probe(whole, probe)
+    sized = _sized(whole, worker.open_source(job), probe.seconds_per_voxel)
+    if sized is None:
+        return _scaled(_try_whole(job, units), whole, whole, probe)
+    dice = np.random.default_rng(units[0])
+    small = _job(sized, job.normalise, folder / "small")
+    rates = _try_whole(small, [_inner_block(small.plan, dice) for _ in units])
+    return _scaled(rates, whole, small.plan, probe)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What the first windows took: seconds until the net was loaded, then per voxel, and the memory before them."""
+
+    start_seconds: float
+    seconds_per_voxel: float
+    idle_bytes: int
+
+
+def _probe(job: Job) -> _Probe:
+    """Load the net, and run it over small windows, larger ones until the time can be told."""
+    plan = job.plan
+    with stopwatch() as loading:
+        runner = load_runner(plan)
+    (Path(job.folder) / BEGUN).touch()
+    idle_bytes, seconds_per_voxel = peak_bytes(), 0.0
+    for window in reversed([plan.window, *smaller_windows(plan)] if not any(plan.net.fixed) else [plan.window]):
+        num_voxels = math.prod(window)
+        if seconds_per_voxel * num_voxels > PROBE_SECONDS:
+            break
+        zeros = np.zeros((runner.batch, plan.source.num_channels, *window), np.float32)
+        for _ in range(2):  # the first call of a shape prepares
+            with stopwatch() as took:
+                runner.try_window(zeros)
+            seconds_per_voxel = took.seconds / (num_voxels * runner.batch)
+            if took.seconds > PROBE_SECONDS:
+                break
+    return _Probe(loading.seconds, seconds_per_voxel, idle_bytes)
+
+
+def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
+    """Return a plan of smaller blocks, and smaller windows if need be, that can be tried in time; None if this can."""
+    rate = NUM_PASSES * seconds_per_voxel + FACTOR_SECONDS
+    windows = [plan.window] if any(plan.net.fixed) else [plan.window, *smaller_windows(plan)]
+    window = next((w for w in windows if rate * math.prod(w) <= BUDGET_SECONDS), windows[-1])
+    most, block = max(1.0, BUDGET_SECONDS / (rate * math.prod(window))), list(plan.block)
+    while math.prod(block) > most:
+        longest = block.index(max(block))
+        block[longest] = -(-block[longest] // 2)
+    if (window, tuple(block)) == (plan.window, plan.block):
+        return None
+    core = [n * (w - o) * f for n, w, o, f in zip(block, window, plan.overlap, plan.net.scale, strict=True)]
+    chunk = "auto" if any(n % c for n, c in zip(core, plan.chunk, strict=True)) else plan.chunk  # it decides the bytes
+    choice = {"shape": window, "overlap": plan.overlap, "block": tuple(block)}
+    update = {
+        "windows": plan.recipe.windows.model_copy(update=choice),
+        "output": plan.recipe.output.model_copy(update={"shard": "auto", "chunk": chunk}),
+        "tensors": plan.recipe.tensors.model_copy(update={"mode": plan.mode}),
+    }
+    recipe = plan.recipe.model_copy(update=update)
+    return make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
+
+
+def _by_probe(plan: Plan, probe: _Probe) -> Rates:
+    """Return the rates of a net of which one window takes so long that nothing else counts; bytes are upper bounds."""
+    num_voxels = math.prod(plan.window)
+    return dataclasses.replace(
+        upper_bounds(plan),
+        start_seconds=probe.start_seconds,
+        factor_seconds=FACTOR_SECONDS * num_voxels,
+        infer_seconds=probe.seconds_per_voxel * num_voxels,
+        peak_bytes=peak_bytes() + array_bytes(plan),
+    )
+
+
+def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
+    """Return the `rates` of a plan that was `tried` as those of `plan`: time and memory of the net go with voxels."""
+    voxels = math.prod(plan.window) / math.prod(tried.window)
+    peak = peak_bytes()
+    net = max(0, peak - probe.idle_bytes - array_bytes(tried))
+    larger = max(0, array_bytes(plan) - array_bytes(tried))
+    return dataclasses.replace(
+        rates,
+        start_seconds=max(rates.start_seconds, probe.start_seconds),
+        factor_seconds=rates.factor_seconds * voxels,
+        infer_seconds=rates.infer_seconds * voxels,
+        window_bytes=rates.window_bytes * voxels,
+        peak_bytes=round(peak + larger + (voxels - 1) * net),
+    )
+
+
+def _try_whole(job: Job, units: Sequence[int]) -> Rates:
+    """Return what blocks took, each computed whole."""
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])

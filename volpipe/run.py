@@ -18,9 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from volpipe.beats import Beat, read_beats
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Journal, Record
+from volpipe.pace import Flights, Pace, Prospect, Reading
 from volpipe.schedule import LARGEST_BUNDLE, Schedule, SingleStage, Stage, bundle_size
 from volpipe.worker import Job
 
@@ -52,6 +54,11 @@ class Executors(Protocol):
         """Where workers keep chunks of the input on their nodes' own disks, None where they do not."""
         ...
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all workers are on the driver's machine."""
+        ...
+
     def submitter(self, job: Job) -> Submit:
         """Return what sends units of a stage, together with `job`, to a worker."""
         ...
@@ -66,6 +73,7 @@ FAILURES_TO_STOP = 3  # of a stage of which nothing is done
 TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
 LEAST_FAILURES = 10  # fewer never do, whatever their share
 TICK_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
 OURS = r"^volpipe\.errors\.\w+: "  # before the sentence of an error that we raise, at the end of a traceback
 
 
@@ -93,19 +101,37 @@ class Totals:
 
 @dataclass
 class Progress:
-    """How far a run is; handed to whoever shows it."""
+    """How far a run is; handed to whoever shows it.
+
+    Attributes:
+        first_task: when the first task began, seconds since 1970; 0 before one is back.
+        parts: units of tasks under way that are done, parts of one included, by stage; as their workers say.
+        num_windows: that the net is given in all, 0 where nobody counts them.
+        seconds_left: None while that is not known.
+    """
 
     stages: Sequence[Stage]
     started: float
     running: Counter[str] = field(default_factory=Counter)
     totals: dict[str, Totals] = field(default_factory=dict)
-    first_task: float = 0.0  # seconds since 1970
+    first_task: float = 0.0
     scratch_bytes: int = 0
     most_scratch_bytes: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    num_windows: int = 0
+    seconds_left: float | None = None
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.started
+
+    @property
+    def part(self) -> float | None:
+        """How much of the net's stage is done, 0 to 1, or of the one stage that there is; None where there is none."""
+        main = [stage for stage in self.stages if stage.label == "gpu"] or self.stages
+        if len(main) != 1 or not main[0].num_units:
+            return None
+        return min(1.0, (main[0].num_done + self.parts.get(main[0].name, 0.0)) / main[0].num_units)
 
 
 Show = Callable[[Progress], None]
@@ -122,6 +148,7 @@ class Loop:
         show: told of progress at every change and every half second.
         tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
         told: kinds of failures whose tracebacks the log has, and words of nodes, of all loops of a session.
+        prospect: what is known before the first task, for the time left.
     """
 
     def __init__(
@@ -134,6 +161,7 @@ class Loop:
         *,
         tolerated: float = TOLERATED_SHARE,
         told: set[str] | None = None,
+        prospect: Prospect | None = None,
     ) -> None:
         self.schedule = schedule
         self.submit = submit
@@ -153,6 +181,10 @@ class Loop:
         self._per_label: Counter[str] = Counter()
         self._units_in_flight: Counter[str] = Counter()
         self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
+        self._prospect = prospect or Prospect()
+        self.progress.num_windows = self._prospect.num_windows
+        self._flights, self._forecast = Flights(slots), Pace(self._prospect.planned)
+        self._looked, self._beats = 0.0, dict[int, Beat]()
 
     def run(self) -> None:
         """Work until nothing can start any more; what failed for good is in the schedule.
@@ -170,16 +202,49 @@ class Loop:
             try:
                 stage, units, future = self._arrived.get(timeout=TICK_SECONDS)
             except queue.Empty:
-                self.show(self.progress)
+                self._show()
                 continue
             self._in_flight -= 1
             self._per_label[stage.label] -= 1
             self._units_in_flight[stage.name] -= len(units)
             self.progress.running[stage.name] -= 1
+            self._flights.remove(stage.label, stage.name, units[0], time.time())
             self._receive(stage, units, future)
             del future  # a future holds its task's arguments and result
             self._fill()
-            self.show(self.progress)
+            self._show()
+
+    def _show(self) -> None:
+        """Tell of progress; how far tasks under way are is looked up now and then."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS or not self._in_flight:
+            self._look()
+            self._looked = time.monotonic()
+        told = self._flights.parts(time.time(), 0.0, {}, self._beats)
+        self.progress.parts = {name: done for name, (done, _) in told.items() if done}
+        self.show(self.progress)
+
+    def _look(self) -> None:
+        """Follow tasks under way, and the time left that comes of it."""
+        now, progress = time.time(), self.progress
+        if self._prospect.beats is not None:
+            self._beats = read_beats(self._prospect.beats)
+        beats = self._beats
+        begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
+        if not begun:
+            return
+        known = {name: t.seconds / t.units for name, t in progress.totals.items() if t.units}
+        readings = self._readings(self._flights.parts(now, progress.first_task, known, beats))
+        progress.seconds_left = self._forecast.seconds_left(now, begun, readings)
+
+    def _readings(self, parts: Mapping[str, tuple[float, float]]) -> dict[str, Reading]:
+        readings = {}
+        for stage in self.schedule.shown:
+            took = self.progress.totals[stage.name]
+            done, seconds = parts.get(stage.name, (0.0, 0.0))
+            left = max(0.0, stage.num_left - done)
+            decides = stage.label == "gpu" or len(self.schedule.shown) == 1
+            readings[stage.name] = Reading(took.units + done, left, took.seconds + seconds, decides)
+        return readings
 
     def _fill(self) -> None:
         """Submit as long as there is room and something may start; later stages first, which frees scratch."""
@@ -195,6 +260,7 @@ class Loop:
         self._per_label[stage.label] += 1
         self._units_in_flight[stage.name] += len(units)
         self.progress.running[stage.name] += 1
+        self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
         self.submit(stage.name, units).add_done_callback(lambda future: self._arrived.put((stage, units, future)))
 
     def _bundle(self, stage: Stage) -> int:

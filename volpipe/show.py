@@ -5,24 +5,31 @@ Not here: printing. Every function returns something that Rich can print.
 
 from __future__ import annotations
 
+import io
 import math
+import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
+
+from volpipe.terminal import PLAIN_WIDTH
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.alternatives import Alternative
     from volpipe.appraisal import Appraisal
     from volpipe.checkup import Facts
-    from volpipe.driver import Missing, Report, Standing
+    from volpipe.driver import Missing, Report
     from volpipe.estimate import Estimate
     from volpipe.findings import Checked
     from volpipe.ops import Affine
     from volpipe.plan import Plan
+    from volpipe.presence import Driver, Note, StageNote
     from volpipe.run import Progress, Totals
     from volpipe.seams import Score
     from volpipe.survey import Footprint, Intensities, Trials
@@ -30,6 +37,9 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
 
 MOST_ROWS = 20
 WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
+LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
+LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one after the other
+UNITS = {"infer": "block", "factor": "block", "scan": "block", "measure": "block", "histogram": "block"}
 
 
 def size(num_bytes: float) -> str:
@@ -42,25 +52,34 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: 1 h 05 min, 3 min 20 s, 4.2 s."""
+    """Return a time for people: 57 years, 12 days, 1 h 05 min, 3 min 20 s, 4.2 s."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= LONGEST_HOURS:
+        days = hours / 24
+        return f"{days:.0f} days" if days < 2 * DAYS_OF_YEAR else f"{days / DAYS_OF_YEAR:,.0f} years"
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 task, 1,200 tasks."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def shape(values: tuple[int, ...]) -> str:
     return " × ".join(map(str, values))
 
 
-def plan_table(plan: Plan, site: str) -> Table:
-    """Return what is about to run."""
-    from volpipe.wanted import Wanted
-
-    lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
-    source = plan.source
-    table.add_row("volume", f"{source.path} {source.key}".strip())
+def plan_summary(plan: Plan) -> Table:
+    """Return what goes in and what comes out."""
+    table, source = _pairs(), plan.source
+    voxel = source.voxel_size_nm
+    if voxel is not None:
+        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
+        voxel = (z, y, x)
+    table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {_voxel(source.voxel_size_nm)}")
     if plan.notes:
         table.add_row("", escape("; ".join(plan.notes)))
@@ -68,23 +87,17 @@ def plan_table(plan: Plan, site: str) -> Table:
         table.add_row("roi", f"{plan.roi_box} (z, y, x)")
     if plan.mask is not None:
         table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
-    table.add_row("net", f"{plan.net.label}, {plan.net.num_parameters:,} parameters, halo {shape(plan.net.halo)}")
+    table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
     if plan.net.normalise is not None and plan.net.normalise.method != "none":
         table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
     table.add_row("grey", grey_line(plan))
-    table.add_row(
-        "windows",
-        f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)}, overlap {shape(plan.overlap)}, "
-        f"blend {plan.recipe.windows.blend}, {plan.mode}",
-    )
-    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
     table.add_row("output", f"{plan.out}")
+    channels = f"{count(plan.net.out_channels, 'channel')} of " if plan.net.out_channels > 1 else ""
     table.add_row(
         "",
-        f"{shape(plan.out_shape)} voxels, {plan.out_dtype}, {plan.recipe.output.format}, "
-        f"levels {len(plan.factors)}, shards {shape(plan.shard)}, chunks {shape(plan.chunk)}",
+        f"{channels}{shape(plan.out_shape)} voxels, {plan.out_dtype}, {_voxel(voxel)}, {plan.recipe.output.format}, "
+        f"{count(len(plan.factors), 'level')}",
     )
-    table.add_row("site", site)
     return table
 
 
@@ -145,20 +158,80 @@ def clipped_line(report: Report) -> str:
     )
 
 
-def appraisal_table(appraisal: Appraisal, site: str) -> Table:
-    """Return what each stage will take, and whether chunks of the input are kept on nodes."""
-    table = estimate_table(appraisal.estimate, site)
+def plan_table(plan: Plan) -> Table:
+    """Return how the work is divided."""
+    from volpipe.wanted import Wanted
+
+    lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
+    table.add_row(
+        "windows",
+        f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
+    )
+    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_mirrored(plan)}")
+    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
+    table.add_row("files", f"shards of {shape(plan.shard)} voxels in chunks of {shape(plan.chunk)}")
+    return table
+
+
+def _mirrored(plan: Plan) -> str:
+    """Return what windows see beyond the volume, which surprises where they are larger than that."""
+    if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
+        return "windows are larger than the volume, which is mirrored at its faces to fill them"
+    return "beyond its faces the volume is mirrored"
+
+
+def rendered(*parts: RenderableType) -> str:
+    """Return what is shown as plain text, for the log."""
+    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+def appraisal_summary(appraisal: Appraisal, site: str) -> Table:
+    """Return how long it takes, and how much memory and disk: what a person asks first."""
+    found, table = appraisal.estimate, _pairs()
     if grey := measured_line(appraisal.plan, appraisal.sample.normalise, "about "):
-        table.caption = f"{table.caption}\n{grey} (by a sample)"
+        table.add_row("", f"{grey} (by a sample)")
+    table.add_row("time", _time_line(appraisal, site))
     threads, used = appraisal.worker_threads or 1, appraisal.plan.recipe.infer.threads
     if threads > used:
-        table.caption = (
-            f"{table.caption}\na worker has {threads} cores, the net computes on {used}: infer.threads={threads} "
-            "would use them, and change last bits"
+        table.add_row(
+            "",
+            f"a worker has {count(threads, 'core')}, the net computes on {used}: infer.threads={threads} would use "
+            "them, and change last bits",
+        )
+    table.add_row("memory", _memory_line(found, appraisal.num_workers))
+    table.add_row("disk", f"output {_bound(found, found.output_bytes)} in {count(found.output_files, 'file')}")
+    if found.scratch_files or found.scratch_bytes:
+        table.add_row(
+            "",
+            f"scratch {_bound(found, found.scratch_bytes)} in {count(found.scratch_files, 'file')} at its highest; "
+            "deleted at the end",
         )
     if appraisal.node_directory:
-        table.caption = f"{table.caption}\n{placement(appraisal)}"
+        table.add_row("", placement(appraisal))
     return table
+
+
+def _time_line(appraisal: Appraisal, site: str) -> str:
+    found, number = appraisal.estimate, appraisal.num_workers
+    workers = "" if number is None else f" with {count(number, 'worker')}"
+    if found.rates is None or found.seconds is None:
+        return f"not known{f': {why}' if (why := appraisal.untimed) else ' yet; `volpipe plan` measures it'}"
+    tried = count(found.rates.num_blocks, "block") if found.rates.num_blocks else "single windows"
+    return f"about {duration(found.seconds)} on {site}{workers}, by {tried} tried there"
+
+
+def _memory_line(found: Estimate, num_workers: int | None) -> str:
+    each = "each worker" if num_workers is None else f"each of {count(num_workers, 'worker')}"
+    if num_workers == 1:
+        each = "the worker"
+    if found.has_net:
+        return f"up to {size(found.memory_bytes)} for {each}, the net included"
+    return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"
 
 
 def placement(appraisal: Appraisal) -> str:
@@ -170,44 +243,34 @@ def placement(appraisal: Appraisal) -> str:
         return f"input is read where it lies, not by way of {place} of each node: {why_not}"
     return (
         f"input by way of {place} of each node: a chunk is fetched once there, instead of "
-        f"{appraisal.estimate.amplification:.2f} times by all workers; sums stay with the run, for other nodes add them"
+        f"{_times(appraisal.estimate.amplification)} by all workers; sums stay with the run, for other nodes add them"
     )
 
 
-def estimate_table(found: Estimate, site: str) -> Table:
+def estimate_table(found: Estimate) -> Table:
     """Return what each stage will take; bytes are upper bounds until blocks were tried."""
     table = Table(box=None, pad_edge=False)
-    for name in ("stage", "units", "tasks", "read", "written", "files", "time of a worker"):
+    names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
+    for name in (*names, *(["time of a worker"] if found.rates else [])):
         table.add_column(name, justify="left" if name == "stage" else "right")
     reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
     for stage in found.stages:
         table.add_row(
             stage.name,
             f"{stage.units:,}",
-            f"{stage.num_tasks:,}" if found.rates else "",
+            *([f"{stage.num_tasks:,}"] if found.rates else []),
             size(stage.read_bytes) if stage.name in reading else _bound(found, stage.read_bytes),
             _bound(found, stage.written_bytes),
             f"{stage.files:,}",
-            duration(stage.seconds) if found.rates else "",
+            *([duration(stage.seconds)] if found.rates else []),
         )
-    table.caption = "\n".join(_estimate_lines(found, site))
+    table.caption = f"the net's windows read a chunk of the volume {_times(found.amplification)} on average"
     table.caption_justify = "left"
     return table
 
 
-def _estimate_lines(found: Estimate, site: str) -> Iterator[str]:
-    yield (
-        f"reads every chunk of the volume {found.amplification:.2f} times; output {_bound(found, found.output_bytes)} "
-        f"in {found.output_files:,} files; scratch at its highest {_bound(found, found.scratch_bytes)} in "
-        f"{found.scratch_files:,} files"
-    )
-    if found.rates is None or found.seconds is None:
-        yield f"memory of a worker {size(found.memory_bytes)} and what the net takes; no block was tried, so no time"
-    else:
-        yield (
-            f"memory of a worker {size(found.memory_bytes)}; {duration(found.seconds)} on {site}, "
-            f"by {found.rates.num_blocks} blocks tried there"
-        )
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{number:.2f} times"
 
 
 def _bound(found: Estimate, num_bytes: float) -> str:
@@ -236,40 +299,22 @@ def alternatives_table(rows: Sequence[Alternative]) -> Table:
     return table
 
 
-def progress_table(progress: Progress, rate: Rate) -> Table:
-    """Return the live table: per stage what is done, in flight and failed; voxels per second and time left."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "done", "in flight", "failed"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    for stage in progress.stages:
-        table.add_row(
-            stage.name,
-            f"{stage.num_done:,} / {stage.num_units:,}",
-            str(progress.running[stage.name]),
-            str(len(stage.failed)),
-        )
-    table.caption = f"{duration(progress.seconds)}{_speed(progress, rate)}"
-    table.caption_justify = "left"
-    return table
-
-
 def progress_line(progress: Progress, rate: Rate) -> str:
-    """Return the same as one plain line."""
+    """Return how far a run is as one plain line."""
     parts = [
         f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
         for stage in progress.stages
         if stage.num_done or progress.running[stage.name] or stage.failed
     ]
-    running = sum(progress.running.values())
-    return (
-        f"{duration(progress.seconds)}: {', '.join(parts) or 'starting'}; "
-        f"{running} tasks in flight{_speed(progress, rate)}"
-    )
+    running = count(sum(progress.running.values()), "task")
+    part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
+    done = f"{', '.join(parts) or 'starting'}{part}"
+    return f"{duration(progress.seconds)}: {done}; {running} in flight{_speed(progress, rate)}"
 
 
 @dataclass
 class Rate:
-    """How fast stages go in this session.
+    """How fast the net goes in this session.
 
     Attributes:
         voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
@@ -285,33 +330,45 @@ class Rate:
 
     def voxels_per_second(self, progress: Progress) -> float:
         """Return the output voxels that went through the net, per second since the first task began."""
-        blocks = sum(s.num_done - self._first.get(s.name, 0) for s in progress.stages if s.name == "infer")
+        blocks = sum(
+            s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
+            for s in progress.stages
+            if s.name == "infer"
+        )
         return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
 
-    def seconds_left(self, progress: Progress) -> float | None:
-        """Return the time that stages which have begun still take, or None before any task is back.
 
-        What a unit took so far, for each that is left, on as many workers as were busy so far. Stages are taken
-        together: one that had to wait for another says nothing by its own speed.
-        """
-        begun = [(stage, took) for stage in progress.stages if (took := progress.totals[stage.name]).units]
-        spent = sum(took.seconds for _, took in begun)
-        due = sum(stage.num_left * took.seconds / took.units for stage, took in begun)
-        return due * _working(progress) / spent if spent > 0 else None
+def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
+    """Yield of each stage its name, how much is done and how much there is, and of what; the net's in windows."""
+    for stage in progress.stages:
+        done, whole = stage.num_done + progress.parts.get(stage.name, 0.0), float(stage.num_units)
+        if stage.name == "infer" and progress.num_windows and whole:
+            scale = progress.num_windows / whole
+            yield stage.name, done * scale, whole * scale, "window"
+        else:
+            yield stage.name, done, whole, UNITS.get(stage.name, "shard")
 
 
 def report_table(report: Report, started: float) -> Table:
     """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
     table = _totals_table(report.totals, planned=report.estimate)
-    first = f", first task after {report.first_task - started:.1f} s" if report.first_task else ""
     table.caption = (
-        f"{duration(time.time() - started)} in all{first}; peak memory: driver {size(report.driver_peak_bytes)}, "
+        f"{duration(time.time() - started)} in all{_first_task(report, started)}; "
+        f"peak memory: driver {size(report.driver_peak_bytes)}, "
         f"workers {size(max((t.peak_bytes for t in report.totals.values()), default=0))}"
     )
     if report.estimate is not None:
         table.caption += f"\n{_planned_line(report, report.estimate)}"
     table.caption_justify = "left"
     return table
+
+
+def _first_task(report: Report, started: float) -> str:
+    """Return how long it took until the first task began, and how much of that was waiting for workers."""
+    if not report.first_task:
+        return ""
+    waited = max(0.0, report.first_task - report.asked)
+    return f", first task after {duration(report.first_task - started)} ({duration(waited)} of it waiting for workers)"
 
 
 def _planned_line(report: Report, planned: Estimate) -> str:
@@ -322,17 +379,16 @@ def _planned_line(report: Report, planned: Estimate) -> str:
         if planned.seconds
         else ""
     )
-    memory = f"memory {size(planned.memory_bytes)}{'' if planned.rates else ' and the net'}"
-    return (
-        f"planned: scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
-        f"{memory}{took}"
-    )
+    memory = f"memory {size(planned.memory_bytes)}{'' if planned.has_net else ' and the net'}"
+    scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
+    nothing = not planned.scratch_bytes and not report.most_scratch_bytes
+    return f"planned: {'' if nothing else scratch}{memory}{took}"
 
 
 def seam_line(scores: Sequence[Score]) -> str:
     """Return the seam scores of an output as one line."""
     said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
-    return f"seams: differences across the faces of windows by those inside {said} (1 is none)"
+    return f"seams: voxels differ across the faces of windows {said} times as much as inside (1 is no seam)"
 
 
 def seam_warning(scores: Sequence[Score]) -> str:
@@ -348,19 +404,54 @@ def seam_warning(scores: Sequence[Score]) -> str:
     )
 
 
-def status_table(found: Standing) -> Table:
-    """Return how far a run is."""
-    state = "complete" if found.is_complete else "not complete; the same `volpipe run` command goes on with it"
-    num_units = {stage.name: stage.num_units for stage in found.stages}
-    return standing_table(found.totals, num_units, f"{found.plan.out}: {state}")
-
-
-def standing_table(totals: dict[str, Totals], num_units: dict[str, int], state: str) -> Table:
+def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], state: str) -> Table:
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
-    table = _totals_table(totals, num_units)
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name in dict.fromkeys((*stages, *totals)):
+        stage, took = stages.get(name), totals.get(name, Totals())
+        table.add_row(
+            name,
+            f"{stage.done:,} / {stage.all:,}" if stage is not None else f"{took.units:,}",
+            f"{stage.in_flight:,}" if stage is not None and stage.in_flight else "",
+            *([f"{took.tasks:,}", duration(took.seconds)] if took.tasks else ["", ""]),
+            *([size(n) for n in (took.read_bytes, took.written_bytes, took.peak_bytes)] if took.tasks else [""] * 3),
+        )
     table.caption = state
     table.caption_justify = "left"
     return table
+
+
+def driver_line(output: str, driver: Driver, is_complete: bool, num_missing: int = 0) -> str:
+    """Return how far the work on `output` is, whether somebody works on it, and how it goes on."""
+    note = driver.note
+    how_far = "" if note is None or note.part is None else f", {note.part:.0%} done"
+    left = "" if note is None or note.seconds_left is None else f", about {duration(note.seconds_left)} left"
+    if driver.state == "running":
+        return f"{output}: {driver.name} is at work{how_far}{left}"
+    if is_complete:
+        return f"{output}: complete"
+    if driver.state == "unseen":
+        silent = "" if driver.silent_seconds is None else f" (last sign of it {duration(driver.silent_seconds)} ago)"
+        return (
+            f"{output}: not complete{how_far}; {driver.name} worked on it, and whether it still does cannot be seen "
+            f"from this machine{silent}. {_command(note)}"
+        )
+    if driver.state == "interrupted":
+        return f"{output}: interrupted; nobody works on it. {_command(note)}"
+    if driver.state == "stopped":
+        return f"{output}: stopped by an error, which its log has; nobody works on it. {_command(note)}"
+    lacks = f", {count(num_missing, 'part')} missing" if num_missing else ""
+    return f"{output}: not complete{lacks}; nobody works on it. {_command(note)}"
+
+
+def _command(note: Note | None) -> str:
+    """Return how the work goes on."""
+    if note is None or not note.command:
+        return "The same command again goes on with it."
+    place = "" if note.folder == str(Path.cwd()) else f"cd {shlex.quote(note.folder)} && "
+    return f"This command goes on with it: {place}{note.command}"
 
 
 def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:
@@ -460,9 +551,9 @@ def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
 def footprint_lines(volume: Volume, found: Footprint) -> Iterator[str]:
     """Yield what lies on disk of a volume."""
     share = found.num_bytes / (math.prod(volume.shape) * volume.dtype.itemsize)
-    guess = "" if found.is_counted else f" (from {found.num_seen:,} places where a file may be)"
+    guess = "" if found.is_counted else f" (from {count(found.num_seen, 'place')} where a file may be)"
     yield (
-        f"on disk     {_about(found.is_counted)}{size(found.num_bytes)} in {found.num_files:,} files, "
+        f"on disk     {_about(found.is_counted)}{size(found.num_bytes)} in {count(found.num_files, 'file')}, "
         f"{share:.3f} of uncompressed{guess}"
     )
     if found.num_stored is not None:
@@ -503,19 +594,16 @@ def _about(is_exact: bool) -> str:
     return "" if is_exact else "about "
 
 
-def _totals_table(
-    totals: dict[str, Totals], num_units: dict[str, int] | None = None, planned: Estimate | None = None
-) -> Table:
+def _totals_table(totals: dict[str, Totals], planned: Estimate | None = None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory"):
         table.add_column(name, justify="left" if name == "stage" else "right")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}
     for name, t in totals.items():
-        units = f"{t.units:,}" + (f" / {num_units[name]:,}" if num_units and name in num_units else "")
         table.add_row(
             name,
-            units,
+            f"{t.units:,}",
             f"{t.tasks:,}",
             duration(t.seconds) + (f" ({duration(due[name].seconds)})" if name in due else ""),
             duration(t.cpu_seconds),
@@ -528,7 +616,7 @@ def _totals_table(
 
 def _pairs() -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", min_width=LABEL_WIDTH)
     table.add_column(overflow="fold")
     return table
 
@@ -549,7 +637,11 @@ def _working(progress: Progress) -> float:
 
 
 def _speed(progress: Progress, rate: Rate) -> str:
-    speed, left = rate.voxels_per_second(progress), rate.seconds_left(progress)
+    speed, left = rate.voxels_per_second(progress), progress.seconds_left
+    return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
+
+
+def voxel_rate(speed: float) -> str:
+    """Return voxels per second for people: 0.57 Mvoxel/s."""
     unit, name = (1e6, "Mvoxel/s") if speed >= 1e5 else (1e3, "kvoxel/s")
-    said = f", {speed / unit:.2f} {name}" if speed > 0 else ""
-    return said + (f", {duration(left)} left" if left else "")
+    return f"{speed / unit:.2f} {name}"

@@ -17,6 +17,7 @@ from volpipe.complaints import show_value
 from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
+from volpipe.presence import present
 from volpipe.recipe import load_tree, typed
 from volpipe.resolve import recipe_name
 from volpipe.training import VARIED, TrainRecipe
@@ -118,9 +119,9 @@ def run_sweep(
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
-    with folder.locked():
+    with folder.locked() as session:
         check_place(folder, SWEEP_FILE, fresh=fresh)
-        with logged(folder, "sweep", sweep.recipes[0]):
+        with logged(folder, "sweep", sweep.recipes[0]), present(folder.path, session):
             trials = _number(folder.path, sweep)
             check_folders(trials, folder.path)
             left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]

@@ -1,4 +1,4 @@
-"""Where the command line prints to: standard output, standard error, and files that the user names.
+"""Where the command line prints to: standard output, standard error, and files that the user names; and its bars.
 
 Not here: what is printed (show), or when (cli and its like).
 """
@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from volpipe.errors import VolpipeError
+from volpipe.pace import Pace, Reading
 
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
@@ -50,6 +56,82 @@ def check_folder(what: str, place: object, *, parents: bool) -> None:
     """
     if isinstance(place, Path) and not parents and not place.absolute().parent.exists():
         raise VolpipeError(f"{what}: there is no folder {place.parent}; make it first, or give --parents")
+
+
+@dataclass
+class _Row:
+    """A bar, what it began with and when, and its own pace."""
+
+    task: TaskID
+    first: float
+    began: float = field(default_factory=time.monotonic)
+    pace: Pace = field(default_factory=Pace)
+
+    def seconds_left(self, done: float, whole: float) -> float | None:
+        """Return the time left by how fast the bar moved so far."""
+        reading = Reading(done - self.first, whole - done, done - self.first, decides=True)
+        return self.pace.seconds_left(time.monotonic(), self.began, {"": reading})
+
+
+@dataclass
+class Bars:
+    """Bars on a terminal, one below the other: name, bar, percent, done of all, how fast, time left."""
+
+    progress: Progress
+    _rows: dict[str, _Row] = field(default_factory=dict)
+
+    def show(self, name: str, done: float, whole: float, noun: str) -> None:
+        """Move the bar `name` to `done` of `whole`, so many of a `noun`; the time left is that of the bar itself."""
+        row = self._row(name, done, whole)
+        self.show_with(name, done, whole, noun, seconds_left=row.seconds_left(done, whole))
+
+    def show_with(self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None) -> None:
+        """Move a bar whose time left is known from elsewhere; None says nothing of it."""
+        row = self._row(name, done, whole)
+        speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
+        self.progress.update(
+            row.task,
+            completed=done,
+            total=whole,
+            count=f"{int(done):,} of {whole:,.0f} {noun}{'' if whole == 1 else 's'}",
+            speed=_per_time(speed, noun) if done < whole else "",
+            left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
+        )
+
+    def _row(self, name: str, done: float, whole: float) -> _Row:
+        if name not in self._rows:
+            task = self.progress.add_task(name, total=whole, count="", speed="", left="")
+            self._rows[name] = _Row(task, done)
+        return self._rows[name]
+
+
+def _per_time(speed: float, noun: str) -> str:
+    """Return how many of a noun go by in a second, or in a minute or an hour where those are few."""
+    for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
+        if speed * seconds >= 1 or unit == "h":
+            return f"{speed * seconds:,.1f} {noun}s/{unit}" if speed > 0 else ""
+    raise AssertionError("unreachable")
+
+
+def _clock(seconds: float) -> str:
+    """Return a time left, no more precisely than it is known."""
+    if seconds < 60:
+        return f"{max(1.0, seconds):.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:,.0f} h"
+
+
+@contextmanager
+def bars() -> Iterator[Bars]:
+    """Give bars on standard error, drawn where that is a terminal, and gone at the end."""
+    columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        *(TextColumn(f"{{task.fields[{name}]}}") for name in ("count", "speed", "left")),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield Bars(progress)
 
 
 out, err = console(stderr=False), console(stderr=True)

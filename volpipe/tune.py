@@ -19,6 +19,7 @@ from volpipe.complaints import show_value
 from volpipe.course import Senders, Start, check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
+from volpipe.presence import present
 from volpipe.provenance import to_toml
 from volpipe.recipe import Section, differences, load_tree, typed
 from volpipe.resolve import recipe_name
@@ -194,9 +195,9 @@ def run_tuning(
         for value in values.ends:
             check_trainable(tuning.recipe_with({key: value}).net)
     folder = RunFolder(out.absolute())
-    with folder.locked():
+    with folder.locked() as session:
         check_place(folder, STUDY, fresh=fresh)
-        with logged(folder, "tune", tuning.recipe):
+        with logged(folder, "tune", tuning.recipe), present(folder.path, session):
             log.info("search: %s", tuning.search.model_dump_json(exclude_defaults=True))
             study = Study(tuning, folder.path)
             if study.has_more:

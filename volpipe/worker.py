@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.beats import Beater, beating
 from volpipe.errors import ChunkError, NetError, PlanError
 from volpipe.grid import Box
 from volpipe.heap import share_heap
@@ -148,10 +149,18 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     sums: list[tuple[int, int, str]] = []
     tally = Tally()
 
+    def num_windows() -> int:
+        return sum(len(job.wanted.windows_of(block)) for block in units)
+
     def outcomes() -> Outcomes:
+        with beating(Path(job.folder), units, num_windows) as beater:
+            yield from blocks(beater)
+
+    def blocks(beater: Beater) -> Outcomes:
         for block, outcome in infer_blocks(
-            job.wanted, job.normalise, job.tensors, window_source(job), units, before_write=job.check_session
-        ):
+            job.wanted, job.normalise, job.tensors, window_source(job), units,
+            before_write=job.check_session, on_windows=beater.add,
+        ):  # fmt: skip
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue

@@ -1,0 +1,90 @@
+"""Trying blocks takes no more than 20 s, whatever the volume and the net, and tells what whole blocks would tell."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inline import Inline
+from volumes import noise, windowed, write_volume
+
+from volpipe import rehearsal
+from volpipe.driver import prepare, preview
+from volpipe.plan import Plan
+from volpipe.recipe import load_recipe
+
+NET = """
+import time, torch
+class Net(torch.nn.Module):
+    in_channels, out_channels, scale, stride, halo, window = 1, 1, (1, 1, 1), (1, 1, 1), (0, 0, 0), (32, 32, 32)
+    intensity = "same"
+    def forward(self, x):
+        time.sleep({seconds} * x.numel() / 32**3)
+        return x
+def build():
+    return Net()
+"""
+
+
+def planned(folder: Path, seconds: float, location: str, *settings: str) -> Plan:
+    (folder / "net.py").write_text(NET.format(seconds=seconds))
+    recipe = load_recipe(None, ["net.name=net.py:build", *settings])
+    return prepare(location, recipe, folder / "out.zarr", folder)
+
+
+def huge(folder: Path) -> str:
+    """Return an N5 of 100,000³ voxels of which no chunk is stored."""
+    (folder / "big.n5" / "raw").mkdir(parents=True)
+    (folder / "big.n5" / "attributes.json").write_text('{"n5": "2.0.0"}')
+    array = {"dimensions": [100_000] * 3, "blockSize": [64] * 3, "dataType": "uint8", "compression": {"type": "gzip"}}
+    (folder / "big.n5" / "raw" / "attributes.json").write_text(json.dumps(array))
+    return str(folder / "big.n5" / "raw")
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.5])
+def test_a_huge_volume_and_a_slow_net_are_tried_in_time_by_smaller_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(rehearsal, "MOST_SECONDS", 60.0)  # so that a busy machine does not end it
+    plan = planned(tmp_path, seconds, huge(tmp_path))
+    assert plan.lattice.windows_per_block * seconds > 20  # of the first of its blocks alone
+    heard: list[float] = []
+    began = time.monotonic()
+    found = preview(plan, Inline().start, lambda took, most: heard.append(took))
+    assert time.monotonic() - began < 20
+    assert found.estimate.rates is not None
+    assert found.estimate.rates.infer_seconds == pytest.approx(seconds, rel=0.5)
+    assert heard == sorted(heard)
+    assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
+
+
+def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = (np.sin(np.arange(64**3).reshape(64, 64, 64) / 5) * 40 + noise((64, 64, 64)) // 4 + 80).astype(np.uint8)
+    location = str(write_volume(tmp_path / "in.n5", data))
+    cut = (*windowed((16, 16, 16), (0, 0, 0), (2, 2, 2), "crop"), "output.chunk=[16,16,16]", "output.levels=0")
+    plan = planned(tmp_path, 0.4, location, *cut)
+    whole = preview(plan, Inline().start).estimate
+    (tmp_path / "out.zarr.run" / "rates.json").unlink()
+    monkeypatch.setattr(rehearsal, "BUDGET_SECONDS", 0.5)  # of two windows or so
+    small = preview(plan, Inline().start).estimate
+    assert whole.rates is not None and small.rates is not None
+    assert whole.rates != small.rates
+    assert small.output_bytes == pytest.approx(whole.output_bytes, rel=0.2)
+    assert small.rates.infer_seconds == pytest.approx(whole.rates.infer_seconds, rel=0.6)
+
+
+def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "MOST_SECONDS", 0.3)
+    location = str(write_volume(tmp_path / "in.n5", noise((32, 32, 32))))
+    plan = planned(tmp_path, 3.0, location, "windows.shape=[32,32,32]", "windows.overlap=0")
+    found = preview(plan, Inline().start)
+    assert found.estimate.rates is None
+    assert (
+        found.untimed
+        == "no worker could try a window within 0 s; a smaller windows.shape would tell how fast the net is"
+    )

@@ -1,0 +1,204 @@
+"""The presence of a driver: what it says of itself while it works, in a file of its run's folder, and who reads that.
+
+Not here: what is done for good (journal). The file is a hint: it is written every few seconds, whole or not at all, and
+says nothing that a resume rests on. Whether a driver is alive the folder's lock says, as far as this machine sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from volpipe.lock import find_holder
+
+FILE = "progress.json"
+SECONDS = 2.0  # between two writings, at least
+FRESH_SECONDS = 60.0  # a sign of life that is older says nothing
+HOLDER = re.compile(r"process (\d+) on (\S+) since ([\d-]+ [\d:]+)")
+
+State = Literal["running", "stopped", "interrupted", "unseen", "ended"]
+"""running: a driver holds the folder · stopped: the last one met an error · interrupted: it was stopped, or killed ·
+unseen: it was on another machine, and this one cannot know · ended: it came to its end, or there was none."""
+
+
+class _Command:
+    """The command of this process, as a shell takes it to go on, and when it was given, seconds since 1970.
+
+    The line is "" where there is none, as in a notebook.
+    """
+
+    line = ""
+    began = 0.0
+
+    def give(self, arguments: Sequence[str], began: float | None) -> None:
+        """Take note of the command that begins."""
+        self.line = shlex.join(["volpipe", *(argument for argument in arguments if argument != "--fresh")])
+        self.began = time.time() if began is None else began
+
+
+COMMAND = _Command()
+
+
+@dataclass(frozen=True)
+class StageNote:
+    """How far a stage is: units done and in all, tasks in flight, units that failed for good."""
+
+    done: int
+    all: int
+    in_flight: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a driver says of its work.
+
+    Attributes:
+        session: the driver, as the lock names it.
+        command: that it was started by, and the folder it was given in.
+        at: when this was written, seconds since 1970.
+        stages: by name, in their order.
+        part: how much of the stage that takes longest is done, 0 to 1, tasks under way included; None where unknown.
+        seconds_left: None while that is not known.
+        ended: how the driver left: "ended", "stopped" or "interrupted"; "" while it works.
+    """
+
+    session: str
+    command: str = ""
+    folder: str = ""
+    at: float = 0.0
+    stages: Mapping[str, StageNote] = field(default_factory=dict)
+    part: float | None = None
+    seconds_left: float | None = None
+    ended: str = ""
+
+
+@dataclass
+class Presence:
+    """A driver's note, kept up to date; a folder that cannot be written to is no reason to fail."""
+
+    path: Path
+    note: Note
+    _last: float = 0.0
+
+    def tell(
+        self, stages: Mapping[str, StageNote], part: float | None = None, seconds_left: float | None = None
+    ) -> None:
+        """Take note of how far the stages are, and write that now and then."""
+        told = {"stages": {**self.note.stages, **stages}, "part": part, "seconds_left": seconds_left}
+        self.note = _changed(self.note, **told)
+        if time.monotonic() - self._last >= SECONDS:
+            self._write()
+
+    def leave(self, ended: str) -> None:
+        """Say how the work ended."""
+        self.note = _changed(self.note, ended=ended, seconds_left=None)
+        self._write()
+
+    def _write(self) -> None:
+        self._last = time.monotonic()
+        self.note = _changed(self.note, at=time.time())
+        partial = self.path.with_suffix(".partial")
+        with suppress(OSError):
+            partial.write_text(json.dumps(asdict(self.note)), encoding="utf-8")
+            partial.replace(self.path)
+
+
+@contextmanager
+def present(folder: Path, session: str) -> Iterator[Presence]:
+    """Give the presence of the driver that holds `folder` as `session`; at the end it says how that went."""
+    presence = Presence(folder / FILE, Note(session, COMMAND.line, str(Path.cwd())))
+    presence.tell({})
+    try:
+        yield presence
+    except KeyboardInterrupt:
+        presence.leave("interrupted")
+        raise
+    except BaseException:
+        presence.leave("stopped")
+        raise
+    presence.leave("ended")
+
+
+def _changed(note: Note, **fields: Any) -> Note:  # Any: those of Note
+    return Note(**{name: getattr(note, name) for name in Note.__dataclass_fields__} | fields)
+
+
+def read_note(folder: Path) -> Note | None:
+    """Return what a driver said last in `folder`; None where it said nothing, or another version did."""
+    try:
+        fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        stages = {name: StageNote(**stage) for name, stage in fields.pop("stages").items()}
+        return Note(**fields, stages=stages)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver of a run, as it is seen from here.
+
+    Attributes:
+        state: whether it works.
+        process, host, since: which it is or was; "" where nobody says.
+        note: what it said last, None where it said nothing.
+        silent_seconds: since its last sign of life, None where there was none.
+    """
+
+    state: State
+    process: str = ""
+    host: str = ""
+    since: str = ""
+    note: Note | None = None
+    silent_seconds: float | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it works, or worked a moment ago on a machine that cannot be asked."""
+        fresh = self.silent_seconds is not None and self.silent_seconds < FRESH_SECONDS
+        return self.state == "running" or (self.state == "unseen" and fresh)
+
+    @property
+    def name(self) -> str:
+        """Which process, where, since when."""
+        return f"process {self.process} on {self.host} since {self.since}" if self.process else "another process"
+
+
+def find_driver(folder: Path, journal: Path) -> Driver:
+    """Return the driver that works in `folder`, or the last one that did, from its lock, its note and its `journal`."""
+    holder = find_holder(folder)
+    if holder is None:
+        return Driver("ended")
+    note = read_note(folder)
+    if note is not None and note.session != holder.name:
+        note = None
+    words = HOLDER.match(holder.name)
+    process, host, since = words.groups() if words else ("", "", "")
+    return Driver(_state(holder.is_held, host, note), process, host, since, note, _silence(note, journal))
+
+
+def _state(is_held: bool | None, host: str, note: Note | None) -> State:
+    if is_held:
+        return "running"
+    if note is not None and note.ended in ("ended", "stopped", "interrupted"):
+        states: dict[str, State] = {"ended": "ended", "stopped": "stopped", "interrupted": "interrupted"}
+        return states[note.ended]
+    if is_held is None or (host and host != socket.gethostname()):
+        return "unseen"  # not every shared file system tells machines of each other's locks
+    return "interrupted"
+
+
+def _silence(note: Note | None, journal: Path) -> float | None:
+    """Return the seconds since the last sign of life; clocks of two machines may differ somewhat."""
+    signs = [note.at] if note is not None else []
+    with suppress(OSError):
+        signs.append(journal.stat().st_mtime)
+    return max(0.0, time.time() - max(signs)) if signs else None

@@ -1,0 +1,196 @@
+"""The status of anything that volpipe makes: a run, stages, labels, a training, many of them; and who works on it.
+
+Not here: printing (cli_status). Nothing is written and no lock is taken for longer than a look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from volpipe.course import last_step, newest
+from volpipe.driver import Missing, inspect_run
+from volpipe.flow_run import Entry, find_entries, is_done
+from volpipe.folder import RunFolder
+from volpipe.formats import files
+from volpipe.label_audit import inspect_labels
+from volpipe.lesson import Training
+from volpipe.presence import Driver, StageNote, find_driver
+from volpipe.run import Totals
+from volpipe.sweep import SWEEP_FILE
+from volpipe.training import LOSSES
+from volpipe.trials import TABLE
+from volpipe.tune import STUDY
+
+Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]
+State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far the work on an output is.
+
+    Attributes:
+        kind: what it is.
+        output: that is made, or the folder of a training.
+        is_complete: whether nothing is left to do.
+        driver: who works on it, or did.
+        stages: how far each is.
+        totals: what their tasks took, over all sessions.
+        missing: what failed when it was last tried.
+        remark: what else there is to say.
+        parts: the stages of several, in their order.
+    """
+
+    kind: Kind
+    output: str
+    is_complete: bool
+    driver: Driver
+    stages: Mapping[str, StageNote] = field(default_factory=dict)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    missing: list[Missing] = field(default_factory=list)
+    remark: str = ""
+    parts: tuple[Status, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """In a word: "running" is that somebody works on it, "unseen" that nobody can know from here."""
+        if self.driver.is_at_work or any(part.state == "running" for part in self.parts):
+            return "running"
+        if self.is_complete:
+            return "complete"
+        if self.driver.state == "unseen":
+            return "unseen"
+        if self.driver.state == "interrupted":
+            return "interrupted"
+        return "incomplete" if self.stages or self.parts else "not begun"
+
+    def to_json(self) -> dict[str, Any]:  # Any: plain values
+        """Return the same in plain values; the keys are those of docs/faults.md."""
+        driver, note = self.driver, self.driver.note
+        return {
+            "kind": self.kind,
+            "output": self.output,
+            "state": self.state,
+            "process": int(driver.process) if driver.process else None,
+            "host": driver.host or None,
+            "since": driver.since or None,
+            "last_sign_seconds": driver.silent_seconds,
+            "command": (note.command or None) if note is not None else None,
+            "folder": (note.folder or None) if note is not None else None,
+            "done": note.part if note is not None else None,
+            "seconds_left": note.seconds_left if note is not None else None,
+            "stages": {
+                name: {"done": n.done, "all": n.all, "in_flight": n.in_flight, "failed": n.failed}
+                for name, n in self.stages.items()
+            },
+            "missing": [
+                {"stage": part.stage, "unit": part.unit, "box": str(part.box), "reason": part.reason}
+                for part in self.missing
+            ],
+            "parts": [part.to_json() for part in self.parts],
+        }
+
+
+def find_status(output: str) -> Status:
+    """Return the status of `output`, or of what is made in the folder of that name.
+
+    Raises:
+        RunError: nobody began anything there, or what is stored is damaged.
+    """
+    return _of_stages(output) or _of_training(output) or _of_trials(output) or _of_labels(output) or _of_run(output)
+
+
+def _of_run(output: str) -> Status:
+    place = files.locate(output) if "://" in output else Path(output).absolute()
+    folder = RunFolder.of_output(place)
+    driver = find_driver(folder.path, folder.journal)
+    if driver.state == "running" and not folder.plan_file.is_file():  # its site is being started
+        return Status("run", output, is_complete=False, driver=driver)
+    found = inspect_run(output)
+    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in found.stages}
+    stages = _with_flights(notes, found.driver)
+    return Status("run", found.plan.out, found.is_complete, found.driver, stages, found.totals, found.missing)
+
+
+def _of_labels(output: str | Path) -> Status | None:
+    found = inspect_labels(output)
+    if found is None:
+        return None
+    remark = ""
+    if found.is_gone:
+        remark = "its output is gone; `volpipe label --fresh` makes it again"
+    elif found.is_complete:
+        remark = f"{found.num_objects:,} objects; what each is, is in {found.table}"
+    totals = {name: took for name, took in found.totals.items() if took.tasks}
+    done = {name: found.totals[name].units for name in found.units}
+    notes = {name: StageNote(done[name], units) for name, units in found.units.items()}
+    driver = find_driver(found.folder, RunFolder(found.folder).journal)
+    return Status("labels", found.plan.out, found.is_complete, driver, notes, totals, found.missing, remark)
+
+
+def _of_stages(output: str) -> Status | None:
+    entries = find_entries(output)
+    if entries is None:
+        return None
+    place = files.locate(output) if "://" in output else Path(output).absolute()
+    own = RunFolder.of_stages(place)
+    folder = own.path if own.path.is_dir() else Path(output)
+    parts = tuple(map(_of_entry, entries))
+    driver = find_driver(folder, RunFolder(folder).log)
+    return Status("stages", output, all(part.is_complete for part in parts), driver, parts=parts)
+
+
+def _of_entry(entry: Entry) -> Status:
+    if entry.kind == "run" and entry.run.plan_file.is_file():
+        return _of_run(str(entry.folder))
+    labels = _of_labels(entry.folder) if entry.kind == "label" else None
+    if labels is not None:
+        return labels
+    driver = find_driver(entry.run.path, entry.run.journal)
+    kinds: dict[str, Kind] = {"run": "run", "label": "labels", "evaluate": "evaluation"}
+    return Status(kinds[entry.kind], entry.out, is_done(entry), driver)
+
+
+def _of_training(output: str) -> Status | None:
+    folder = Path(output)
+    training = Training.load(folder)
+    if training is None:
+        return None
+    steps = training.recipe.train.steps
+    done = max(newest(folder), last_step(folder / LOSSES))
+    driver = find_driver(folder, folder / LOSSES)
+    is_whole = newest(folder) >= steps
+    return Status("training", output, is_whole, driver, {"train": StageNote(min(done, steps), steps)})
+
+
+def _of_trials(output: str) -> Status | None:
+    folder = Path(output)
+    if not any((folder / name).is_file() for name in (SWEEP_FILE, STUDY)):
+        return None
+    parts = tuple(
+        part
+        for path in sorted(folder.glob("[0-9]*"))
+        if path.is_dir() and (part := _of_training(str(path))) is not None
+    )
+    try:
+        rows = json.loads((folder / f"{TABLE}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it is written at the end of a session
+        rows = []
+    is_whole = bool(rows) and all(row["state"] in ("done", "pruned") for row in rows)
+    return Status("trials", output, is_whole, find_driver(folder, folder / "volpipe.log"), parts=parts)
+
+
+def _with_flights(stages: dict[str, StageNote], driver: Driver) -> dict[str, StageNote]:
+    """Return `stages` with the tasks that a driver at work has in flight, and with those that only it knows."""
+    if not driver.is_at_work or driver.note is None:
+        return stages
+    told = driver.note.stages
+    flying = {
+        name: StageNote(stage.done, stage.all, told[name].in_flight if name in told else 0, stage.failed)
+        for name, stage in stages.items()
+    }
+    return {name: stage for name, stage in told.items() if name not in stages} | flying
