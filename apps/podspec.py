@@ -21,6 +21,7 @@ WORKERS = {"volpipe-role": "worker"}  # on the pods of every run: what the servi
 SERVICE = "volpipe"  # gives each pod a name in the cluster's DNS; where it is not made, pods only lack that name
 LONGEST_LABEL = 63  # of a name in the DNS (RFC 1123)
 GPU = "nvidia.com/gpu"
+USER = "volpipe"  # the name of a pod's user, whom its system knows by number alone
 # Without these, Kubernetes waits 300 s before it gives up a pod whose node does not answer (DefaultTolerationSeconds).
 LOST_NODE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 LOST_NODE_SECONDS = 60
@@ -176,6 +177,7 @@ def _bound(spec: client.V1PodSpec, shape: Shape) -> None:
     spec.restart_policy = "Never"  # restarted in place, a broken pod would look as if it ran
     spec.active_deadline_seconds = shape.deadline
     spec.termination_grace_period_seconds = shape.grace
+    spec.enable_service_links = False  # a Service called volpipe-k8s would else be taken for settings
     spec.automount_service_account_token = False  # workers have no business with the cluster
 
 
@@ -214,7 +216,7 @@ def _dress_container(container: client.V1Container, shape: Shape) -> None:
     container.name = "worker"
     container.ports = None  # Parsl says 80
     container.image_pull_policy = shape.pull_policy
-    env = {SERVICE_VARIABLE: SERVICE, **shape.env}
+    env = {"LOGNAME": USER, SERVICE_VARIABLE: SERVICE, **shape.env}
     container.env = [client.V1EnvVar(name=name, value=value) for name, value in env.items()]
     container.volume_mounts = mounts(shape) or None
     container.security_context = container_security()

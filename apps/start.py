@@ -36,7 +36,7 @@ from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Submit
-from volpipe.sites import find_site
+from volpipe.sites import find_site, name_user
 from volpipe.staging import VARIABLE
 from volpipe.worker import Job
 
@@ -116,6 +116,9 @@ def started(config: Config) -> Iterator[Started]:
     }
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
+    for executor in config.executors:
+        if isinstance(executor, HoldingExecutor):
+            executor.siblings = [other for other in config.executors if other is not executor]
     with loaded(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
         _poll_alone(kernel)()
@@ -133,6 +136,7 @@ def started(config: Config) -> Iterator[Started]:
 def loaded(config: Config) -> Iterator[DataFlowKernel]:
     """Start the executors of `config`; on every way out stop them and cancel their blocks."""
     _find_commands()
+    name_user()
     logging.getLogger("parsl").setLevel(logging.ERROR)
     kernel = parsl.load(config)
     try:

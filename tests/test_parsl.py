@@ -16,7 +16,6 @@ from pathlib import Path
 import parsl
 import psutil
 import pytest
-import zmq
 from command import processes_in, wait_until
 from conftest import ROOT
 from parsl.config import Config
@@ -30,7 +29,7 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps import start
+from volpipe.apps import executors, start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
 from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
 from volpipe.apps.unneeded import PACKAGES, write_stand_ins
@@ -168,11 +167,144 @@ def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
         executor.incoming_q.close()
 
 
+@pytest.mark.slow
+def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_one_that_hangs(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
+    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executors, "LISTEN_SECONDS", 20)
+    slow = tmp_path / "interchange.py"
+    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        began = time.monotonic()
+        executor.outgoing_q.put("a task")
+        assert time.monotonic() - began > 1
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
+
+
+@pytest.mark.slow
+def test_an_interchange_that_never_takes_a_task_is_named(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executors, "LISTEN_SECONDS", 0.5)
+    deaf = tmp_path / "interchange.py"
+    deaf.write_text("#!/bin/sh\ncat > /dev/null &\nexec sleep 60\n")
+    deaf.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        with pytest.raises(
+            ConnectionError, match="the interchange of executor mine takes no tasks; this machine may be"
+        ):
+            executor.outgoing_q.put("a task")
+    finally:
+        executor.interchange_proc.kill()
+        executor.shutdown()
+        executor.incoming_q.close()
+
+
+class Limited(Prompt):
+    """Takes `most` blocks at a time and refuses others."""
+
+    most = 1
+    is_busy = False
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "") -> str:
+        if sum(not entry["status"].terminal for entry in self.resources.values()) >= self.most:
+            raise SiteError("exceeded quota: few")
+        job = str(len(self.resources))
+        self.resources[job] = {"status": JobStatus(JobState.PENDING)}
+        return job
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> HoldingExecutor:
+    """An executor whose scheduler refuses more than one block, and is asked again after 2 s, 4 s and so on."""
+    executor = HoldingExecutor("mine", Limited(init_blocks=1, max_blocks=4, launcher=SimpleLauncher()), **ARGUMENTS)
+    monkeypatch.setattr(executor, "_get_launch_command", lambda block: "")
+    return executor
+
+
+def test_refusals_count_only_while_no_block_is_accepted(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    assert limited.scale_out_facade(4) == ["0"]
+    for seconds in (2, 4, 8, 16, 32, 64):
+        assert limited.scale_out_facade(3) == []  # too soon to ask again
+        clock.now += seconds
+        assert limited.scale_out_facade(3) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.PENDING]
+    assert [record.getMessage() for record in caplog.records if getattr(record, "notice", False)] == [
+        "executor mine gets no more blocks for now, and goes on with the 1 that it has: exceeded quota: few"
+    ]
+    limited.provider.most = 0
+    limited.provider.resources["0"]["status"] = limited.status_facade["0"] = JobStatus(JobState.CANCELLED)
+    clock.now += 300
+    for number in range(1, 4):
+        assert limited.scale_out_facade(3) == []
+        assert sum(status.state == JobState.FAILED for status in limited.status_facade.values()) == number
+        clock.now += 300
+    limited.provider.most = 2
+    assert len(limited.scale_out_facade(2)) == 2
+
+
+def test_a_scheduler_that_takes_nothing_for_now_is_waited_for_half_an_hour(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    limited.provider.most, limited.provider.is_busy = 0, True
+    for _ in range(6):
+        assert limited.scale_out_facade(1) == []
+        assert limited.status_facade == {}
+        clock.now += 299
+    clock.now += 300
+    assert limited.scale_out_facade(1) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.FAILED]
+
+
+def test_a_limit_that_another_executor_has_used_up_is_waited_for_until_that_gives_back(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    other = HoldingExecutor("other", Limited(launcher=SimpleLauncher()), **ARGUMENTS)
+    monkeypatch.setattr(other, "_get_launch_command", lambda block: "")
+    other.scale_out_facade(1)
+    limited.siblings, limited.provider.most = [other], 0
+    assert limited.scale_out_facade(1) == []
+    assert limited.status_facade == {}
+    clock.now += 301
+    assert limited.scale_out_facade(1) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.FAILED]
+    limited.is_patient = False  # as in a check of a site
+    clock.now += 301
+    assert limited.scale_out_facade(1) == []
+    assert len(limited.status_facade) == 2
+
+
+class Clock:
+    """The time of executors, which passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(executors.time, "monotonic", lambda: self.now)
+
+
 def refuses(executor: HoldingExecutor) -> bool:
     """Return whether a task is refused, rather than that somebody is waited for who takes it."""
     try:
         executor.submit(time.sleep, {}, 0)
-    except zmq.Again:
+    except ConnectionError as error:
+        assert str(error) == "the interchange of executor mine has ended"
         return True
     return False
 
@@ -206,17 +338,17 @@ def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executo
     def send() -> None:
         try:
             executor.outgoing_q.put("a task")
-        except (zmq.Again, ConnectionError) as error:
+        except ConnectionError as error:
             refused.append(error)
 
     sender = threading.Thread(target=send)
     sender.start()
     wait_until(executor._sending.locked, 5)
     executor.shutdown()
-    assert [type(error) for error in refused] == [zmq.Again]
+    sender.join()
+    assert str(refused[0]) == "the interchange of executor mine has ended"
     send()
     assert str(refused[1]) == "executor mine is closed"
-    sender.join()
     executor.incoming_q.close()
 
 

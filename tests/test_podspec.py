@@ -78,6 +78,7 @@ def test_a_pod_is_never_restarted_in_place_and_ends_soon() -> None:
         5,
     )
     assert "activeDeadlineSeconds" not in dressed()["spec"]
+    assert spec["enableServiceLinks"] is False  # a service volpipe-k8s would be taken for settings
 
 
 def test_what_a_user_asks_for_is_in_the_manifest() -> None:
@@ -97,6 +98,7 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
     )
     spec, container = manifest["spec"], container_of(manifest)
     assert {"name": "HOME", "value": "/tmp"} in container["env"]
+    assert {"name": "LOGNAME", "value": "volpipe"} in container["env"]
     assert {("parsl-job-id", "0a1b2c3d"), ("lab", "em")} < manifest["metadata"]["labels"].items()
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     assert spec["affinity"] == affinity

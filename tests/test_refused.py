@@ -52,7 +52,10 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, give: Give, monkeypatc
     (tmp_path / "kept").mkdir()
     deny(monkeypatch, tmp_path / "kept", os.W_OK)
     ended = run(give, *IDENTITY, out="kept/new/out.zarr")
-    assert_refused(ended, f"{tmp_path / 'kept'} may not be written; choose another --out")
+    owner = f"it is user {os.getuid()}'s, mode {(tmp_path / 'kept').stat().st_mode & 0o777:o}"
+    assert_refused(
+        ended, f"{tmp_path / 'kept'} may not be written by user {os.getuid()}: {owner}; choose another --out"
+    )
     assert not list((tmp_path / "kept").iterdir())
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from command import begin, finish, giver, processes_in, set_each
@@ -22,7 +27,7 @@ from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.start import on_site
 from volpipe.errors import SiteError
 from volpipe.journal import Record, read_records
-from volpipe.sites import list_sites, load_site
+from volpipe.sites import list_sites, load_site, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(
@@ -312,6 +317,56 @@ def config(run_dir):
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
 """
+
+
+NOBODY = ("unshare", "--user", "--map-user=54321", "--map-group=54321", "--")
+
+
+@pytest.mark.slow
+def test_a_user_whom_the_system_does_not_know_may_run(tmp_path: Path) -> None:
+    """As in a pod, whose image has no entry for its user: no name, and no home either."""
+    if subprocess.run([*NOBODY, "true"], capture_output=True).returncode:
+        pytest.skip("this machine gives processes no users of their own")
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_CACHE_HOME")
+    }
+    given = [
+        sys.executable,
+        "-m",
+        "volpipe",
+        "run",
+        "--config",
+        "local",
+        *set_each("net.name=identity"),
+        "in.n5",
+        "-o",
+        "out.zarr",
+    ]
+    ended = subprocess.run(
+        [*NOBODY, *given], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"wrote {tmp_path}/out.zarr" in ended.stdout
+
+
+def test_a_user_without_a_name_or_home_gets_both_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.setenv(name, "")  # and as before at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    name_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"
+    assert not Path.home().exists()  # in a folder that others may write to, they could set up sites for us
+    monkeypatch.setenv("LOGNAME", "me")
+    monkeypatch.setenv("HOME", "/home/me")
+    name_user()
+    assert (getpass.getuser(), str(Path.home())) == ("me", "/home/me")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.journal import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -241,7 +242,7 @@ def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Sl
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
-    assert ended.code == 1
+    assert ended.code == INTERRUPTED
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost

@@ -1,6 +1,7 @@
 """The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
 
-Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused.
+Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused,
+4 interrupted.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import psutil
 import typer
 from rich.live import Live
 from rich.text import Text
+from typer.core import TyperGroup
 
 import volpipe.configs
 from volpipe import cli_evaluate, cli_flow, cli_k8s, cli_label, cli_net, cli_sites, cli_sweep, cli_train, cli_verify
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
+from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.resolve import told
 from volpipe.show import (
     MOST_ROWS,
@@ -47,7 +49,8 @@ from volpipe.show import (
     seam_warning,
     status_table,
 )
-from volpipe.terminal import err, out
+from volpipe.sites import name_user
+from volpipe.terminal import Notices, err, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Report
@@ -60,7 +63,19 @@ DONE, INCOMPLETE, REFUSED = 0, 1, 2
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 PLAIN_LINE_SECONDS = 10.0
 
+
+class Commands(TyperGroup):
+    """All commands: one that is interrupted where it says nothing of that itself ends with a code of its own too."""
+
+    def invoke(self, *arguments: Any, **named: Any) -> Any:  # Any: click's context, and what the command returns
+        try:
+            return super().invoke(*arguments, **named)
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED)
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -336,11 +351,12 @@ def options(
 def main() -> None:
     """Run the command line; what a user can put right is one sentence, anything else is a traceback."""
     INTERRUPTS.reset()
+    name_user()
     signal.signal(signal.SIGTERM, _interrupt)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
             signal.signal(number, _interrupt)
-    logging.getLogger("volpipe").addHandler(logging.NullHandler())
+    logging.getLogger("volpipe").addHandler(Notices())
     try:
         app()
     except RunStopped as error:
@@ -372,7 +388,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail("interrupted; the same command again goes on from here", INCOMPLETE)
+        _fail("interrupted; the same command again goes on from here", INTERRUPTED)
 
 
 @contextmanager

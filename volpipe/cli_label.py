@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.show import duration, size
 from volpipe.terminal import check_target, err, out
 
@@ -62,7 +63,7 @@ def label(
             made = make(plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config)
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
     if json_out is not None:
         ended = {"out": made.out, "table": str(made.table), "objects": made.num_objects, "seconds": made.stage_seconds}
         json_out.write_text(json.dumps(ended, indent=1) + "\n", encoding="utf-8")

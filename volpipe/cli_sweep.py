@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from the newest checkpoints")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

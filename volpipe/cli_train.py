@@ -12,9 +12,8 @@ from typing import Annotated
 
 import typer
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import err, out
-
-INCOMPLETE = 1
 
 
 def train(
@@ -41,7 +40,7 @@ def train(
             )  # fmt: skip
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from the newest checkpoint")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
     if learnt.was_complete:
         out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
         return

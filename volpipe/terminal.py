@@ -5,6 +5,7 @@ Not here: what is printed (show), or when (cli and its like).
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -34,6 +35,14 @@ def check_target(option: str, path: Path | None) -> None:
             "it is a folder; name a file in it" if path.is_dir() else f"there is no folder {path.parent}; make it first"
         )
         raise VolpipeError(f"{option} {path}: {why}")
+
+
+class Notices(logging.Handler):
+    """Prints what is logged with `volpipe.errors.NOTICE`; all else is for files."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "notice", False):
+            err.print(f"volpipe: {record.getMessage()}", markup=False)
 
 
 out, err = console(stderr=False), console(stderr=True)
