@@ -20,6 +20,7 @@ from volpipe.apps.podspec import (
     container_security,
     mounts,
     pod_security,
+    secret_variables,
     secrets,
     volumes,
 )
@@ -95,7 +96,9 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
         folder: in which the command is given.
     """
     template = client.V1PodTemplateSpec(
-        metadata=client.V1ObjectMeta(labels={"app.kubernetes.io/name": ACCOUNT}),
+        metadata=client.V1ObjectMeta(
+            labels={"app.kubernetes.io/name": ACCOUNT, **shape.labels}, annotations=dict(shape.annotations) or None
+        ),
         spec=client.V1PodSpec(
             containers=[_driver(command, image, shape, folder)],
             restart_policy="Never",
@@ -104,6 +107,7 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
             image_pull_secrets=secrets(shape) or None,
             volumes=volumes(shape) or None,
             enable_service_links=False,
+            scheduler_name=shape.scheduler,
             termination_grace_period_seconds=GRACE_SECONDS,
         ),
     )
@@ -113,7 +117,10 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
         pod_failure_policy=_failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
         ttl_seconds_after_finished=KEPT_SECONDS,
     )
-    job = client.V1Job(api_version="batch/v1", kind="Job", metadata=_metadata(_job_name(command), namespace), spec=spec)
+    metadata = _metadata(_job_name(command), namespace)
+    metadata.labels = {**(metadata.labels or {}), **shape.labels}  # a queue takes a job by its label
+    metadata.annotations = dict(shape.annotations) or None
+    job = client.V1Job(api_version="batch/v1", kind="Job", metadata=metadata, spec=spec)
     return _plain(job)
 
 
@@ -156,6 +163,7 @@ def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> cl
         image=image,
         command=["volpipe", *command],
         working_dir=folder,
+        env_from=secret_variables(shape) or None,
         env=[*told, *(client.V1EnvVar(name=name, value=value) for name, value in env.items())],
         resources=client.V1ResourceRequirements(requests=amounts, limits=amounts),
         volume_mounts=mounts(shape) or None,

@@ -184,6 +184,33 @@ def test_what_cannot_be_printed_is_refused_in_a_sentence(give: Give, command: li
     assert ended.out == ""
 
 
+def test_a_job_is_in_the_queue_of_its_workers_and_has_their_secrets(
+    give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_K8S_LABELS", "kueue.x-k8s.io/queue-name=lab")
+    monkeypatch.setenv("VOLPIPE_K8S_SECRETS", "bucket-keys,other")
+    monkeypatch.setenv("VOLPIPE_K8S_SCHEDULER", "volcano")
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *RUN))
+    template = job["spec"]["template"]
+    assert faults(job) == []
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab"  # by which a queue holds a job back
+    assert template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab"
+    assert template["spec"]["schedulerName"] == "volcano"
+    (driver,) = template["spec"]["containers"]
+    assert [entry["secretRef"]["name"] for entry in driver["envFrom"]] == ["bucket-keys", "other"]
+    assert {"name": "VOLPIPE_K8S_LABELS", "value": "kueue.x-k8s.io/queue-name=lab"} in driver["env"]
+
+
+def test_a_base_for_kustomize_has_what_is_printed(tmp_path: Path, give: Give) -> None:
+    printed = documents(give("k8s", "manifest", "--size", "scratch=10Ti", *RUN))
+    ended = give("k8s", "manifest", "--directory", "base", "--size", "scratch=10Ti", *RUN)
+    assert (ended.code, ended.err) == (0, "")
+    (kind,) = yaml.safe_load_all((tmp_path / "base/kustomization.yaml").read_text())
+    assert (kind["kind"], kind["resources"]) == ("Kustomization", ["rights.yaml", "claims.yaml", "job.yaml"])
+    written = [d for name in kind["resources"] for d in yaml.safe_load_all((tmp_path / "base" / name).read_text())]
+    assert written == printed
+
+
 def test_a_missing_setting_is_named(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VOLPIPE_K8S_NAMESPACE")
     ended = give("k8s", "manifest", *RUN)

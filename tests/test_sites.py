@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -200,6 +201,44 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 600
     assert "--no-requeue" in cpu.provider.scheduler_options
     assert cpu.address == gpu.address == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("says", "is_busy"),
+    [
+        ("Slurm temporarily unable to accept job, sleeping and retrying", True),
+        ("Unable to contact slurm controller (connect failure)", True),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit)", False),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", False),
+    ],
+)
+def test_a_slurm_that_takes_no_job_for_now_is_told_from_one_that_refuses(
+    tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch, says: str, is_busy: bool
+) -> None:
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {says}' >&2\nexit 1\n")
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    executor.provider.script_dir = str(tmp_path)
+    with pytest.raises(SiteError) as refused:
+        executor.provider.submit("true", 1)
+    assert str(refused.value) == f"Slurm does not take a job: sbatch: error: {says}"
+    assert executor.provider.is_busy == is_busy
+
+
+def test_an_sbatch_that_tries_again_and_again_is_killed_lest_it_submit_a_job_that_nobody_knows(
+    tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nsleep 2\ntouch {tmp_path}/submitted\n")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    executor.provider.script_dir, executor.provider.cmd_timeout = str(tmp_path), 1
+    with pytest.raises(SiteError, match=r"Slurm does not take a job: .*sbatch does not answer within 1 s"):
+        executor.provider.submit("true", 1, "mine")
+    assert executor.provider.is_busy
+    assert (tmp_path / "cancelled").read_text().startswith("--name=mine.")
+    time.sleep(1.5)
+    assert not (tmp_path / "submitted").exists()
 
 
 def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:
