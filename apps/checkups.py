@@ -162,7 +162,7 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
         )
     if is_given_up:
         return f"it was given up: {first_words(error if isinstance(error, Exception) else None)}"
-    error = in_our_words(error)
+    error = in_our_words(error, [executor])
     if isinstance(error, WorkerLost):
         return f"{error} while it looked about: give it more memory, or mend the package that kills it"
     if isinstance(error, ManagerLost):

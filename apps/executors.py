@@ -26,7 +26,7 @@ from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
 from volpipe.apps.unneeded import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
@@ -114,7 +114,7 @@ class HoldingExecutor(HighThroughputExecutor):
         *tied, interchange = self.interchange_launch_cmd
         self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={before(stand_ins)}", interchange]
         if self._is_shell:
-            self.launch_cmd = first_in_path(stand_ins) + self.launch_cmd
+            self.launch_cmd = blocks_folder(stand_ins.parent) + first_in_path(stand_ins) + self.launch_cmd
         super().start()  # type: ignore[no-untyped-call]
         # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
         self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
@@ -302,10 +302,31 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
     return left
 
 
-def in_our_words(error: BaseException) -> BaseException:
-    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so."""
+def in_our_words(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
+    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so, and why if known."""
     if isinstance(error, lost.ManagerLost):
-        return ManagerLost(f"{error.hostname} no longer answers, or its job has ended")
+        words = filter(None, (_last_words(executor, error.hostname) for executor in executors))
+        return ManagerLost(": ".join([f"{error.hostname} no longer answers, or its job has ended", *words]))
     if isinstance(error, lost.WorkerLost):
-        return WorkerLost(f"worker {error.worker_id} on {error.hostname} died")
+        return WorkerLost(f"worker {error.worker_id} on {error.hostname} {_death(error.hostname, executors)}")
     return error
+
+
+def _last_words(executor: ParslExecutor, host: str) -> str:
+    """Return what the scheduler says of the block on `host`, where it knows blocks by their hosts."""
+    tell: Callable[[str], str] = getattr(getattr(executor, "provider", None), "last_words_of", lambda host: "")
+    return tell(host)
+
+
+def _death(host: str, executors: Sequence[ParslExecutor]) -> str:
+    """Return how a worker on `host` died: for its memory, if its block has seen that."""
+    for executor in executors:
+        if isinstance(executor, HighThroughputExecutor) and _seen(executor, host).is_file():
+            of_block = getattr(executor.provider, "mem_per_node", None)
+            share = f"; {of_block:.3g} GB are for {executor.max_workers_per_node} workers there" if of_block else ""
+            return f"was killed for want of memory{share}: ask for more, or for fewer workers"
+    return "died"
+
+
+def _seen(executor: HighThroughputExecutor, host: str) -> Path:
+    return Path(executor.run_dir, executor.label, f"{OUT_OF_MEMORY}{host}")

@@ -28,7 +28,7 @@ from parsl.providers import KubernetesProvider
 from parsl.providers.kubernetes import kube
 from urllib3.exceptions import HTTPError
 
-from volpipe.apps.podspec import RUN_LABEL, Claim, Shape, dress
+from volpipe.apps.podspec import RUN_LABEL, Claim, Shape, dress, host_name
 from volpipe.apps.podstatus import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
 from volpipe.errors import NOTICE, SiteError
 
@@ -151,6 +151,13 @@ class PodProvider(KubernetesProvider):
             )  # fmt: skip
         atexit.unregister(self.close)
         self._started = False
+
+    def last_words_of(self, host: str) -> str:
+        """Return why the pod ended whose host has that name, "" while it has not, or is none of these."""
+        for entry in list(self.resources.values()):
+            if host in (entry["pod_name"], host_name(entry["pod_name"])) and entry["status"].terminal:
+                return str(entry["status"].message or "")
+        return ""
 
     def _cancel(self, job: object) -> bool:
         deleted = self._delete(self.resources[job]["pod_name"])

@@ -69,7 +69,7 @@ class Started:
 
         It raises what the watch has found, so that a run stops that nothing can come back to.
         """
-        apps = Apps(job, self.labels, self.prioritised)
+        apps = Apps(job, self.labels, self.prioritised, self.watch.executors)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record]:
             self.watch.check()
@@ -87,7 +87,7 @@ class Started:
         """
         self.watch.check()
         labels = self.labels[label]
-        future = translated(python_app(function, executors=labels)(*arguments))
+        future = translated(python_app(function, executors=labels)(*arguments), self.watch.executors)
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
 

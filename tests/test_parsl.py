@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -29,9 +30,9 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps import executors, start
+from volpipe.apps import executors, launch, start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
-from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
 from volpipe.apps.unneeded import PACKAGES, write_stand_ins
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
@@ -539,6 +540,30 @@ def test_the_last_words_of_a_block_are_those_of_its_pool(pool: str, code: int, s
     assert ended.returncode == code
     assert ended.stderr.rstrip().endswith(said)
     assert len(ended.stderr.splitlines()) == bool(said)
+
+
+def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
+    tmp_path: Path, executor: HoldingExecutor
+) -> None:
+    """Cgroup v1 kills a process, not its pod; the count of such kills is looked at, here in a file of ours."""
+    counter, executor.run_dir = tmp_path / "memory.oom_control", str(tmp_path)
+    counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "mine").mkdir()
+    host = socket.gethostname()
+    died = lost.WorkerLost(1, host)
+    assert str(in_our_words(died, [executor])) == f"worker 1 on {host} died"
+    pool = f"sh -c 'sleep 2; echo oom_kill 4 > {counter}; while ! ls {tmp_path}/mine | grep -q .; do sleep 0.1; done'"
+    places = {"addresses": "127.0.0.1", "worker_port": 9, "heartbeat_period": 1, "heartbeat_threshold": 60}
+    command = (blocks_folder(tmp_path / "mine") + grouped(pool)).format(**places).format(block_id=0)
+    for file in launch.MEMORY_FILES:
+        assert f" {file}" in command
+    command = command.replace(" ".join(launch.MEMORY_FILES), f"/no/such/file {counter}")
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    words = f"worker 1 on {host} was killed for want of memory: ask for more, or for fewer workers"
+    assert str(in_our_words(died, [executor])) == words
+    executor.provider.mem_per_node = 0.629
+    assert "; 0.629 GB are for 1 workers there: " in str(in_our_words(died, [executor]))
 
 
 # A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.

@@ -142,6 +142,8 @@ def test_what_happened_to_a_pod_is_told(
     status = wait_for(pods, job, state)
     assert sentence in (status.message or "")
     assert status.exit_code == code
+    assert pods.last_words_of(name.replace(".", "-")) == status.message
+    assert pods.last_words_of("another") == ""
     assert pods.cancel([job]) == [True]
     assert status_of(pods, job).state == state  # a pod that ended was not cancelled
 

@@ -239,15 +239,13 @@ def test_a_controller_that_is_full_is_waited_for(
     if missing := lacking():
         pytest.skip(f"no {', '.join(missing)} here; `make test` installs them where it may")
     with running_slurm(tmp_path_factory.mktemp("full"), max_jobs=2, min_job_age=2) as slurm:
-        held = [
-            slurm.do("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true").strip() for _ in range(2)
-        ]
+        held = slurm.do("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true").strip()
         slow = on_slurm(place / "full", slurm, 0, "slurm_single")
         slow.begin()
         error = slow.folder / "err.txt"
         wait_until(lambda: "gets no more blocks for now, and waits: " in error.read_text(), 60)
         assert "temporarily unable to accept job" in error.read_text()
-        slurm.do("scancel", *held)
+        slurm.do("scancel", held)
         check_complete(slow, slurm, undisturbed)
 
 
