@@ -357,6 +357,7 @@ def test_what_cannot_be_tried_is_refused_in_a_sentence(
     ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", *arguments)
     assert ended.code == 2
     assert said in ended.err.splitlines()[-1]
+    assert "starting" not in ended.err  # said only when all is checked that can be refused
     assert list(tmp_path.iterdir()) == []
 
 
