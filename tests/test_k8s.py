@@ -5,19 +5,21 @@ The cluster is a double that runs pods as processes; driver, client, provider an
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, wait_for_pods
+from cluster import Cluster, Refused, wait_for_pods
 from command import Ended, begin, finish, processes_in, sentences, wait_until
 from conftest import ROOT
 from disks import needs_mounts, small_disk
-from disturbance import Slow
+from disturbance import NUM_BLOCKS, Slow, blocks_by_window
 from pods import HARMS, SlowPods, cluster_for
 from real_cluster import RealCluster, find_cluster, folder_on
 from volumes import fingerprint
@@ -154,6 +156,40 @@ def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_an
     assert 1 <= refused < 8  # it asks ever less often
 
 
+# A block of the volume is a task, however short.
+UNBUNDLED = "from volpipe import schedule\nschedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0\n"
+LOSS_SECONDS = 12.0  # stands for a minute: the heartbeat's threshold is 8 s here, and 60 s there
+
+
+@pytest.mark.long
+def test_half_of_the_pods_lost_again_and_again_cost_a_task_each_at_the_most(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    if not isinstance(cluster, Cluster):
+        pytest.skip("pods of a real cluster are not deleted all the time")
+    four = {"VOLPIPE_K8S_MAX_PODS": "4", "VOLPIPE_K8S_CORES": "1"}
+    slow = SlowPods(base / "churn", seconds=0.5, cluster=cluster, settings=four)
+    with (slow.folder / "site.py").open("a") as site:
+        site.write(UNBUNDLED)
+    slow.begin()
+    slow.wait_for_calls(4)
+    lost = 0
+    while slow.process is not None and slow.process.poll() is None:
+        names = cluster.names("Running")
+        for name in names[: (len(names) + 1) // 2]:  # the oldest, which work
+            with contextlib.suppress(Refused):  # gone meanwhile
+                cluster.delete_pod(name, grace=0)
+                lost += 1
+        until = time.monotonic() + LOSS_SECONDS
+        wait_until(lambda: time.monotonic() > until or slow.process.poll() is not None, 2 * LOSS_SECONDS)  # noqa: B023
+    finish_well(slow, undisturbed)
+    windows = Counter(blocks_by_window().values())
+    again = {block: times - windows[block] for block, times in slow.computed(1).items() if times > windows[block]}
+    print(f"{lost} pods were lost; of {NUM_BLOCKS} tasks {len(again)} were begun again, {sum(again.values())} windows")
+    assert lost >= 4
+    assert sum(-(-times // windows[block]) for block, times in again.items()) <= lost
+
+
 def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, cluster: AnyCluster) -> None:
     if not isinstance(cluster, Cluster):
         pytest.skip("the API server of a real cluster is not stopped")
@@ -222,7 +258,7 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[] if what in ("image", "quota") else [pytest.mark.long]) for what in HOPELESS]
+    "what", [pytest.param(what, marks=[] if what in ("image", "nowhere") else [pytest.mark.long]) for what in HOPELESS]
 )
 def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     base: Path, cluster: AnyCluster, what: str
