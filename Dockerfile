@@ -14,7 +14,7 @@ ENV PATH=/opt/volpipe/bin:$PATH
 WORKDIR /source
 # First what is large and seldom changes.
 COPY constraints.txt ./
-RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0 \
+RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 \
     && python -c "import sys, torch; sys.exit((torch.version.cuda is None) != ('$VARIANT' == 'cpu'))"
 COPY pyproject.toml README.md LICENSE ./
 COPY volpipe ./volpipe
@@ -26,8 +26,8 @@ RUN pip install --constraint constraints.txt ".[kubernetes]"
 # The slim image has bash, setsid and setpriv, which workers and the driver's interchange are started with.
 FROM python:${PYTHON}-slim-bookworm
 COPY --from=build /opt/volpipe /opt/volpipe
-# A pod may run as any user, without a home of its own.
-ENV PATH=/opt/volpipe/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# A pod may run as any user, without a name or a home of its own.
+ENV PATH=/opt/volpipe/bin:$PATH HOME=/tmp LOGNAME=volpipe USER=volpipe PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # By number: Kubernetes cannot tell otherwise that it is not root.
 USER 1000:1000
 WORKDIR /tmp

@@ -4,12 +4,12 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo test check slurm clean
+.PHONY: demo test check slurm kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
 
-test: $(READY) slurm
+test: $(READY) slurm kubernetes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
 
@@ -24,6 +24,12 @@ slurm:
 		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(SLURM)) >/dev/null 2>&1; \
 	then exit 0; fi; \
 	echo "no Slurm could be installed; its tests are skipped"
+
+# Which cluster the tests use beside their double; they skip what the environment does not name.
+kubernetes:
+	@for name in KUBECONFIG VOLPIPE_K8S_IMAGE VOLPIPE_K8S_NAMESPACE VOLPIPE_K8S_CLAIMS VOLPIPE_K8S_ADDRESS; do \
+		if [ -z "$$(printenv $$name)" ]; then echo "no Kubernetes: $$name is not set; its tests are skipped"; exit 0; fi; \
+	done; echo "tests use the Kubernetes of $$KUBECONFIG as well, namespace $$VOLPIPE_K8S_NAMESPACE"
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

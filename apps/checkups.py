@@ -22,12 +22,13 @@ from parsl.executors.high_throughput.errors import VersionMismatch
 
 import volpipe
 from volpipe import checkup
-from volpipe.apps.executors import in_our_words
+from volpipe.apps.executors import HoldingExecutor, in_our_words
 from volpipe.apps.start import loaded
 from volpipe.apps.watch import first_words, has_lost_interchange, last_words
 from volpipe.checkup import Facts, Part, Question
 from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.findings import PACKAGES, Answer, Checked, Gpus
+from volpipe.limits import unwritable
 from volpipe.resolve import told
 from volpipe.volume import Volume, open_volume
 
@@ -57,6 +58,7 @@ def check_site(
     volume: str | None = None,
     *,
     wait_seconds: float,
+    on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:
     """Return what the driver and one worker of each executor found about themselves; nothing is left running.
@@ -66,6 +68,7 @@ def check_site(
         folder: where the output of a run would be, and beside it its scratch.
         volume: of which a chunk is read.
         wait_seconds: for which answers are waited for.
+        on_start: told when all is there that a site can be refused for, just before blocks are started.
         on_answer: told of each answer as it comes.
 
     Raises:
@@ -79,7 +82,9 @@ def check_site(
         checked = Checked(str(folder), str(chosen or ""), here)
         if here["folder_error"]:  # which Parsl needs as well
             return checked
-        answers = ask_each(configure(place), question, wait_seconds, on_answer)
+        config = configure(place)
+        on_start()
+        answers = ask_each(config, question, wait_seconds, on_answer)
         if all(answer.facts is not None for answer in answers):
             return Checked(checked.folder, checked.volume, here, answers)
         kept = folder / f"volpipe-check-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
@@ -157,7 +162,7 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
         )
     if is_given_up:
         return f"it was given up: {first_words(error if isinstance(error, Exception) else None)}"
-    error = in_our_words(error)
+    error = in_our_words(error, [executor])
     if isinstance(error, WorkerLost):
         return f"{error} while it looked about: give it more memory, or mend the package that kills it"
     if isinstance(error, ManagerLost):
@@ -210,6 +215,8 @@ def _limit(executor: ParslExecutor) -> None:
     provider = getattr(executor, "provider", None)
     if provider is not None:
         provider.init_blocks = provider.min_blocks = provider.max_blocks = 1
+    if isinstance(executor, HoldingExecutor):
+        executor.is_patient = False
 
 
 def _question(volume: Volume | None, mark: Path) -> Question:
@@ -242,6 +249,8 @@ def _place(folder: Path) -> Iterator[Path]:
     try:
         place.mkdir()
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise RunError(f"{folder} {unwritable(folder)}; choose another --out") from error
         raise RunError(f"{folder} cannot be written here: {told(error)}; choose another --out") from error
     try:
         (place / MARK).touch()

@@ -6,16 +6,19 @@ rests on parts of Parsl that it does not promise is here and in watch, and tests
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import zmq
 from parsl.executors import HighThroughputExecutor
+from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput import errors as lost
 from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.error_handlers import windowed_error_handler
@@ -23,25 +26,33 @@ from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
 from volpipe.apps.unneeded import write_stand_ins
-from volpipe.errors import ManagerLost, SiteError, WorkerLost
+from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
 # to stop its workers. Without it, workers and their jobs end after the heartbeat's threshold.
 TIED = ("setsid", "setpriv", "--pdeathsig", "TERM", "--")
 FAILED_BLOCKS = 5
 START_SECONDS = 60
-SEND_MILLISECONDS = 5000
+SEND_MILLISECONDS = 500  # after which a task that no interchange took is sent again
+TAKE_SECONDS = 5.0  # that an interchange may leave a task with us, once it has taken one
 ANSWER_SECONDS = 15.0  # of an interchange, which answers within milliseconds where it is well
 LISTEN_SECONDS = 120  # that an interchange may take to start
 SIMPLE = SimpleLauncher()
+# After a refusal the scheduler is asked again later, twice as late each time.
+FIRST_BACK_OFF, MOST_BACK_OFF = 2.0, 300.0
+BUSY_SECONDS = 1800.0  # that a scheduler which takes nothing for now is waited for
+SHARED_SECONDS = 300.0  # the same for a limit that other executors may have used up, which give back idle blocks
+
+log = logging.getLogger(__name__)
 
 
 class HoldingExecutor(HighThroughputExecutor):
     """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
 
-    Blocks that have not connected yet are never taken for idle ones. The interchange ends with the driver, and blocks
+    Blocks that have not connected yet are never taken for idle ones. A block that the scheduler refuses, for a quota
+    above all, is no failure while others of the executor are accepted. The interchange ends with the driver, and blocks
     with the interchange. Traffic is encrypted, unless workers are on this machine. GPU workers of Slurm jobs use the
     GPUs that Slurm gave.
 
@@ -74,6 +85,10 @@ class HoldingExecutor(HighThroughputExecutor):
         self.node_directory = node_directory
         self._listening, self._listens = threading.Lock(), False
         self._sending, self._asking, self._is_closed = threading.Lock(), threading.Lock(), False
+        self.siblings: Sequence[ParslExecutor] = ()  # the other executors of the site, with which it may share limits
+        self.is_patient = True  # whether a refusal that may pass is waited for
+        self._refusals, self._asks_at, self._has_told = 0, 0.0, False
+        self._refused_since = 0.0
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -99,13 +114,14 @@ class HoldingExecutor(HighThroughputExecutor):
         *tied, interchange = self.interchange_launch_cmd
         self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={before(stand_ins)}", interchange]
         if self._is_shell:
-            self.launch_cmd = first_in_path(stand_ins) + self.launch_cmd
+            self.launch_cmd = blocks_folder(stand_ins.parent) + first_in_path(stand_ins) + self.launch_cmd
         super().start()  # type: ignore[no-untyped-call]
         # Tasks that no interchange takes would else be waited for, when they are sent and when the executor closes.
         self.outgoing_q.zmq_socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
         self.outgoing_q.zmq_socket.setsockopt(zmq.LINGER, 0)
         ask: Callable[..., object] = self.command_client.run
         send: Callable[[object], None] = self.outgoing_q.put
+        has_taken = False
 
         def ask_in_time(question: object, max_retries: int = 3, timeout_s: float | None = None) -> object:
             if self.interchange_proc is None or self.interchange_proc.poll() is not None:
@@ -114,13 +130,30 @@ class HoldingExecutor(HighThroughputExecutor):
                 return ask(question, max_retries=max_retries, timeout_s=timeout_s or ANSWER_SECONDS)
 
         def send_while_open(task: object) -> None:
-            with self._sending:
-                if self._is_closed:
-                    raise ConnectionError(f"executor {self.label} is closed")
-                send(task)
+            nonlocal has_taken
+            until = time.monotonic() + (TAKE_SECONDS if has_taken else LISTEN_SECONDS)
+            while not self._send_once(send, task):
+                if self.interchange_proc is None or self.interchange_proc.poll() is not None:
+                    raise ConnectionError(f"the interchange of executor {self.label} has ended")
+                if time.monotonic() > until:
+                    raise ConnectionError(
+                        f"the interchange of executor {self.label} takes no tasks; this machine may be too busy for it"
+                    )
+            has_taken = True
 
         self.command_client.run = ask_in_time  # type: ignore[method-assign]
         self.outgoing_q.put = send_while_open  # type: ignore[method-assign]
+
+    def _send_once(self, send: Callable[[object], None], task: object) -> bool:
+        """Return whether the interchange took `task`; it takes none before it has started."""
+        with self._sending:
+            if self._is_closed:
+                raise ConnectionError(f"executor {self.label} is closed")
+            try:
+                send(task)
+            except zmq.Again:
+                return False
+        return True
 
     def _start_local_interchange_process(self) -> None:
         """Start the interchange without waiting until it listens: those of other executors start meanwhile."""
@@ -140,6 +173,45 @@ class HoldingExecutor(HighThroughputExecutor):
                 super().initialize_scaling()  # type: ignore[no-untyped-call]
                 self._listens = True
         return str(super()._get_launch_command(block_id))
+
+    def scale_out_facade(self, n: int) -> list[str]:
+        """Start up to `n` blocks and return their numbers; after a refusal none, until it is time to ask again."""
+        started: list[str] = []
+        while len(started) < n and time.monotonic() >= self._asks_at:
+            before = set(self._simulated_status)
+            block = super().scale_out_facade(1)
+            started += block
+            if block:
+                self._refusals = 0
+            for refused in set(self._simulated_status) - before:
+                self._weigh(refused)
+        return started
+
+    def _weigh(self, block: str) -> None:
+        """Forget the refusal of a block, which would count as a failure, where going on without it may help."""
+        now, reason = time.monotonic(), self._simulated_status[block].message or ""
+        if not self._refusals:
+            self._refused_since = now
+        self._refusals += 1
+        self._asks_at = now + min(FIRST_BACK_OFF * 2 ** (self._refusals - 1), MOST_BACK_OFF)
+        alive = num_alive(self)
+        if not alive and now - self._refused_since >= self._waits():
+            return
+        del self._simulated_status[block]
+        self._status.pop(block, None)
+        if not self._has_told:
+            self._has_told = True
+            goes_on = f"goes on with the {alive} that it has" if alive else "waits"
+            said = reason.partition(": ")[2]  # less which block it was
+            log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, said, extra=NOTICE)
+
+    def _waits(self) -> float:
+        """Return for how many seconds refusals are waited for though no block of this executor is accepted."""
+        if not self.is_patient:
+            return 0.0
+        if getattr(self.provider, "is_busy", False):
+            return BUSY_SECONDS
+        return SHARED_SECONDS if any(map(num_alive, self.siblings)) else 0.0
 
     def shutdown(self, timeout: float = 10.0) -> None:
         """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor.
@@ -191,6 +263,11 @@ class HoldingExecutor(HighThroughputExecutor):
         return {block: seconds[block] for block in sorted(idle, key=lambda block: -seconds[block])}
 
 
+def num_alive(executor: ParslExecutor) -> int:
+    """Return how many blocks of `executor` its scheduler has accepted that have not ended."""
+    return sum(not status.terminal for status in dict(getattr(executor, "status_facade", {})).values())
+
+
 def interchange_command() -> list[str]:
     """Return the command of an interchange that ends with the driver, where the system can tie them."""
     return [*(TIED if all(map(shutil.which, ("setsid", "setpriv"))) else ()), "interchange.py"]
@@ -225,10 +302,31 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
     return left
 
 
-def in_our_words(error: BaseException) -> BaseException:
-    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so."""
+def in_our_words(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
+    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so, and why if known."""
     if isinstance(error, lost.ManagerLost):
-        return ManagerLost(f"{error.hostname} no longer answers, or its job has ended")
+        words = filter(None, (_last_words(executor, error.hostname) for executor in executors))
+        return ManagerLost(": ".join([f"{error.hostname} no longer answers, or its job has ended", *words]))
     if isinstance(error, lost.WorkerLost):
-        return WorkerLost(f"worker {error.worker_id} on {error.hostname} died")
+        return WorkerLost(f"worker {error.worker_id} on {error.hostname} {_death(error.hostname, executors)}")
     return error
+
+
+def _last_words(executor: ParslExecutor, host: str) -> str:
+    """Return what the scheduler says of the block on `host`, where it knows blocks by their hosts."""
+    tell: Callable[[str], str] = getattr(getattr(executor, "provider", None), "last_words_of", lambda host: "")
+    return tell(host)
+
+
+def _death(host: str, executors: Sequence[ParslExecutor]) -> str:
+    """Return how a worker on `host` died: for its memory, if its block has seen that."""
+    for executor in executors:
+        if isinstance(executor, HighThroughputExecutor) and _seen(executor, host).is_file():
+            of_block = getattr(executor.provider, "mem_per_node", None)
+            share = f"; {of_block:.3g} GB are for {executor.max_workers_per_node} workers there" if of_block else ""
+            return f"was killed for want of memory{share}: ask for more, or for fewer workers"
+    return "died"
+
+
+def _seen(executor: HighThroughputExecutor, host: str) -> Path:
+    return Path(executor.run_dir, executor.label, f"{OUT_OF_MEMORY}{host}")

@@ -14,6 +14,8 @@ from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 # for each of the two times that Parsl formats the command.
 GIVEN_GPUS = "$(echo ${{{{CUDA_VISIBLE_DEVICES:-GPUS}}}} | tr , ' ')"
 
+OUT_OF_MEMORY = "out-of-memory."  # and the name of a node or pod: a file that says that a process was killed there
+
 # A pool that is registering waits for its interchange without end (its `ix_sock.recv()`, Parsl 2026.10.26): when the
 # driver dies just then, the job would idle until its walltime. So its interchange's port is tried beside it, from when
 # it could be reached at all; a pool that never reached it ends by itself.
@@ -35,6 +37,31 @@ while kill -0 $pool 2>/dev/null; do
 done
 """
 
+# A kernel that kills a single process for its memory tells nobody: under cgroup v1 the pod or job lives on, and Parsl
+# knows only that a worker died. So the count of such kills is looked at each second, of the block's own cgroup where it
+# is seen (Slurm), else of what is mounted (a container's). Once it has grown, a file in the executor's folder says so.
+MEMORY_FILES = (
+    "/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/memory.events",
+    "/sys/fs/cgroup/memory$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)/memory.oom_control",
+    "/sys/fs/cgroup/memory.events",
+    "/sys/fs/cgroup/memory/memory.oom_control",
+)
+MEMORY = f"""
+counter=
+for file in {" ".join(MEMORY_FILES)}; do
+  if [ -z "$counter" ] && [ -r "$file" ]; then counter=$file; fi
+done
+before=
+while [ "$counter" ] && kill -0 $pool 2>/dev/null; do
+  while read -r what times; do
+    [ "$what" = oom_kill ] || continue
+    if [ "$before" ] && [ "$times" -gt "$before" ]; then echo "$times" > "$VOLPIPE_BLOCKS/{OUT_OF_MEMORY}$HOSTNAME"; fi
+    before=$times
+  done < "$counter"
+  sleep 1
+done
+"""
+
 # What workers kept on their node's disk (volpipe.shelf) is deleted when nobody holds it any more. Where there is no
 # flock, the next worker there does that.
 SWEEP = """
@@ -51,8 +78,9 @@ exec 3>&2 2>/dev/null  # the last words are the pool's, not this shell's on what
 trap 'kill -TERM -- -$pool' TERM
 POOL 2>&3 & pool=$!
 ({GUARD}) 2>&3 & guard=$!
+({MEMORY}) 2>/dev/null & memory=$!
 wait $pool; code=$?
-kill -KILL -- -$pool -$guard
+kill -KILL -- -$pool -$guard -$memory
 {SWEEP}
 exit $code
 """
@@ -74,6 +102,11 @@ def slurm_launch_command(accelerators: int | list[str]) -> str:
     """Return Parsl's command that starts workers, on the GPUs that Slurm gave to the job, or else on `accelerators`."""
     names = map(str, range(accelerators)) if isinstance(accelerators, int) else accelerators
     return str(DEFAULT_LAUNCH_CMD).replace("{accelerators}", GIVEN_GPUS.replace("GPUS", ",".join(names)))
+
+
+def blocks_folder(folder: Path) -> str:
+    """Return what tells a block where it may say that the system killed one of its processes; before `grouped`."""
+    return f'export VOLPIPE_BLOCKS="{_twice_formatted(str(folder))}"\n'
 
 
 def first_in_path(folder: Path) -> str:

@@ -12,7 +12,19 @@ from typing import Any
 
 from kubernetes import client
 
-from volpipe.apps.podspec import SERVICE, WORKERS, Shape, container_security, mounts, pod_security, secrets, volumes
+from volpipe.apps.podspec import (
+    SERVICE,
+    USER,
+    WORKERS,
+    Shape,
+    container_security,
+    mounts,
+    pod_security,
+    secret_variables,
+    secrets,
+    volumes,
+)
+from volpipe.interrupts import INTERRUPTED
 
 ACCOUNT = "volpipe"
 VERBS = ["create", "list", "delete"]  # all that PodProvider asks for
@@ -83,14 +95,10 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
         shape: claims, user, environment and pull secrets.
         folder: in which the command is given.
     """
-    never_again = client.V1PodFailurePolicyRule(
-        action="FailJob",
-        on_exit_codes=client.V1PodFailurePolicyOnExitCodesRequirement(
-            container_name="driver", operator="In", values=[REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]
-        ),
-    )
     template = client.V1PodTemplateSpec(
-        metadata=client.V1ObjectMeta(labels={"app.kubernetes.io/name": ACCOUNT}),
+        metadata=client.V1ObjectMeta(
+            labels={"app.kubernetes.io/name": ACCOUNT, **shape.labels}, annotations=dict(shape.annotations) or None
+        ),
         spec=client.V1PodSpec(
             containers=[_driver(command, image, shape, folder)],
             restart_policy="Never",
@@ -98,17 +106,46 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
             security_context=pod_security(shape),
             image_pull_secrets=secrets(shape) or None,
             volumes=volumes(shape) or None,
+            enable_service_links=False,
+            scheduler_name=shape.scheduler,
             termination_grace_period_seconds=GRACE_SECONDS,
         ),
     )
     spec = client.V1JobSpec(
         template=template,
         backoff_limit=ATTEMPTS_AGAIN,
-        pod_failure_policy=client.V1PodFailurePolicy(rules=[never_again]),
+        pod_failure_policy=_failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
         ttl_seconds_after_finished=KEPT_SECONDS,
     )
-    job = client.V1Job(api_version="batch/v1", kind="Job", metadata=_metadata(_job_name(command), namespace), spec=spec)
+    metadata = _metadata(_job_name(command), namespace)
+    metadata.labels = {**(metadata.labels or {}), **shape.labels}  # a queue takes a job by its label
+    metadata.annotations = dict(shape.annotations) or None
+    job = client.V1Job(api_version="batch/v1", kind="Job", metadata=metadata, spec=spec)
     return _plain(job)
+
+
+def _failure_policy(hopeless: Sequence[int]) -> client.V1PodFailurePolicy:
+    """Return which ends of a driver's pod end its job, and which do not even count; the first rule that fits decides.
+
+    Args:
+        hopeless: exit codes of commands that will not do better the next time.
+    """
+    disrupted = client.V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
+    return client.V1PodFailurePolicy(
+        rules=[
+            # A drained node, an eviction, a preemption.
+            client.V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[disrupted]),
+            _on_exit("Ignore", [INTERRUPTED]),  # somebody deleted the pod
+            _on_exit("FailJob", hopeless),
+        ]
+    )
+
+
+def _on_exit(action: str, codes: Sequence[int]) -> client.V1PodFailurePolicyRule:
+    requirement = client.V1PodFailurePolicyOnExitCodesRequirement(
+        container_name="driver", operator="In", values=list(codes)
+    )
+    return client.V1PodFailurePolicyRule(action=action, on_exit_codes=requirement)
 
 
 def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> client.V1Container:
@@ -119,13 +156,15 @@ def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> cl
         )
         for name, path in DOWNWARD.items()
     ]
+    env = {"LOGNAME": USER, **shape.env}
     amounts = {"cpu": DRIVER_CORES, "memory": DRIVER_MEMORY}
     return client.V1Container(
         name="driver",
         image=image,
         command=["volpipe", *command],
         working_dir=folder,
-        env=[*told, *(client.V1EnvVar(name=name, value=value) for name, value in shape.env.items())],
+        env_from=secret_variables(shape) or None,
+        env=[*told, *(client.V1EnvVar(name=name, value=value) for name, value in env.items())],
         resources=client.V1ResourceRequirements(requests=amounts, limits=amounts),
         volume_mounts=mounts(shape) or None,
         security_context=container_security(),

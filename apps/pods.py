@@ -28,15 +28,18 @@ from parsl.providers import KubernetesProvider
 from parsl.providers.kubernetes import kube
 from urllib3.exceptions import HTTPError
 
-from volpipe.apps.podspec import RUN_LABEL, Claim, Shape, dress
+from volpipe.apps.podspec import RUN_LABEL, Claim, Shape, dress, host_name
 from volpipe.apps.podstatus import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
-from volpipe.errors import SiteError
+from volpipe.errors import NOTICE, SiteError
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect to the API server, and to wait for its answer; without, for ever
+ENDING_TIMEOUT = (3.0, 5.0)  # the same where pods are deleted: the user waits for it
+DEAF_SECONDS = 15.0  # for which an API server that did not answer when a pod was deleted is not asked to delete others
+AGAIN = 1  # times that a request without an answer is repeated
 OVERDUE = timedelta(seconds=5)  # after the end of its grace period, only a lost node leaves a pod
-NOT_FOUND = 404
+NOT_FOUND, TOO_MANY, BROKEN = 404, 429, 500
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -84,7 +87,8 @@ class PodProvider(KubernetesProvider):
             super().__init__(**arguments)
         self.kube_client = Tailor(connect(kubeconfig, context), self)
         self.mem_per_node = num_bytes(self.max_mem) / 1e9  # GB, by which the plan knows what a worker may take
-        self._started = False
+        self._started, self._deaf_until = False, 0.0
+        self.is_busy = False  # whether the last refusal may pass by itself
         self._lock = threading.Lock()
 
     @property
@@ -113,6 +117,8 @@ class PodProvider(KubernetesProvider):
         try:
             job = str(super().submit(cmd_string, tasks_per_node, job_name))
         except (ApiException, HTTPError) as error:
+            code = error.status if isinstance(error, ApiException) else None
+            self.is_busy = code is None or code == TOO_MANY or code >= BROKEN
             raise SiteError(f"Kubernetes does not take a pod in namespace {self.namespace}: {said(error)}") from error
         self.resources[job] |= {"status": JobStatus(JobState.PENDING), "since": time.monotonic(), "stuck": None}
         return job
@@ -123,16 +129,35 @@ class PodProvider(KubernetesProvider):
 
     def sweep(self) -> list[str]:
         """Delete every pod of this run, whoever started it and however it ended; return the names."""
-        pods = self._list()
-        for name, pod in (pods or {}).items():
+        pods = self._list() or {}
+        for name, pod in pods.items():
             self._delete(name, force=is_overdue(pod) or is_on_lost_node(pod))
-        return list(pods or {})
+        return list(pods)
 
     def close(self) -> None:
-        """Leave no pod behind; otherwise called when Python ends."""
-        self.sweep()
+        """Leave no pod behind, or say which are left; otherwise called when Python ends."""
+        created = [str(entry["pod_name"]) for entry in self.resources.values()]
+        pods = self._list(ENDING_TIMEOUT)
+        self._deaf_until = 0.0  # it answers now, or what is left is told
+        if pods is None:
+            left = created
+        else:
+            left = [n for n, pod in pods.items() if not self._delete(n, force=is_overdue(pod) or is_on_lost_node(pod))]
+        if left:
+            log.warning(
+                "pods may be left in namespace %s: Kubernetes does not answer, or does not let them be deleted: %s; "
+                "when it does: kubectl delete pod --namespace %s --selector %s=%s",
+                self.namespace, ", ".join(left), self.namespace, RUN_LABEL, self.run, extra=NOTICE,
+            )  # fmt: skip
         atexit.unregister(self.close)
         self._started = False
+
+    def last_words_of(self, host: str) -> str:
+        """Return why the pod ended whose host has that name, "" while it has not, or is none of these."""
+        for entry in list(self.resources.values()):
+            if host in (entry["pod_name"], host_name(entry["pod_name"])) and entry["status"].terminal:
+                return str(entry["status"].message or "")
+        return ""
 
     def _cancel(self, job: object) -> bool:
         deleted = self._delete(self.resources[job]["pod_name"])
@@ -174,11 +199,11 @@ class PodProvider(KubernetesProvider):
         self._delete(entry["pod_name"])
         return JobStatus(JobState.FAILED, sentence)
 
-    def _list(self) -> dict[str, client.V1Pod] | None:
+    def _list(self, timeout: tuple[float, float] = TIMEOUT) -> dict[str, client.V1Pod] | None:
         """Return the pods of this run by name, or None where Kubernetes does not answer."""
         try:
             found = self.kube_client.list_namespaced_pod(
-                self.namespace, label_selector=f"{RUN_LABEL}={self.run}", _request_timeout=TIMEOUT
+                self.namespace, label_selector=f"{RUN_LABEL}={self.run}", _request_timeout=timeout
             )
         except (ApiException, HTTPError) as error:
             log.warning("the pods of run %s cannot be listed: %s", self.run, said(error))
@@ -187,16 +212,19 @@ class PodProvider(KubernetesProvider):
 
     def _delete(self, name: str, *, force: bool = False) -> bool:
         """Delete a pod; `force` does not wait for its node, which may be lost. Return whether it is gone or going."""
+        if time.monotonic() < self._deaf_until:
+            return False
         grace = 0 if force else None
         try:
             self.kube_client.delete_namespaced_pod(
-                name, self.namespace, grace_period_seconds=grace, _request_timeout=TIMEOUT
+                name, self.namespace, grace_period_seconds=grace, _request_timeout=ENDING_TIMEOUT
             )
         except ApiException as error:
             if error.status != NOT_FOUND:
                 log.warning("pod %s cannot be deleted: %s", name, said(error))
             return bool(error.status == NOT_FOUND)
         except HTTPError as error:
+            self._deaf_until = time.monotonic() + DEAF_SECONDS
             log.warning("pod %s cannot be deleted: %s", name, said(error))
             return False
         return True
@@ -227,6 +255,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> client
     """
     file = kubeconfig or os.environ.get("KUBECONFIG") or None
     chosen = client.Configuration()
+    chosen.retries = AGAIN
     try:
         config.load_kube_config(file, context, client_configuration=chosen, persist_config=False)
     except ConfigException as error:

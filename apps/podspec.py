@@ -21,6 +21,7 @@ WORKERS = {"volpipe-role": "worker"}  # on the pods of every run: what the servi
 SERVICE = "volpipe"  # gives each pod a name in the cluster's DNS; where it is not made, pods only lack that name
 LONGEST_LABEL = 63  # of a name in the DNS (RFC 1123)
 GPU = "nvidia.com/gpu"
+USER = "volpipe"  # the name of a pod's user, whom its system knows by number alone
 # Without these, Kubernetes waits 300 s before it gives up a pod whose node does not answer (DefaultTolerationSeconds).
 LOST_NODE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 LOST_NODE_SECONDS = 60
@@ -66,7 +67,8 @@ class Shape:
 
     Attributes:
         env: environment of the workers, beside the service's name.
-        labels: of the pod, beside the run's own and the service's.
+        labels, annotations: of the pod, beside the run's own and the service's, such as the queue of Kueue or Volcano.
+        scheduler: that places the pod; None for the cluster's own.
         node_selector: labels that its node must have, such as the GPU's type.
         affinity: as in a manifest.
         tolerations: as in a manifest.
@@ -75,7 +77,10 @@ class Shape:
         claims: what is mounted; the same claim may be mounted twice.
         pull_secrets: for the registry of the image.
         pull_policy: Always, IfNotPresent or Never; None leaves it to the cluster.
-        gpus: NVIDIA GPUs.
+        gpus: how many of `gpu_resource`.
+        gpu_resource: what a GPU is called, such as nvidia.com/mig-1g.10gb for a part of one.
+        secrets: whose keys are variables of the environment, such as the credentials of a bucket.
+        disk: path of an empty folder on the disk of the node, shared by the workers of the pod; None for none.
         uid, gid: user and group of the pod; 0 is root, which many clusters refuse.
         owner: when it goes, this pod goes.
         deadline: seconds that the pod may run; None for ever.
@@ -84,6 +89,8 @@ class Shape:
 
     env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str | None = None
     node_selector: Mapping[str, str] = field(default_factory=dict)
     affinity: Mapping[str, object] | None = None
     tolerations: Sequence[Mapping[str, object]] = ()
@@ -93,6 +100,9 @@ class Shape:
     pull_secrets: Sequence[str] = ()
     pull_policy: str | None = None
     gpus: int = 0
+    gpu_resource: str = GPU
+    secrets: Sequence[str] = ()
+    disk: str | None = None
     uid: int = 1000
     gid: int = 1000
     owner: Owner | None = None
@@ -103,6 +113,8 @@ class Shape:
         paths = Counter(claim.path for claim in self.claims)
         if self.shm:
             paths["/dev/shm"] += 1
+        if self.disk:
+            paths[self.disk] += 1
         twice = [path for path, times in paths.items() if times > 1]
         if twice:
             raise SiteError(f"two volumes are to be mounted at {twice[0]}; give each a path of its own")
@@ -114,6 +126,7 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
     metadata, spec = dressed.metadata, dressed.spec
     assert metadata is not None and spec is not None  # Parsl gives both
     metadata.labels = {**(metadata.labels or {}), **shape.labels, **WORKERS}
+    metadata.annotations = {**(metadata.annotations or {}), **shape.annotations} or None
     spec.hostname, spec.subdomain = host_name(metadata.name or ""), SERVICE
     if shape.owner:
         metadata.owner_references = [reference(shape.owner)]
@@ -149,6 +162,11 @@ def container_security() -> client.V1SecurityContext:
     return client.V1SecurityContext(allow_privilege_escalation=False, capabilities=client.V1Capabilities(drop=["ALL"]))
 
 
+def secret_variables(shape: Shape) -> list[client.V1EnvFromSource]:
+    """Return the environment that secrets give to driver and workers."""
+    return [client.V1EnvFromSource(secret_ref=client.V1SecretEnvSource(name=name)) for name in shape.secrets]
+
+
 def secrets(shape: Shape) -> list[client.V1LocalObjectReference]:
     return [client.V1LocalObjectReference(name=name) for name in shape.pull_secrets]
 
@@ -161,7 +179,7 @@ def _place(spec: client.V1PodSpec, shape: Shape) -> None:
     """Say where the pod may run, and before whom."""
     spec.node_selector = dict(shape.node_selector) or None
     spec.affinity = client.V1Affinity.from_dict(dict(shape.affinity)) if shape.affinity else None
-    spec.priority_class_name = shape.priority_class
+    spec.priority_class_name, spec.scheduler_name = shape.priority_class, shape.scheduler
     given = [client.V1Toleration.from_dict(dict(entry)) for entry in shape.tolerations]
     own = [
         client.V1Toleration(key=key, operator="Exists", effect="NoExecute", toleration_seconds=LOST_NODE_SECONDS)
@@ -176,6 +194,7 @@ def _bound(spec: client.V1PodSpec, shape: Shape) -> None:
     spec.restart_policy = "Never"  # restarted in place, a broken pod would look as if it ran
     spec.active_deadline_seconds = shape.deadline
     spec.termination_grace_period_seconds = shape.grace
+    spec.enable_service_links = False  # a Service called volpipe-k8s would else be taken for settings
     spec.automount_service_account_token = False  # workers have no business with the cluster
 
 
@@ -190,6 +209,9 @@ def volumes(shape: Shape) -> list[client.V1Volume]:
     if shape.shm:
         memory = client.V1EmptyDirVolumeSource(medium="Memory", size_limit=shape.shm)
         found.append(client.V1Volume(name="shm", empty_dir=memory))
+    if shape.disk:
+        # Without a size: what workers keep there heeds what is free, and a pod beyond its limit would be evicted.
+        found.append(client.V1Volume(name="disk", empty_dir=client.V1EmptyDirVolumeSource()))
     return found
 
 
@@ -207,6 +229,8 @@ def mounts(shape: Shape) -> list[client.V1VolumeMount]:
     ]
     if shape.shm:
         found.append(client.V1VolumeMount(name="shm", mount_path="/dev/shm"))
+    if shape.disk:
+        found.append(client.V1VolumeMount(name="disk", mount_path=shape.disk))
     return found
 
 
@@ -214,12 +238,13 @@ def _dress_container(container: client.V1Container, shape: Shape) -> None:
     container.name = "worker"
     container.ports = None  # Parsl says 80
     container.image_pull_policy = shape.pull_policy
-    env = {SERVICE_VARIABLE: SERVICE, **shape.env}
+    env = {"LOGNAME": USER, SERVICE_VARIABLE: SERVICE, **shape.env}
     container.env = [client.V1EnvVar(name=name, value=value) for name, value in env.items()]
+    container.env_from = secret_variables(shape) or None
     container.volume_mounts = mounts(shape) or None
     container.security_context = container_security()
     if shape.gpus and container.resources is not None:
-        count = {GPU: str(shape.gpus)}
+        count = {shape.gpu_resource: str(shape.gpus)}
         container.resources.limits = {**(container.resources.limits or {}), **count}
         container.resources.requests = {**(container.resources.requests or {}), **count}
     command = (container.args or ["", ""])[1]

@@ -6,6 +6,7 @@ Not here: asking Kubernetes (pods).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from kubernetes import client
 from parsl.jobs.states import JobState, JobStatus
@@ -15,6 +16,8 @@ BAD_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNe
 BAD_START = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 # Reasons of a failed pod that are the cluster's doing, and no fault of the pod: they say nothing against the next one.
 TAKEN = {"Evicted", "Preempting", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "NodeAffinity"}
+
+SAME_MOMENT = timedelta(seconds=1)  # Kubernetes tells times in whole seconds
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def judge(pod: client.V1Pod | None) -> JobStatus:
     assert status is not None and metadata is not None
     if status.phase == "Succeeded":
         return JobStatus(JobState.COMPLETED, exit_code=0)
-    if status.phase == "Failed":
+    if status.phase == "Failed" and not _ended_by_deletion(pod):
         return _failure(status)
     if metadata.deletion_timestamp is not None:
         return JobStatus(
@@ -45,6 +48,17 @@ def judge(pod: client.V1Pod | None) -> JobStatus:
     if status.phase == "Pending":
         return JobStatus(JobState.PENDING, wait_reason(pod))
     return JobStatus(JobState.RUNNING)
+
+
+def _ended_by_deletion(pod: client.V1Pod) -> bool:
+    """Return whether a pod failed because it was being deleted: its command then ends with 143, through no fault."""
+    status, metadata = pod.status, pod.metadata
+    assert status is not None and metadata is not None
+    if metadata.deletion_timestamp is None or status.reason:  # its end has a reason of its own
+        return False
+    ended = _ended(status)
+    asked = metadata.deletion_timestamp - timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
+    return ended is None or ended.finished_at is None or ended.finished_at >= asked - SAME_MOMENT
 
 
 def _failure(status: client.V1PodStatus) -> JobStatus:

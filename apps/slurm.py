@@ -5,14 +5,18 @@ Not here: what is asked of Slurm (configs), or the script that runs a driver as 
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
 from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import SlurmProvider
+from parsl.providers.errors import SubmitException
 
 from volpipe.apps.settings import read_settings
 from volpipe.errors import SiteError
@@ -30,6 +34,12 @@ STATES = {
 }
 STATE_OF = {word: state for state, words in STATES.items() for word in words.split()}
 POLL_SECONDS = 30
+# What Slurm says when it takes no job for now, whoever asks: its controller is full, restarts, or is not reached.
+BUSY = (
+    "temporarily unable to accept job", "Unable to contact slurm controller", "Socket timed out", "Connection refused",
+    "Resource temporarily unavailable", "Zero Bytes were transmitted", "does not answer",
+)  # fmt: skip
+NO_ANSWER = 124  # exit code of a command that took too long, as timeout(1) has it
 
 
 def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
@@ -56,6 +66,7 @@ class SlurmJobs(SlurmProvider):
 
     def __init__(self, *, poll_seconds: int = POLL_SECONDS, **arguments: Any) -> None:  # Any: those of Parsl's provider
         self.poll_seconds = poll_seconds
+        self.is_busy = False  # whether the last refusal may pass by itself
         super().__init__(**arguments)
         self.has_accounting = self._cmd.startswith("sacct")
 
@@ -63,6 +74,38 @@ class SlurmJobs(SlurmProvider):
     def status_polling_interval(self) -> int:
         """Seconds between two looks."""
         return self.poll_seconds
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "volpipe") -> str:
+        """Submit a job that runs `command`, and return its number.
+
+        Raises:
+            SiteError: Slurm does not take it; the message is Slurm's own.
+        """
+        try:
+            return str(super().submit(command, tasks_per_node, job_name))
+        except SubmitException as error:
+            words = " ".join(filter(None, ((error.stderr or "").strip(), (error.stdout or "").strip()))) or str(error)
+            self.is_busy = any(phrase in words for phrase in BUSY)
+            if error.retcode == NO_ANSWER:  # it may have been taken all the same
+                self.execute_wait(f"scancel --name={shlex.quote(error.job_name)}")
+            raise SiteError(f"Slurm does not take a job: {' '.join(words.split())}") from error
+
+    def execute_wait(self, cmd: str, timeout: int | None = None) -> tuple[int, str, str]:
+        """Return exit code, output and complaint of a command of Slurm; one that takes too long is killed.
+
+        Parsl leaves it running: an sbatch that tries again and again would submit a job that nobody knows of.
+        """
+        seconds = timeout or self.cmd_timeout
+        process = subprocess.Popen(
+            cmd, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            said, complaint = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, complaint = process.communicate()
+            return NO_ANSWER, said, f"{complaint.strip()} ({cmd.split()[0]} does not answer within {seconds} s)"
+        return process.returncode, said, complaint
 
     def _status(self) -> None:
         """Ask Slurm for the jobs that have not ended yet."""
@@ -84,7 +127,7 @@ class SlurmJobs(SlurmProvider):
             command = f"sacct{clusters} -X --noheader --parsable2 --format=JobID,State --jobs={','.join(jobs)}"
         else:
             command = f"squeue{clusters} --noheader --states=all --format='%A|%T' --jobs={','.join(jobs)}"
-        code, said, complaint = self.execute_wait(command)  # type: ignore[no-untyped-call]
+        code, said, complaint = self.execute_wait(command)
         if code != 0 and "Invalid job id" not in complaint:
             return None
         return dict(_states(said))

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from parsl import python_app
+from parsl.executors.base import ParslExecutor
 
 from volpipe import rehearsal, worker
 from volpipe.apps.executors import in_our_words
@@ -82,10 +83,14 @@ class Apps:
         job: what every task is told.
         labels: executors (by label) for "cpu" and for "gpu" stages.
         prioritised: labels of executors that take a priority.
+        executors: of which some may know why a worker was lost.
     """
 
-    def __init__(self, job: Job, labels: dict[str, list[str]], prioritised: set[str]) -> None:
+    def __init__(
+        self, job: Job, labels: dict[str, list[str]], prioritised: set[str], executors: Sequence[ParslExecutor] = ()
+    ) -> None:
         self.job = job
+        self._executors = executors
         self._prioritised = prioritised
         self._labels = labels
         self._wrapped = {name: python_app(app.function, executors=labels[app.label]) for name, app in APPS.items()}
@@ -108,10 +113,10 @@ class Apps:
             *arguments,
             parsl_resource_specification={"priority": app.priority} if takes_priority else {},
         )
-        return translated(future)
+        return translated(future, self._executors)
 
 
-def translated(theirs: Future[Record]) -> Future[Record]:
+def translated(theirs: Future[Record], executors: Sequence[ParslExecutor] = ()) -> Future[Record]:
     """Return a future that ends as `theirs` does, with errors in our own words."""
     ours: Future[Record] = Future()
 
@@ -120,7 +125,7 @@ def translated(theirs: Future[Record]) -> Future[Record]:
         if error is None:
             ours.set_result(done.result())
         else:
-            ours.set_exception(in_our_words(error))
+            ours.set_exception(in_our_words(error, executors))
 
     theirs.add_done_callback(hand_on)
     return ours

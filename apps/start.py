@@ -37,7 +37,7 @@ from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.run import Submit
-from volpipe.sites import find_site, try_site
+from volpipe.sites import find_site, name_user, try_site
 from volpipe.staging import VARIABLE
 from volpipe.worker import Job
 
@@ -77,7 +77,7 @@ class Started:
 
         It raises what the watch has found, so that a run stops that nothing can come back to.
         """
-        apps = Apps(job, self.labels, self.prioritised)
+        apps = Apps(job, self.labels, self.prioritised, self.watch.executors)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record]:
             self.watch.check()
@@ -95,7 +95,7 @@ class Started:
         """
         self.watch.check()
         labels = self.labels[label]
-        future = translated(python_app(function, executors=labels)(*arguments))
+        future = translated(python_app(function, executors=labels)(*arguments), self.watch.executors)
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
 
@@ -130,6 +130,9 @@ def started(config: Config) -> Iterator[Started]:
     }
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
+    for executor in config.executors:
+        if isinstance(executor, HoldingExecutor):
+            executor.siblings = [other for other in config.executors if other is not executor]
     with loaded(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
         _poll_alone(kernel)()
@@ -150,6 +153,7 @@ def started(config: Config) -> Iterator[Started]:
 def loaded(config: Config) -> Iterator[DataFlowKernel]:
     """Start the executors of `config`; on every way out stop them and cancel their blocks."""
     _find_commands()
+    name_user()
     logging.getLogger("parsl").setLevel(logging.ERROR)
     kernel = parsl.load(config)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from volpipe.apps.podspec import Claim, Owner
@@ -93,6 +93,36 @@ def check_folder(run_dir: str, claims: Sequence[Claim]) -> None:
             f"the run's folder {folder.parent} is on claim {nearest.name}, which is mounted at {nearest.path} for "
             "reading alone; choose an --out elsewhere, or leave out :ro"
         )
+
+
+def affinity_to(labels: Mapping[str, str]) -> Mapping[str, object] | None:
+    """Return the affinity to nodes that have each of `labels`, with one of the values that | separates."""
+    wanted = [{"key": key, "operator": "In", "values": text.split("|")} for key, text in labels.items()]
+    if not wanted:
+        return None
+    terms = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def check_gpus(resource: str, number: int) -> None:
+    """Refuse several parts of GPUs in one pod: a process sees only one of them, and workers are told apart by number.
+
+    Raises:
+        SiteError: with the setting that helps.
+    """
+    if "/mig-" in resource and number > 1:
+        raise SiteError(
+            f"gpus = {number} of {resource}: a process sees one part of a GPU alone; set gpus = 1, and more max_pods"
+        )
+
+
+def node_disk(directory: str | None, claims: Sequence[Claim]) -> str | None:
+    """Return where a folder of the node's disk is to be mounted for `directory`; None where it is on something else."""
+    if directory is None or not Path(directory).is_absolute() or "$" in directory:
+        return None
+    if any(Path(directory).is_relative_to(claim.path) for claim in claims):
+        return None
+    return directory
 
 
 def run_mark(run_dir: str, label: str) -> str:

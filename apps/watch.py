@@ -146,8 +146,9 @@ def sweep(executor: ParslExecutor) -> None:
     provider = getattr(executor, "provider", None)
     resources = getattr(provider, "resources", {})
     alive = [job for job, found in list(resources.items()) if not found["status"].terminal]
+    names = [resources[job].get("pod_name", job) for job in alive]
     try:
         if provider is not None and alive and not all(provider.cancel(alive)):
-            log.error("jobs of executor %s were not cancelled: %s; cancel them yourself", executor.label, alive)
+            log.error("jobs of executor %s were not cancelled: %s; cancel them yourself", executor.label, names)
     except Exception:  # whatever a scheduler says: there is nobody else to cancel them
-        log.exception("jobs of executor %s could not be cancelled: %s; cancel them yourself", executor.label, alive)
+        log.exception("jobs of executor %s could not be cancelled: %s; cancel them yourself", executor.label, names)

@@ -10,7 +10,17 @@ from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.pods import PodProvider
 from volpipe.apps.podstatus import Patience
 from volpipe.apps.settings import read_settings
-from volpipe.apps.surroundings import check_folder, driver_address, driver_pod, pod_user, read_claims, run_mark
+from volpipe.apps.surroundings import (
+    affinity_to,
+    check_folder,
+    check_gpus,
+    driver_address,
+    driver_pod,
+    node_disk,
+    pod_user,
+    read_claims,
+    run_mark,
+)
 
 
 @dataclass(frozen=True)
@@ -24,13 +34,25 @@ class Settings:
     cores: int = 8  # of each pod
     memory: str = "16Gi"  # of each pod
     gpus: int = 1  # of each GPU pod; 0 for a cluster without
+    gpu_resource: str = "nvidia.com/gpu"  # or such as "nvidia.com/mig-1g.10gb", a part of a GPU
+    gpu_nodes: dict[str, str] = field(
+        default_factory=dict
+    )  # labels of nodes for GPU pods: {"nvidia.com/gpu.product" = "NVIDIA-A100-SXM4-80GB|NVIDIA-H100-80GB-HBM3"}
+    node_selector: dict[str, str] = field(default_factory=dict)  # labels of nodes for all pods
+    labels: dict[str, str] = field(default_factory=dict)  # of pods: {"kueue.x-k8s.io/queue-name" = "lab"}
+    annotations: dict[str, str] = field(default_factory=dict)  # of pods: {"scheduling.volcano.sh/queue-name" = "lab"}
+    scheduler: str | None = None  # such as "volcano"
+    priority_class: str | None = None  # such as one for nodes that may be taken away
+    secrets: list[str] = field(default_factory=list)  # whose keys are variables, such as AWS_ACCESS_KEY_ID
     max_pods: int = 4  # of each kind
     hours: float = 24.0  # that a pod may run; another takes its place
     longest_task: float = 600.0  # seconds; a pod takes no more tasks when it has less time left
     pending_minutes: float = 30.0  # that a pod may wait for a node
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     pull_secrets: list[str] = field(default_factory=list)  # for the image
-    node_directory: str | None = None  # in a pod, such as "/tmp"; keeps chunks of a slow input on the node's own disk
+    node_directory: str | None = (
+        None  # in a pod, such as "/cache", on its node's disk; keeps chunks of a slow input on the node's own disk
+    )
     encrypted: bool = True  # traffic between driver and workers
     kubeconfig: str | None = None  # without, KUBECONFIG, ~/.kube/config, or the service account of the driver's pod
     context: str | None = None
@@ -43,6 +65,7 @@ def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
     claims = read_claims(settings.claims)
     check_folder(run_dir, claims)  # pods read plan and certificates there
     uid, gid = pod_user(settings.uid)
+    check_gpus(settings.gpu_resource, settings.gpus)
     return HoldingExecutor(
         label=label,
         address=driver_address(settings.address),
@@ -67,6 +90,15 @@ def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
             init_mem=settings.memory,
             max_mem=settings.memory,
             gpus=gpus,
+            gpu_resource=settings.gpu_resource,
+            affinity=affinity_to(settings.gpu_nodes) if gpus else None,
+            node_selector=settings.node_selector,
+            labels=settings.labels,
+            annotations=settings.annotations,
+            scheduler=settings.scheduler,
+            priority_class=settings.priority_class,
+            secrets=settings.secrets,
+            disk=node_disk(settings.node_directory, claims),
             claims=claims,
             shm="1Gi",  # /dev/shm, of the pod's memory; a container's own has 64 MiB
             env={"HOME": "/tmp"},

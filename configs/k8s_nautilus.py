@@ -10,7 +10,15 @@ from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.pods import PodProvider
 from volpipe.apps.podstatus import Patience
 from volpipe.apps.settings import read_settings
-from volpipe.apps.surroundings import check_folder, driver_address, driver_pod, pod_user, read_claims, run_mark
+from volpipe.apps.surroundings import (
+    check_folder,
+    driver_address,
+    driver_pod,
+    node_disk,
+    pod_user,
+    read_claims,
+    run_mark,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,9 @@ class Settings:
         "opportunistic"  # first to be evicted, and counted against nobody; None for the default
     )
     max_pods: int = 8
-    node_directory: str | None = None  # in a pod, such as "/tmp"; keeps chunks of a slow input on the node's own disk
+    node_directory: str | None = (
+        None  # in a pod, such as "/cache", on its node's disk; keeps chunks of a slow input on the node's own disk
+    )
     uid: int | None = None  # of the workers; without, the driver's own, which must not be root
     address: str | None = None  # where pods reach a driver that is not in the cluster
 
@@ -57,6 +67,7 @@ def config(run_dir: str) -> Config:
             gpus=1,
             node_selector={"nvidia.com/gpu.product": settings.gpu_type},
             priority_class=None if settings.priority_class == "default" else settings.priority_class,
+            disk=node_disk(settings.node_directory, claims),
             claims=claims,  # data for reading alone, scratch for the run; the same claim may be mounted twice
             shm="4Gi",  # /dev/shm, of the pod's memory
             env={"HOME": "/tmp"},

@@ -18,6 +18,7 @@ from command import processes_in
 from disturbance import Slow
 from volumes import fingerprint
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.output import LEFT_BEHIND
 
 END_SECONDS = 240
@@ -95,7 +96,7 @@ class Round:
         else:
             self.slow.interrupt(signal.Signals[f"SIG{what}"])
         if what in ("driver", *SIGNALS):
-            self._end(row, (-signal.SIGKILL, 0) if what == "driver" else (1, 0))
+            self._end(row, (-signal.SIGKILL, 0) if what == "driver" else (INTERRUPTED, 1, 0))
         self.rows.append(row)
 
     def lie(self, what: str) -> None:
@@ -151,7 +152,7 @@ class Round:
             self._wait(END_SECONDS)
         if self.slow.process is not None:
             code = self.slow.finish(END_SECONDS).code
-            if code not in (0, 1, 2, -signal.SIGKILL):
+            if code not in (0, 1, 2, INTERRUPTED, -signal.SIGKILL):
                 self.troubles.append(f"a session ended with {code}")
 
     def _end(self, row: Row, codes: tuple[int, ...]) -> None:

@@ -2,7 +2,7 @@
 
 Not here: what runs them (kubelet), or what is wrong with a manifest (manifests). It covers what volpipe asks for: pods
 are created, listed, read and deleted. It mounts nothing, so that claims must lie at paths that exist here; it knows no
-users, no networks, no watches, and one node.
+users, no networks, no watches, and one node. What a pod owned goes when it is gone; `run_job` does what a job says.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Cluster:
         requests: (verb, namespace, name) of all, in the order in which they came.
         asked: manifests of pods by name, as they came.
         broken: statuses with which the next requests are answered.
+        quota: how many pods may be there at a time that have not ended.
+        denial: what an admission webhook says to every pod that is created, if it takes none.
+        is_silent: whether requests get no answer.
+        gone: manifests of pods that were deleted, as they were last.
     """
 
     folder: Path
@@ -60,6 +64,10 @@ class Cluster:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     asked: dict[str, Json] = field(default_factory=dict)
     broken: list[int] = field(default_factory=list)
+    quota: int | None = None
+    denial: str | None = None
+    is_silent: bool = False
+    gone: dict[str, Json] = field(default_factory=dict)
     pods: dict[tuple[str, str], Pod] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     url: str = ""
@@ -72,6 +80,11 @@ class Cluster:
         """Return the pods' names, of those in `phase` alone if it is given, in the order of their creation."""
         with self.lock:
             return [name for (_, name), pod in self.pods.items() if phase in (None, pod.status["phase"])]
+
+    def selected(self, selector: str) -> list[str]:
+        """Return the names of the pods whose labels are those of a selector."""
+        with self.lock:
+            return [name for (_, name), pod in self.pods.items() if selects(selector, pod.labels)]
 
     def pod(self, name: str) -> Pod:
         with self.lock:
@@ -91,7 +104,21 @@ class Cluster:
             return [process for pod in self.pods.values() for process in pod.processes()]
 
     def evict(self, name: str) -> None:
-        """Let the pod's node run out of memory."""
+        """Delete a pod by the API of evictions, as `kubectl drain` does."""
+        self._disrupt(name, "EvictionByEvictionAPI", "Eviction API: evicting")
+
+    def preempt(self, name: str) -> None:
+        """Let a pod make room for one of a higher priority."""
+        message = "default-scheduler: preempting to accommodate a higher priority pod"
+        self._disrupt(name, "PreemptionByScheduler", message)
+
+    def _disrupt(self, name: str, reason: str, message: str) -> None:
+        with self.lock:
+            self.node.disrupt(self.pod(name), reason, message)
+            self.delete_pod(name)
+
+    def starve(self, name: str) -> None:
+        """Let the pod's node run out of memory, so that its kubelet evicts the pod."""
         self._harm(self.node.evict, name)
 
     def exhaust(self, name: str) -> None:
@@ -109,6 +136,13 @@ class Cluster:
     def _harm(self, do: Callable[[Pod], None], name: str) -> None:
         with self.lock:
             do(self.pod(name))
+
+    def check(self, harm: str) -> None:
+        """Skip a test that would do what cannot be done here; to a double everything can."""
+
+    def tells(self, harm: str, name: str) -> bool:
+        """Return whether the log of a run says what was done to a pod."""
+        return True
 
     def kill_manager(self, name: str) -> None:
         """Kill the process that looks after the pod's workers, which the container's shell waits for."""
@@ -160,6 +194,7 @@ class Cluster:
         name = body["metadata"]["name"]
         if (namespace, name) in self.pods:
             raise Refused(409, f'pods "{name}" already exists')
+        self._admit(name)
         self.asked[name] = copy.deepcopy(body)
         body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": stamp()}
         body["spec"].setdefault("restartPolicy", "Always")
@@ -167,6 +202,14 @@ class Cluster:
         body |= {"kind": "Pod", "apiVersion": "v1", "status": {"phase": "Pending", "conditions": []}}
         self.pods[namespace, name] = Pod(body, self.folder / f"{name}.log")
         return copy.deepcopy(body)
+
+    def _admit(self, name: str) -> None:
+        used = sum(not pod.ended for pod in self.pods.values())
+        if self.quota is not None and used >= self.quota:
+            counts = f"requested: pods=1, used: pods={used}, limited: pods={self.quota}"
+            raise Refused(403, f'pods "{name}" is forbidden: exceeded quota: few, {counts}')
+        if self.denial is not None:
+            raise Refused(400, f'admission webhook "policy.lab" denied the request: {self.denial}')
 
     def delete(self, namespace: str, name: str, options: Mapping[str, Any]) -> Json:  # Any: JSON
         """Let a pod end; one without grace is gone at once, whatever its node says."""
@@ -193,7 +236,73 @@ class Cluster:
             with self.lock:
                 for key, pod in list(self.pods.items()):
                     if self.node.advance(pod, [other for other in self.pods.values() if other is not pod]):
+                        self.gone[key[1]] = pod.manifest
                         del self.pods[key]
+                self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """Delete the pods whose owners are gone."""
+        known = {pod.metadata["uid"] for pod in self.pods.values()}
+        for (_, name), pod in list(self.pods.items()):
+            owners = [owner["uid"] for owner in pod.metadata.get("ownerReferences") or []]
+            if owners and not known.intersection(owners) and "deletionTimestamp" not in pod.metadata:
+                self.delete_pod(name)
+
+    def ending(self, name: str) -> Json | None:
+        """Return a pod that has ended as it is, or as it was last; None for one that has not."""
+        with self.lock:
+            if name in self.gone:
+                return self.gone[name]
+            pod = self.pod(name)
+            return pod.manifest if pod.ended and "deletionTimestamp" not in pod.metadata else None
+
+
+def run_job(
+    cluster: Cluster, job: Json, seconds: float = 240, on_pod: Callable[[str], None] = lambda name: None
+) -> str:
+    """Do what the controller of jobs does with `job`; return "Complete" or "Failed", the job's condition at its end.
+
+    Args:
+        cluster: where its pods run, one after the other.
+        job: its manifest.
+        seconds: that it may take.
+        on_pod: told of each pod that is created.
+    """
+    num_failed, until = 0, time.monotonic() + seconds
+    for number in range(100):
+        pod, name = copy.deepcopy(job["spec"]["template"]), f"{job['metadata']['name']}-{number:05}"
+        pod["metadata"]["name"] = name
+        cluster.create("lab", pod)
+        on_pod(name)
+        while (ending := cluster.ending(name)) is None:
+            assert time.monotonic() < until, f"pod {name} of the job has not ended after {seconds} s"
+            time.sleep(0.05)
+        if ending["status"]["phase"] == "Succeeded":
+            return "Complete"
+        action = next((rule["action"] for rule in rules_of(job) if applies(rule, ending["status"])), "Count")
+        num_failed += action == "Count"
+        if action == "FailJob" or num_failed > job["spec"]["backoffLimit"]:
+            return "Failed"
+    raise AssertionError("the job was tried a hundred times")
+
+
+def rules_of(job: Json) -> list[Json]:
+    return (job["spec"].get("podFailurePolicy") or {}).get("rules") or []
+
+
+def applies(rule: Json, status: Json) -> bool:
+    """Return whether a rule of a job's pod failure policy is about a pod that ended so."""
+    conditions = {(entry["type"], entry["status"]) for entry in status.get("conditions") or []}
+    if any((entry["type"], entry["status"]) in conditions for entry in rule.get("onPodConditions") or []):
+        return True
+    wanted = rule.get("onExitCodes") or {}
+    codes = {
+        container["state"]["terminated"]["exitCode"]
+        for container in status.get("containerStatuses") or []
+        if wanted.get("containerName") in (None, container["name"]) and "terminated" in container["state"]
+    } - {0}
+    values = set(wanted.get("values") or [])
+    return bool(wanted) and bool(codes & values if wanted["operator"] == "In" else codes - values)
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
@@ -211,6 +320,9 @@ class Handler(BaseHTTPRequestHandler):
     cluster: Cluster
 
     def do_GET(self) -> None:
+        if self.cluster.is_silent:
+            self.close_connection = True
+            return
         url = urlsplit(self.path)
         found = PATH.fullmatch(url.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -36,6 +36,7 @@ class Pod:
     killed_at: float = 0.0
     why: str = ""
     lost_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def metadata(self) -> Json:
@@ -97,6 +98,7 @@ class Node:
         accounts: files with what pods of a service account are given, by its name: a kubeconfig, instead of a token.
         patience: seconds after which the pods of a lost node are deleted, instead of their toleration's.
         unseen: a folder that is empty in every container, as what no claim holds.
+        linger: seconds for which a deleted pod is still there with phase Failed, once its command has ended.
     """
 
     folder: Path = Path()
@@ -109,18 +111,29 @@ class Node:
     pull_seconds: float = 0.1
     patience: float = 3.0
     unseen: Path | None = None
+    linger: float = 0.2
 
     def advance(self, pod: Pod, others: Sequence[Pod]) -> bool:
         """Do what is next for `pod`; return whether it is gone."""
         if pod.lost_at:
             self._give_up(pod)
         elif "deletionTimestamp" in pod.metadata:
-            if pod.process is None or pod.process.poll() is not None or time.monotonic() > pod.killed_at:
-                self.kill(pod)
-                return True
+            return self._take_leave(pod)
         elif not pod.ended:
             self._go_on(pod, others)
         return False
+
+    def _take_leave(self, pod: Pod) -> bool:
+        """End a pod that is being deleted: a kubelet first tells how its command ended, and then lets it go."""
+        if pod.process is None:
+            return True
+        if not pod.ended:
+            if pod.process.poll() is None and time.monotonic() <= pod.killed_at:
+                return False
+            self.kill(pod)
+            self._end(pod, pod.process.returncode)
+            pod.ended_at = time.monotonic()
+        return time.monotonic() >= pod.ended_at + self.linger
 
     def _go_on(self, pod: Pod, others: Sequence[Pod]) -> None:
         if "nodeName" not in pod.spec:
@@ -213,7 +226,8 @@ class Node:
         self.kill(pod)
         code = returncode if returncode >= 0 else 128 - returncode
         pod.status["phase"] = "Succeeded" if code == 0 else "Failed"
-        pod.say("terminated", exitCode=code, reason=pod.why or ("Completed" if code == 0 else "Error"))
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        pod.say("terminated", exitCode=code, reason=pod.why or ("Completed" if code == 0 else "Error"), finishedAt=now)
 
     def _fail(self, pod: Pod, reason: str, message: str) -> None:
         self.kill(pod)
@@ -252,6 +266,11 @@ class Node:
                 process.kill()
         pod.process.kill()
         pod.process.wait()
+
+    def disrupt(self, pod: Pod, reason: str, message: str) -> None:
+        """Note why the cluster is about to delete a pod."""
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        pod.status["conditions"] = [*(pod.status.get("conditions") or []), condition]
 
     def expire(self, pod: Pod) -> None:
         """End a pod as its deadline does."""

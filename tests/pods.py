@@ -75,15 +75,49 @@ class SlowPods(Slow):
         return [*self.cluster.names(), *processes_in(self.folder), *self.cluster.stray()]
 
 
-# What may happen to a pod in the middle of a run: how it is done, and what the run's log then says.
+@dataclass(frozen=True)
+class Harm:
+    """What may happen to a pod in the middle of a run.
+
+    Attributes:
+        method: of a cluster, which does it.
+        said: what the run's log then says.
+        needs: right that it takes on a real cluster beside those of a run, or why it is for the double alone.
+    """
+
+    method: str
+    said: str
+    needs: str = ""
+
+
 HARMS = {
-    "deleted": ("delete_pod", "the pod is (gone: somebody deleted it|being deleted)"),
-    "evicted": ("evict", r"the cluster took the pod \(Evicted\)|the pod is (gone|being deleted)"),
-    "out of memory": ("exhaust", "the pod was OOM-killed, exit code 137: it needs more memory"),
-    "deadline": ("expire", "the pod reached its deadline: Pod was active on the node longer"),
-    "node lost": ("lose_node", "the pod is being deleted: DeletionByTaintManager"),
-    "manager killed": ("kill_manager", r"the pod's command ended with exit code 137 \(Error\)"),
-    "worker killed": ("kill_worker", "WorkerLost"),
+    "deleted": Harm("delete_pod", "the pod is (gone: somebody deleted it|being deleted)"),
+    "evicted": Harm(
+        "evict", "the pod is (gone|being deleted: EvictionByEvictionAPI: Eviction API: evicting)", "pods/eviction"
+    ),
+    "preempted": Harm(
+        "preempt",
+        "the pod is (gone|being deleted: PreemptionByScheduler: default-scheduler: preempting)",
+        "a priority class: the double alone",
+    ),
+    "starved": Harm(
+        "starve",
+        r"the cluster took the pod \(Evicted\): The node was low on resource: memory",
+        "a node whose memory is full: the double alone",
+    ),
+    "out of memory": Harm(
+        "exhaust",
+        "the pod was OOM-killed, exit code 137: it needs more memory",
+        "pods/exec; nodes with cgroup v2, else a process alone is killed and nothing is said",
+    ),
+    "deadline": Harm(
+        "expire", "the pod reached its deadline: Pod was active on the node longer", "time: the double alone"
+    ),
+    "node lost": Harm(
+        "lose_node", "the pod is being deleted: DeletionByTaintManager", "a node to stop: the double alone"
+    ),
+    "manager killed": Harm("kill_manager", r"the pod's command ended with exit code 137 \(Error\)", "pods/exec"),
+    "worker killed": Harm("kill_worker", "WorkerLost", "pods/exec"),
 }
 
 

@@ -1,13 +1,18 @@
 """Whatever cluster KUBECONFIG names, for the same scenarios as the double; only where a user has set one up for it.
 
 VOLPIPE_K8S_IMAGE, _NAMESPACE, _CLAIMS and _ADDRESS say the rest, as for a run: the first claim that may be written must
-be mounted at the same path here, and pods must reach the address. Who tests needs pods/exec and pods/eviction as well.
+be mounted at the same path here, and pods must reach the address. The namespace is for these tests alone: pods of runs
+are deleted after each test. It may demand the restricted level of pod security. Two pods of 2 CPUs and 4 GiB must fit
+beside each other, and for pods of two kinds one GPU. Rights: to create, list and delete pods, and where a harm in
+`pods.HARMS` says so, pods/exec or pods/eviction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,18 @@ from volpipe.apps.podspec import RUN_LABEL
 from volpipe.apps.surroundings import read_claims
 from volpipe.errors import SiteError
 
+# Kills the oldest or newest process of the pod that is no shell and whose command has a pattern. The pattern does not
+# match itself, so that neither this shell nor its grep is found; the image need not have pgrep.
+KILL = """for pid in $(grep -la '{pattern}' /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n); do
+  [ "$(cat /proc/$pid/comm)" = bash ] || echo $pid
+done | {which} | xargs kill -9"""
+EXEC_SECONDS, SWEEP_SECONDS = 60, 120
+IMPOSSIBLE = {
+    "expire": "a deadline cannot be brought forward on a real cluster",
+    "lose_node": "no node of a real cluster is stopped for a test",
+    "starve": "no node of a real cluster is filled up for a test",
+    "preempt": "a preemption needs a priority class, which a namespace's user may not make",
+}
 NEEDED = ("IMAGE", "NAMESPACE", "CLAIMS", "ADDRESS")
 
 
@@ -59,27 +76,44 @@ class RealCluster:
         self.api.create_namespaced_pod_eviction(name, self.namespace, eviction)
 
     def kill_manager(self, name: str) -> None:
-        self._run(
-            name, "kill -9 $(grep -la process_worker_pool /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | sed -n 3p)"
-        )
+        self._run(name, KILL.format(pattern="process_worker_poo[l]", which="head -1"))
 
     def kill_worker(self, name: str) -> None:
-        self._run(name, "kill -9 $(grep -la spawn_main /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n | tail -1)")
+        self._run(name, KILL.format(pattern="spawn_mai[n]", which="tail -1"))
 
     def exhaust(self, name: str) -> None:
         self._run(name, "python -c 'x = [bytearray(2**28) for _ in range(4096)]'")
 
-    def expire(self, name: str) -> None:
-        pytest.skip("a deadline cannot be brought forward on a real cluster")
+    def check(self, harm: str) -> None:
+        """Skip a test, before it begins, that would do what nobody does to a real cluster for a test."""
+        if harm in IMPOSSIBLE:
+            pytest.skip(IMPOSSIBLE[harm])
 
-    def lose_node(self, name: str) -> None:
-        pytest.skip("no node of a real cluster is stopped for a test")
+    def tells(self, harm: str, name: str) -> bool:
+        """Return whether a run's log says what was done to a pod: for its memory cgroup v1 kills a process, no pod."""
+        return harm != "exhaust" or self._run(name, "[ -f /sys/fs/cgroup/cgroup.controllers ] && echo v2") == "v2"
 
-    def _run(self, name: str, script: str) -> None:
-        command = ["/bin/bash", "-c", script]
-        stream(
-            self.api.connect_get_namespaced_pod_exec, name, self.namespace, command=command, stderr=True, stdout=True
-        )
+    def sweep(self) -> None:
+        """Delete all pods of runs, and wait until they are gone and their share of the nodes is free."""
+        for name in self.names():
+            with contextlib.suppress(ApiException):  # gone meanwhile
+                self.api.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+        until = time.monotonic() + SWEEP_SECONDS
+        while left := self.names():
+            assert time.monotonic() < until, f"pods are left: {left}"
+            time.sleep(0.5)
+
+    def _run(self, name: str, script: str) -> str:
+        """Return what a shell in the pod prints."""
+        client = stream(
+            self.api.connect_get_namespaced_pod_exec, name, self.namespace, command=["/bin/bash", "-c", script],
+            stderr=True, stdout=True, _preload_content=False,
+        )  # fmt: skip
+        try:
+            client.run_forever(timeout=EXEC_SECONDS)
+            return str(client.read_stdout()).strip()
+        finally:
+            client.close()
 
 
 def find_cluster() -> RealCluster:
@@ -98,7 +132,10 @@ def find_cluster() -> RealCluster:
         api.list_namespaced_pod(namespace, _request_timeout=(5, 5))
     except (SiteError, ApiException, HTTPError) as error:
         pytest.skip(f"no real Kubernetes: {error}")
-    return RealCluster(api, namespace, writable[0], os.environ["VOLPIPE_K8S_IMAGE"])
+    cluster = RealCluster(api, namespace, writable[0], os.environ["VOLPIPE_K8S_IMAGE"])
+    if left := cluster.names():
+        pytest.skip(f"namespace {namespace} has pods of runs, which tests would delete: {', '.join(left)}")
+    return cluster
 
 
 def folder_on(cluster: RealCluster) -> Path:

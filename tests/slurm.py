@@ -49,7 +49,8 @@ SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=2
-MinJobAge=300
+MinJobAge={min_job_age}
+MaxJobCount={max_jobs}
 InactiveLimit=0
 Waittime=0
 SchedulerType=sched/backfill
@@ -59,14 +60,18 @@ SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
 GresTypes=gpu
 PropagateResourceLimits=NONE
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=4 RealMemory=8000 Gres=gpu:4
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverTimeLimit=0
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverTimeLimit=0 PriorityTier=1 GraceTime=2
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 ACCOUNTING = """
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
 AccountingStoragePass={folder}/munge.sock
+AccountingStorageEnforce=associations,limits,qos
 """
 SLURMDBD_CONF = """
 AuthType=auth/munge
@@ -105,6 +110,8 @@ class Slurm:
 
     folder: Path
     accounting: bool = False
+    max_jobs: int = 10000  # that the controller knows at a time
+    min_job_age: int = 300  # seconds for which it knows one that has ended
     ports: list[int] = field(default_factory=list)
     daemons: list[psutil.Process] = field(default_factory=list)
 
@@ -145,6 +152,12 @@ class Slurm:
         """Return the process of slurmd on a node."""
         return psutil.Process(int((self.folder / f"slurmd-{name}.pid").read_text()))
 
+    def is_alive(self, name: str) -> bool:
+        """Return whether the slurmd of a node runs."""
+        with suppress(psutil.NoSuchProcess):
+            return self.node(name).status() != psutil.STATUS_ZOMBIE
+        return False
+
     def stop(self) -> None:
         """Cancel what runs and stop what was started, the latest first."""
         with suppress(AssertionError, subprocess.TimeoutExpired):
@@ -159,7 +172,7 @@ class Slurm:
                     daemon.kill()
 
     def _nodes(self, state: str) -> int:
-        return self.do("sinfo", "--noheader", "-N", "-o", "%t").split().count(state)
+        return self.do("sinfo", "--noheader", "-N", "--partition=main", "-o", "%t").split().count(state)
 
     def _daemon(self, *command: str) -> None:
         self.do(*command)
@@ -183,7 +196,9 @@ class Slurm:
         key.chmod(0o400)
         self.ports = free_ports(5)
         values = {"host": socket.gethostname().partition(".")[0], "user": psutil.Process().username()}
-        text = SLURM_CONF.format(folder=self.folder, ports=self.ports, **values)
+        text = SLURM_CONF.format(
+            folder=self.folder, ports=self.ports, max_jobs=self.max_jobs, min_job_age=self.min_job_age, **values
+        )
         if self.accounting:
             text += ACCOUNTING.format(folder=self.folder, port=self.ports[3])
             dbd = self.folder / "slurmdbd.conf"
@@ -235,9 +250,11 @@ class Slurm:
 
 
 @contextmanager
-def running_slurm(folder: Path, *, accounting: bool = False) -> Iterator[Slurm]:
+def running_slurm(
+    folder: Path, *, accounting: bool = False, max_jobs: int = 10000, min_job_age: int = 300
+) -> Iterator[Slurm]:
     """Give a Slurm in `folder`, and stop it."""
-    slurm = Slurm(folder, accounting)
+    slurm = Slurm(folder, accounting, max_jobs, min_job_age)
     try:
         slurm.start()
         yield slurm

@@ -19,6 +19,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
 from volpipe import cli, rehearsal
+from volpipe.interrupts import INTERRUPTED
 from volpipe.limits import Limits
 from volpipe.run import Progress, Totals
 from volpipe.schedule import Stage
@@ -453,3 +454,37 @@ def test_sizes_and_times_are_for_people() -> None:
         "57 years",
     ]
     assert [count(n, "task") for n in (0, 1, 2, 1200)] == ["0 tasks", "1 task", "2 tasks", "1,200 tasks"]
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "sentence"),
+    [
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.driver.execute", "the same command again goes on from here"),
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.start.on_site", "the same command again goes on"),
+        (
+            ["train", "train_affinities.toml"],
+            "volpipe.course.follow",
+            "the same command again goes on from the newest checkpoint",
+        ),
+        (["train", "mine.toml"], "volpipe.training.load_training", ""),  # before it could say what the command does
+        (["sweep", "mine.toml"], "volpipe.sweep.load_sweep", ""),
+        (["tune", "mine.toml"], "volpipe.tune.load_tuning", ""),
+        (["label", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),
+        (["sites", "check", "threads"], "volpipe.apps.checkups.check_site", "what was started is stopped"),
+        (["evaluate", "in.n5", "in.n5"], "volpipe.cli_evaluate.check_target", ""),
+    ],
+)
+def test_a_command_that_is_interrupted_ends_with_a_code_of_its_own(
+    tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, command: list[str], function: str, sentence: str
+) -> None:
+    """So that a scheduler tells it from one that gave up, and gives it again."""
+    (tmp_path / "mine.toml").write_text("")
+
+    def interrupted(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function, interrupted)
+    ended = give(*command)
+    assert ended.code == INTERRUPTED == 4
+    assert ended.err.splitlines()[-1].startswith("volpipe: interrupted")
+    assert sentence in ended.err

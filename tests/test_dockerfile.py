@@ -68,6 +68,14 @@ def test_variants_are_made_by_arguments() -> None:
     assert pinned is not None
     assert f"torch=={pinned[1]} " in install
     assert "$VARIANT" in install
+    assert "--extra-index-url" in install  # an index of PyTorch's alone would have to have all that is pinned
+    assert "--index-url" not in install.replace("--extra-index-url", "")
+
+
+def test_it_gives_its_user_a_name_which_the_system_does_not_know() -> None:
+    environment = dict(part.split("=", 1) for rest in of_last("ENV") for part in rest.split())
+    assert environment["LOGNAME"] == environment["USER"] == "volpipe"
+    assert environment["HOME"] == "/tmp"
 
 
 def is_sent(path: str) -> bool:

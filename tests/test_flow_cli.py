@@ -98,7 +98,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     wait_until(lambda: journal.is_file() and journal.stat().st_size, 120)
     process.send_signal(signal.SIGINT)
     stopped = finish(tmp_path, process)
-    assert stopped.code == 1
+    assert stopped.code == 4
     assert "interrupted; the same command again goes on from here" in stopped.err
     assert not (tmp_path / "out" / "objects.zarr").exists()
 

@@ -5,22 +5,26 @@ The cluster is a double that runs pods as processes; driver, client, provider an
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, wait_for_pods
+from cluster import Cluster, Refused, wait_for_pods
 from command import Ended, begin, finish, processes_in, sentences, wait_until
 from conftest import ROOT
 from disks import needs_mounts, small_disk
-from disturbance import Slow
+from disturbance import NUM_BLOCKS, Slow, blocks_by_window
 from pods import HARMS, SlowPods, cluster_for
 from real_cluster import RealCluster, find_cluster, folder_on
 from volumes import fingerprint
+
+from volpipe.interrupts import INTERRUPTED
 
 AnyCluster = Cluster | RealCluster
 
@@ -57,9 +61,11 @@ def undisturbed(base: Path) -> str:
 
 
 @pytest.fixture
-def cluster(real: RealCluster | None, tmp_path: Path) -> Iterator[AnyCluster]:
+def cluster(real: RealCluster | None, base: Path, tmp_path: Path) -> Iterator[AnyCluster]:
     if real is not None:
         yield real
+        kill_all(base)  # drivers, which would replace what is deleted
+        real.sweep()
         return
     with cluster_for(tmp_path) as cluster:
         yield cluster
@@ -68,6 +74,10 @@ def cluster(real: RealCluster | None, tmp_path: Path) -> Iterator[AnyCluster]:
 @pytest.fixture(autouse=True)
 def _no_process_outlives_a_test(base: Path) -> Iterator[None]:
     yield
+    kill_all(base)
+
+
+def kill_all(base: Path) -> None:
     for folder in base.iterdir():
         for process in processes_in(folder):
             process.kill()
@@ -87,7 +97,7 @@ def finish_badly(slow: SlowPods) -> tuple[Ended, str]:
     began = time.monotonic()
     ended = slow.finish()
     assert time.monotonic() - began < SOON
-    assert ended.code in (1, 2)
+    assert ended.code in (1, 2, INTERRUPTED)
     assert "Traceback" not in ended.err
     wait_until(lambda: not slow.left(), SHORTLY)
     return ended, ended.err.splitlines()[-1]
@@ -113,15 +123,94 @@ OFTEN = ("deleted", "evicted", "manager killed")
     "harm", [pytest.param(harm, marks=[] if harm in OFTEN else [pytest.mark.long]) for harm in HARMS]
 )
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
+    method = HARMS[harm].method
+    cluster.check(method)
     slow = SlowPods(base / harm.replace(" ", "-"), seconds=0.03, cluster=cluster)
     slow.begin()
     slow.wait_for_calls(20)
     (name,) = cluster.names("Running")
-    method, told = HARMS[harm]
+    tells = cluster.tells(method, name)
     getattr(cluster, method)(name)
     finish_well(slow, undisturbed)
     assert slow.computed(1).total() > 20
-    assert re.search(told, (slow.run / "volpipe.log").read_text())
+    assert not tells or re.search(HARMS[harm].said, (slow.run / "volpipe.log").read_text())
+
+
+def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_answers(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    if not isinstance(cluster, Cluster):
+        pytest.skip("no quota is set on a real cluster, nor is its API server stopped")
+    slow = SlowPods(base / "few", seconds=0.02, cluster=cluster, settings={"VOLPIPE_K8S_MAX_PODS": "4"})
+    cluster.quota = 1
+    slow.begin()
+    slow.wait_for_calls(20)
+    cluster.is_silent = True
+    slow.wait_for_calls(120)
+    cluster.is_silent = False
+    finish_well(slow, undisturbed)
+    said = (slow.folder / "err.txt").read_text()
+    assert said.count("executor cpu gets no more blocks for now, and goes on with the 1 that it has: ") == 1
+    assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in said
+    refused = [verb for verb, _, _ in cluster.requests].count("create") - len(cluster.asked)
+    assert 1 <= refused < 8  # it asks ever less often
+
+
+# A block of the volume is a task, however short.
+UNBUNDLED = "from volpipe import schedule\nschedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0\n"
+LOSS_SECONDS = 12.0  # stands for a minute: the heartbeat's threshold is 8 s here, and 60 s there
+
+
+@pytest.mark.long
+def test_half_of_the_pods_lost_again_and_again_cost_a_task_each_at_the_most(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    if not isinstance(cluster, Cluster):
+        pytest.skip("pods of a real cluster are not deleted all the time")
+    four = {"VOLPIPE_K8S_MAX_PODS": "4", "VOLPIPE_K8S_CORES": "1"}
+    slow = SlowPods(base / "churn", seconds=0.5, cluster=cluster, settings=four)
+    with (slow.folder / "site.py").open("a") as site:
+        site.write(UNBUNDLED)
+    slow.begin()
+    slow.wait_for_calls(4)
+    lost = 0
+    while slow.process is not None and slow.process.poll() is None:
+        names = cluster.names("Running")
+        for name in names[: (len(names) + 1) // 2]:  # the oldest, which work
+            with contextlib.suppress(Refused):  # gone meanwhile
+                cluster.delete_pod(name, grace=0)
+                lost += 1
+        until = time.monotonic() + LOSS_SECONDS
+        wait_until(lambda: time.monotonic() > until or slow.process.poll() is not None, 2 * LOSS_SECONDS)  # noqa: B023
+    finish_well(slow, undisturbed)
+    windows = Counter(blocks_by_window().values())
+    again = {block: times - windows[block] for block, times in slow.computed(1).items() if times > windows[block]}
+    print(f"{lost} pods were lost; of {NUM_BLOCKS} tasks {len(again)} were begun again, {sum(again.values())} windows")
+    assert lost >= 4
+    assert sum(-(-times // windows[block]) for block, times in again.items()) <= lost
+
+
+def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, cluster: AnyCluster) -> None:
+    if not isinstance(cluster, Cluster):
+        pytest.skip("the API server of a real cluster is not stopped")
+    slow = SlowPods(base / "silent", seconds=0.03, cluster=cluster)
+    slow.begin()
+    slow.wait_for_calls(10)
+    (name,) = cluster.names("Running")
+    cluster.is_silent = True
+    slow.interrupt(signal.SIGTERM)
+    began = time.monotonic()
+    ended = slow.finish()
+    assert time.monotonic() - began < 20
+    assert ended.code == INTERRUPTED
+    (notice,) = [line for line in ended.err.splitlines() if "pods may be left in namespace lab" in line]
+    command = notice.partition("when it does: ")[2].split()
+    assert command[:-1] == ["kubectl", "delete", "pod", "--namespace", "lab", "--selector"]
+    assert name in notice
+    cluster.is_silent = False
+    for left in cluster.selected(command[-1]):
+        cluster.delete_pod(left)
+    wait_until(lambda: not slow.left(), SHORTLY)
 
 
 def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: AnyCluster) -> None:
@@ -158,20 +247,34 @@ HOPELESS = {
         "executor cpu cannot start workers: .*image lab/nowhere:1 cannot be pulled: .*ImagePull",
     ),
     "unschedulable": (
-        {"GPUS": "32", "MEMORY": "64Gi"},
+        {"GPUS": "32"},
         "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
     ),
+    "quota": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*exceeded quota: few"),
+    "rights": ({}, "executor cpu cannot start workers: .*403 Forbidden: pods is forbidden: User .* cannot create"),
+    "command": ({}, "executor cpu cannot start workers: .*the pod's command ended with exit code 1 "),
     "nowhere": ({"NAMESPACE": "nowhere"}, ".*Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere"),
 }
 
 
-@pytest.mark.parametrize("what", ["image", pytest.param("unschedulable", marks=pytest.mark.long), "nowhere"])
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[] if what in ("image", "nowhere") else [pytest.mark.long]) for what in HOPELESS]
+)
 def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     base: Path, cluster: AnyCluster, what: str
 ) -> None:
     settings, words = HOPELESS[what]
     told = {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
     slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
+    if what in ("quota", "rights", "command"):
+        if not isinstance(cluster, Cluster):
+            pytest.skip("quota, rights and image of a real cluster are its own")
+        if what == "quota":
+            cluster.quota = 0
+        elif what == "rights":
+            cluster.verbs = {"list", "delete"}
+        else:
+            cluster.node.env["PYTHONHOME"] = "/nonexistent"  # no Python starts there
     slow.begin()
     ended, sentence = finish_badly(slow)
     assert ended.code == 2
@@ -184,7 +287,7 @@ def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) ->
     slow.wait_for_calls(10)
     slow.interrupt(signal.SIGTERM)
     ended, sentence = finish_badly(slow)
-    assert (ended.code, sentence) == (1, "volpipe: interrupted; the same command again goes on from here")
+    assert (ended.code, sentence) == (INTERRUPTED, "volpipe: interrupted; the same command again goes on from here")
 
 
 def check_site(slow: SlowPods, wait: float = 120, out: Path | None = None) -> tuple[int, list[str]]:
@@ -249,7 +352,7 @@ def test_a_check_names_an_image_that_is_not_there(base: Path, cluster: AnyCluste
 
 @pytest.mark.long
 def test_a_check_that_waits_in_vain_gives_the_words_of_the_scheduler(base: Path, cluster: AnyCluster) -> None:
-    too_large = {"VOLPIPE_K8S_GPUS": "32", "VOLPIPE_K8S_MEMORY": "64Gi"}
+    too_large = {"VOLPIPE_K8S_GPUS": "32"}
     code, found = check_site(SlowPods(base / "too-large", cluster=cluster, settings=too_large), wait=15)
     assert code == 1
     sentence = found[-1]

@@ -14,7 +14,7 @@ from parsl.executors import HighThroughputExecutor
 from volpipe.apps import start, surroundings
 from volpipe.apps.pods import PodProvider
 from volpipe.apps.podspec import Claim, Owner
-from volpipe.apps.surroundings import check_folder, driver_pod, pod_user, read_claims, run_mark
+from volpipe.apps.surroundings import check_folder, driver_pod, node_disk, pod_user, read_claims, run_mark
 from volpipe.errors import SiteError
 from volpipe.sites import load_site
 
@@ -124,6 +124,51 @@ def test_k8s_htex_asks_for_what_it_is_told(cluster: Cluster, tmp_path: Path, mon
     assert spec["securityContext"]["runAsUser"] == os.getuid()
     limits = manifest_of(found["cpu"], cluster)["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "6", "memory": "24Gi"}
+
+
+def test_k8s_htex_asks_for_queues_parts_of_gpus_types_of_nodes_secrets_and_a_nodes_disk(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(
+        monkeypatch, gpu_resource="nvidia.com/mig-1g.10gb", gpu_nodes="nvidia.com/gpu.product=A100|H100,zone=a",
+        node_selector="disk=nvme", labels="kueue.x-k8s.io/queue-name=lab", priority_class="spot", scheduler="volcano",
+        annotations="scheduling.volcano.sh/queue-name=lab", secrets="bucket-keys", node_directory="/cache",
+    )  # fmt: skip
+    found = executors("k8s_htex", tmp_path)
+    cpu, gpu = (manifest_of(found[label], cluster) for label in ("cpu", "gpu"))
+    for pod in (cpu, gpu):
+        spec, metadata = pod["spec"], pod["metadata"]
+        assert metadata["labels"].items() >= {"kueue.x-k8s.io/queue-name": "lab", "volpipe-role": "worker"}.items()
+        assert metadata["annotations"] == {"scheduling.volcano.sh/queue-name": "lab"}
+        assert (spec["schedulerName"], spec["priorityClassName"]) == ("volcano", "spot")
+        assert spec["nodeSelector"] == {"disk": "nvme"}
+        (container,) = spec["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "bucket-keys"}}]
+        assert {"name": "disk", "emptyDir": {}} in spec["volumes"]
+        assert {"name": "disk", "mountPath": "/cache"} in container["volumeMounts"]
+    assert "affinity" not in cpu["spec"]
+    required = gpu["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {
+            "matchExpressions": [
+                {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100", "H100"]},
+                {"key": "zone", "operator": "In", "values": ["a"]},
+            ]
+        }
+    ]
+    assert gpu["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
+    assert "nvidia.com/gpu" not in gpu["spec"]["containers"][0]["resources"]["limits"]
+    told(monkeypatch, gpus="2")
+    with pytest.raises(SiteError, match=r"gpus = 2 of nvidia.com/mig-1g.10gb: a process sees one part of a GPU alone"):
+        executors("k8s_htex", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("directory", "mounted"),
+    [(None, None), ("/cache", "/cache"), ("$TMPDIR", None), ("/$USER", None), ("/scratch/cache", None)],
+)
+def test_a_nodes_disk_is_mounted_where_nothing_else_is(directory: str | None, mounted: str | None) -> None:
+    assert node_disk(directory, [Claim("scratch", "/scratch")]) == mounted
 
 
 def test_a_cluster_without_gpus_gets_one_kind_of_pod(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
-from cluster import Cluster, wait_for_pods
+from cluster import Cluster, applies, rules_of, run_job
 from command import Ended, Give, begin, finish, giver, processes_in, wait_until
 from disturbance import Slow
 from manifests import Json, faults
 from pods import SlowPods, cluster_for
+from trainings import Threads, losses_in, make_folder
 from volumes import fingerprint
+
+from volpipe.course import follow, last_step
+from volpipe.interrupts import INTERRUPTED
+from volpipe.training import LOSSES, WEIGHTS, load_training
 
 RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")
 
@@ -103,6 +109,7 @@ def test_the_job_gives_the_same_command_with_the_same_settings(give: Give) -> No
         "POD_IP": "status.podIP",
         "POD_NAME": "metadata.name",
         "POD_UID": "metadata.uid",
+        "LOGNAME": "volpipe",
         "HOME": "/tmp",
         "VOLPIPE_K8S_IMAGE": "lab/volpipe:1",
         "VOLPIPE_K8S_NAMESPACE": "lab",
@@ -115,6 +122,7 @@ def test_the_job_gives_the_same_command_with_the_same_settings(give: Give) -> No
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["imagePullSecrets"] == [{"name": "lab-registry"}]
     assert spec["serviceAccountName"] == "volpipe"
+    assert spec["enableServiceLinks"] is False  # VOLPIPE_K8S_SERVICE_PORT of a service volpipe-k8s is no setting
 
 
 def test_the_same_command_is_the_same_job(give: Give) -> None:
@@ -131,11 +139,31 @@ def test_a_check_of_the_site_is_a_job_that_is_not_repeated_whatever_it_finds(giv
     (check,) = documents(give("k8s", "manifest", "--only", "job", *command))
     (run,) = documents(give("k8s", "manifest", "--only", "job", *RUN))
     assert check["spec"]["template"]["spec"]["containers"][0]["command"] == ["volpipe", *command]
-    assert [
-        [code for rule in job["spec"]["podFailurePolicy"]["rules"] for code in rule["onExitCodes"]["values"]]
-        for job in (check, run)
-    ] == [[1, 2], [2]]
+    assert [rules_of(job)[-1]["onExitCodes"]["values"] for job in (check, run)] == [[1, 2], [2]]
     assert faults(check) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "conditions", "action"),
+    [
+        (1, [], {"run": "Count", "train": "FailJob"}),
+        (2, [], {"run": "FailJob", "train": "FailJob"}),
+        (4, [], {"run": "Ignore", "train": "Ignore"}),  # somebody deleted the pod
+        (137, [], {"run": "Count", "train": "Count"}),
+        (1, [("DisruptionTarget", "True")], {"run": "Ignore", "train": "Ignore"}),  # drained, evicted, preempted
+        (1, [("Ready", "True"), ("DisruptionTarget", "False")], {"run": "Count", "train": "FailJob"}),
+    ],
+)
+def test_a_driver_that_was_disturbed_is_started_again_and_one_that_gave_up_is_not(
+    give: Give, code: int, conditions: list[tuple[str, str]], action: dict[str, str]
+) -> None:
+    status = {
+        "conditions": [{"type": kind, "status": value} for kind, value in conditions],
+        "containerStatuses": [{"name": "driver", "state": {"terminated": {"exitCode": code}}}],
+    }
+    for verb, command in (("run", RUN), ("train", ("train", "mine.toml", "--config", "k8s_htex"))):
+        (job,) = documents(give("k8s", "manifest", "--only", "job", *command))
+        assert next((rule["action"] for rule in rules_of(job) if applies(rule, status)), "Count") == action[verb]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +184,33 @@ def test_what_cannot_be_printed_is_refused_in_a_sentence(give: Give, command: li
     assert ended.out == ""
 
 
+def test_a_job_is_in_the_queue_of_its_workers_and_has_their_secrets(
+    give: Give, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_K8S_LABELS", "kueue.x-k8s.io/queue-name=lab")
+    monkeypatch.setenv("VOLPIPE_K8S_SECRETS", "bucket-keys,other")
+    monkeypatch.setenv("VOLPIPE_K8S_SCHEDULER", "volcano")
+    (job,) = documents(give("k8s", "manifest", "--only", "job", *RUN))
+    template = job["spec"]["template"]
+    assert faults(job) == []
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab"  # by which a queue holds a job back
+    assert template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab"
+    assert template["spec"]["schedulerName"] == "volcano"
+    (driver,) = template["spec"]["containers"]
+    assert [entry["secretRef"]["name"] for entry in driver["envFrom"]] == ["bucket-keys", "other"]
+    assert {"name": "VOLPIPE_K8S_LABELS", "value": "kueue.x-k8s.io/queue-name=lab"} in driver["env"]
+
+
+def test_a_base_for_kustomize_has_what_is_printed(tmp_path: Path, give: Give) -> None:
+    printed = documents(give("k8s", "manifest", "--size", "scratch=10Ti", *RUN))
+    ended = give("k8s", "manifest", "--directory", "base", "--size", "scratch=10Ti", *RUN)
+    assert (ended.code, ended.err) == (0, "")
+    (kind,) = yaml.safe_load_all((tmp_path / "base/kustomization.yaml").read_text())
+    assert (kind["kind"], kind["resources"]) == ("Kustomization", ["rights.yaml", "claims.yaml", "job.yaml"])
+    written = [d for name in kind["resources"] for d in yaml.safe_load_all((tmp_path / "base" / name).read_text())]
+    assert written == printed
+
+
 def test_a_missing_setting_is_named(give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VOLPIPE_K8S_NAMESPACE")
     ended = give("k8s", "manifest", *RUN)
@@ -170,13 +225,6 @@ def test_without_a_claim_to_write_to_no_job_is_printed(give: Give, monkeypatch: 
     assert "no claim may be written" in ended.err
 
 
-def pod_of(job: Json) -> Json:
-    """Return the pod that the controller of jobs would create."""
-    template = job["spec"]["template"]
-    name = f"{job['metadata']['name']}-x7k2p"
-    return {"metadata": {**template["metadata"], "name": name}, "spec": template["spec"]}
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with cluster_for(tmp_path / "nodes") as cluster:
@@ -184,27 +232,64 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.slow
-def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine(tmp_path: Path, cluster: Cluster) -> None:
-    """The job's pod starts worker pods with no more rights than were printed, and takes them along when it goes."""
+def test_a_driver_in_the_cluster_makes_the_same_bytes_as_this_machine_also_after_its_pod_was_deleted(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """The job's pod starts worker pods with no more rights than were printed; they go with it, and the job goes on."""
     plain = Slow(tmp_path / "plain", seconds=0)
     ended = finish(plain.folder, begin(plain.folder, *plain.command))
     assert ended.code == 0, ended.err
-    slow = SlowPods(tmp_path / "pods", seconds=0, cluster=cluster)
-    settings = {name: value for name, value in slow.environment.items() if "ADDRESS" not in name}
-    printed = finish(slow.folder, begin(slow.folder, "k8s", "manifest", *slow.command, **settings))
-    account, role, _, job = documents(printed)
-    cluster.verbs = set(role["rules"][0]["verbs"])
-    cluster.node.accounts[account["metadata"]["name"]] = cluster.kubeconfig
-    pod = pod_of(job)
-    assert pod["spec"]["containers"][0]["workingDir"] == str(slow.folder)
-    assert pod["spec"]["securityContext"]["runAsUser"] == os.getuid()
-    cluster.create("lab", pod)
-    driver = pod["metadata"]["name"]
-    workers = [name for name in wait_for_pods(cluster, "Running", 2, 60) if name != driver]
-    (owner,) = cluster.pod(workers[0]).metadata["ownerReferences"]
-    assert (owner["name"], owner["uid"]) == (driver, cluster.pod(driver).metadata["uid"])
-    wait_until(lambda: cluster.pod(driver).ended, 90)
-    assert cluster.pod(driver).status["phase"] == "Succeeded", cluster.pod(driver).log.read_text()
+    slow = SlowPods(tmp_path / "pods", seconds=0.02, cluster=cluster)
+    job = job_of(slow, cluster, *slow.command)
+    spec = job["spec"]["template"]["spec"]
+    assert spec["containers"][0]["workingDir"] == str(slow.folder)
+    assert spec["securityContext"]["runAsUser"] == os.getuid()
+    drivers: list[str] = []
+    with ThreadPoolExecutor(1) as controller:
+        condition = controller.submit(run_job, cluster, job, 200, drivers.append)
+        wait_until(slow.marked, 90)
+        (worker,) = [name for name in cluster.names("Running") if name not in drivers]
+        (owner,) = cluster.pod(worker).metadata["ownerReferences"]
+        assert (owner["name"], owner["uid"]) == (drivers[0], cluster.pod(drivers[0]).metadata["uid"])
+        cluster.delete_pod(drivers[0])
+        assert condition.result() == "Complete", cluster.pod(drivers[-1]).log.read_text()
+    assert len(drivers) == 2
+    code = cluster.gone[drivers[0]]["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+    assert code == INTERRUPTED
+    assert worker in cluster.gone
     assert fingerprint(slow.out) == fingerprint(plain.out)
-    wait_until(lambda: cluster.names() == [driver], 20)
+    wait_until(lambda: cluster.names() == [drivers[1]], 20)
     assert processes_in(slow.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("harm", ["delete_pod", "evict"])
+def test_a_training_in_the_cluster_goes_on_after_its_driver_was_disturbed(
+    tmp_path: Path, cluster: Cluster, harm: str
+) -> None:
+    slow = SlowPods(tmp_path / "pods", seconds=0, cluster=cluster)
+    folder = make_folder(slow.folder)
+    settings = ("train.steps=200", "train.checkpoint_every=5")
+    follow(load_training(folder / "recipe.toml", settings), folder / "whole", Threads(1).start, search_path=folder)
+    options = [part for setting in settings for part in ("--set", setting)]
+    job = job_of(slow, cluster, "train", "recipe.toml", "--config", slow.site, "--out", "cut", *options)
+    drivers: list[str] = []
+    with ThreadPoolExecutor(1) as controller:
+        condition = controller.submit(run_job, cluster, job, 200, drivers.append)
+        wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 120)
+        getattr(cluster, harm)(drivers[0])
+        assert condition.result() == "Complete", cluster.pod(drivers[-1]).log.read_text()
+    assert len(drivers) == 2
+    assert losses_in(folder / "cut") == losses_in(folder / "whole")
+    assert (folder / "cut" / WEIGHTS).read_bytes() == (folder / "whole" / WEIGHTS).read_bytes()
+
+
+def job_of(slow: SlowPods, cluster: Cluster, *command: str) -> Json:
+    """Return the job that is printed for `command`, and let its pods have the rights that are printed, and no more."""
+    settings = {name: value for name, value in slow.environment.items() if "ADDRESS" not in name}
+    printed = documents(finish(slow.folder, begin(slow.folder, "k8s", "manifest", *command, **settings)))
+    kinds = {document["kind"]: document for document in printed}
+    cluster.verbs = set(kinds["Role"]["rules"][0]["verbs"])
+    cluster.node.accounts[kinds["ServiceAccount"]["metadata"]["name"]] = cluster.kubeconfig
+    return kinds["Job"]

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,6 @@ from pathlib import Path
 import parsl
 import psutil
 import pytest
-import zmq
 from command import processes_in, wait_until
 from conftest import ROOT
 from parsl.config import Config
@@ -30,9 +30,9 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps import start
+from volpipe.apps import executors, launch, start
 from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
-from volpipe.apps.launch import first_in_path, grouped, slurm_launch_command
+from volpipe.apps.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
 from volpipe.apps.unneeded import PACKAGES, write_stand_ins
 from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
@@ -168,11 +168,144 @@ def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
         executor.incoming_q.close()
 
 
+@pytest.mark.slow
+def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_one_that_hangs(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
+    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executors, "LISTEN_SECONDS", 20)
+    slow = tmp_path / "interchange.py"
+    slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/interchange.py\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        began = time.monotonic()
+        executor.outgoing_q.put("a task")
+        assert time.monotonic() - began > 1
+    finally:
+        executor.shutdown()
+        executor.incoming_q.close()
+
+
+@pytest.mark.slow
+def test_an_interchange_that_never_takes_a_task_is_named(
+    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executors, "LISTEN_SECONDS", 0.5)
+    deaf = tmp_path / "interchange.py"
+    deaf.write_text("#!/bin/sh\ncat > /dev/null &\nexec sleep 60\n")
+    deaf.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    executor.run_dir = str(tmp_path)
+    executor.start()
+    try:
+        with pytest.raises(
+            ConnectionError, match="the interchange of executor mine takes no tasks; this machine may be"
+        ):
+            executor.outgoing_q.put("a task")
+    finally:
+        executor.interchange_proc.kill()
+        executor.shutdown()
+        executor.incoming_q.close()
+
+
+class Limited(Prompt):
+    """Takes `most` blocks at a time and refuses others."""
+
+    most = 1
+    is_busy = False
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "") -> str:
+        if sum(not entry["status"].terminal for entry in self.resources.values()) >= self.most:
+            raise SiteError("exceeded quota: few")
+        job = str(len(self.resources))
+        self.resources[job] = {"status": JobStatus(JobState.PENDING)}
+        return job
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> HoldingExecutor:
+    """An executor whose scheduler refuses more than one block, and is asked again after 2 s, 4 s and so on."""
+    executor = HoldingExecutor("mine", Limited(init_blocks=1, max_blocks=4, launcher=SimpleLauncher()), **ARGUMENTS)
+    monkeypatch.setattr(executor, "_get_launch_command", lambda block: "")
+    return executor
+
+
+def test_refusals_count_only_while_no_block_is_accepted(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    assert limited.scale_out_facade(4) == ["0"]
+    for seconds in (2, 4, 8, 16, 32, 64):
+        assert limited.scale_out_facade(3) == []  # too soon to ask again
+        clock.now += seconds
+        assert limited.scale_out_facade(3) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.PENDING]
+    assert [record.getMessage() for record in caplog.records if getattr(record, "notice", False)] == [
+        "executor mine gets no more blocks for now, and goes on with the 1 that it has: exceeded quota: few"
+    ]
+    limited.provider.most = 0
+    limited.provider.resources["0"]["status"] = limited.status_facade["0"] = JobStatus(JobState.CANCELLED)
+    clock.now += 300
+    for number in range(1, 4):
+        assert limited.scale_out_facade(3) == []
+        assert sum(status.state == JobState.FAILED for status in limited.status_facade.values()) == number
+        clock.now += 300
+    limited.provider.most = 2
+    assert len(limited.scale_out_facade(2)) == 2
+
+
+def test_a_scheduler_that_takes_nothing_for_now_is_waited_for_half_an_hour(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    limited.provider.most, limited.provider.is_busy = 0, True
+    for _ in range(6):
+        assert limited.scale_out_facade(1) == []
+        assert limited.status_facade == {}
+        clock.now += 299
+    clock.now += 300
+    assert limited.scale_out_facade(1) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.FAILED]
+
+
+def test_a_limit_that_another_executor_has_used_up_is_waited_for_until_that_gives_back(
+    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    other = HoldingExecutor("other", Limited(launcher=SimpleLauncher()), **ARGUMENTS)
+    monkeypatch.setattr(other, "_get_launch_command", lambda block: "")
+    other.scale_out_facade(1)
+    limited.siblings, limited.provider.most = [other], 0
+    assert limited.scale_out_facade(1) == []
+    assert limited.status_facade == {}
+    clock.now += 301
+    assert limited.scale_out_facade(1) == []
+    assert [status.state for status in limited.status_facade.values()] == [JobState.FAILED]
+    limited.is_patient = False  # as in a check of a site
+    clock.now += 301
+    assert limited.scale_out_facade(1) == []
+    assert len(limited.status_facade) == 2
+
+
+class Clock:
+    """The time of executors, which passes when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(executors.time, "monotonic", lambda: self.now)
+
+
 def refuses(executor: HoldingExecutor) -> bool:
     """Return whether a task is refused, rather than that somebody is waited for who takes it."""
     try:
         executor.submit(time.sleep, {}, 0)
-    except zmq.Again:
+    except ConnectionError as error:
+        assert str(error) == "the interchange of executor mine has ended"
         return True
     return False
 
@@ -206,17 +339,17 @@ def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executo
     def send() -> None:
         try:
             executor.outgoing_q.put("a task")
-        except (zmq.Again, ConnectionError) as error:
+        except ConnectionError as error:
             refused.append(error)
 
     sender = threading.Thread(target=send)
     sender.start()
     wait_until(executor._sending.locked, 5)
     executor.shutdown()
-    assert [type(error) for error in refused] == [zmq.Again]
+    sender.join()
+    assert str(refused[0]) == "the interchange of executor mine has ended"
     send()
     assert str(refused[1]) == "executor mine is closed"
-    sender.join()
     executor.incoming_q.close()
 
 
@@ -407,6 +540,30 @@ def test_the_last_words_of_a_block_are_those_of_its_pool(pool: str, code: int, s
     assert ended.returncode == code
     assert ended.stderr.rstrip().endswith(said)
     assert len(ended.stderr.splitlines()) == bool(said)
+
+
+def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
+    tmp_path: Path, executor: HoldingExecutor
+) -> None:
+    """Cgroup v1 kills a process, not its pod; the count of such kills is looked at, here in a file of ours."""
+    counter, executor.run_dir = tmp_path / "memory.oom_control", str(tmp_path)
+    counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "mine").mkdir()
+    host = socket.gethostname()
+    died = lost.WorkerLost(1, host)
+    assert str(in_our_words(died, [executor])) == f"worker 1 on {host} died"
+    pool = f"sh -c 'sleep 2; echo oom_kill 4 > {counter}; while ! ls {tmp_path}/mine | grep -q .; do sleep 0.1; done'"
+    places = {"addresses": "127.0.0.1", "worker_port": 9, "heartbeat_period": 1, "heartbeat_threshold": 60}
+    command = (blocks_folder(tmp_path / "mine") + grouped(pool)).format(**places).format(block_id=0)
+    for file in launch.MEMORY_FILES:
+        assert f" {file}" in command
+    command = command.replace(" ".join(launch.MEMORY_FILES), f"/no/such/file {counter}")
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    words = f"worker 1 on {host} was killed for want of memory: ask for more, or for fewer workers"
+    assert str(in_our_words(died, [executor])) == words
+    executor.provider.mem_per_node = 0.629
+    assert "; 0.629 GB are for 1 workers there: " in str(in_our_words(died, [executor]))
 
 
 # A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.

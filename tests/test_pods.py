@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import psutil
 import pytest
 from cluster import Cluster, running, wait_for_pods
 from command import wait_until
+from kubernetes import client
 from kubernetes.config import incluster_config
 from parsl.jobs.states import JobState, JobStatus
 
 from volpipe.apps.pods import PodProvider, connect, num_bytes
 from volpipe.apps.podspec import Claim
-from volpipe.apps.podstatus import Patience
+from volpipe.apps.podstatus import Patience, judge
 from volpipe.errors import SiteError
 
 IMAGE = "lab/volpipe:1"
@@ -101,6 +103,14 @@ def drain(cluster: Cluster, name: str) -> None:
     cluster.delete_pod(name, grace=1)
 
 
+def evict_by_api(cluster: Cluster, name: str) -> None:
+    cluster.evict(name)
+
+
+def preempt(cluster: Cluster, name: str) -> None:
+    cluster.preempt(name)
+
+
 def delete(cluster: Cluster, name: str) -> None:
     cluster.delete_pod(name, grace=0)
 
@@ -109,6 +119,9 @@ def delete(cluster: Cluster, name: str) -> None:
     ("harm", "state", "sentence", "code"),
     [
         (delete, JobState.CANCELLED, "the pod is gone: somebody deleted it", None),
+        (drain, JobState.CANCELLED, "the pod is being deleted: somebody asked for it", None),
+        (evict_by_api, JobState.CANCELLED, "the pod is being deleted: EvictionByEvictionAPI: Eviction API: evic", None),
+        (preempt, JobState.CANCELLED, "the pod is being deleted: PreemptionByScheduler: default-scheduler: pre", None),
         (evict, JobState.CANCELLED, "the cluster took the pod (Evicted): The node was low on resource: memory.", None),
         (exhaust, JobState.FAILED, "the pod was OOM-killed, exit code 137: it needs more memory", 137),
         (kill, JobState.FAILED, "the pod's command ended with exit code 137 (Error)", 137),
@@ -121,13 +134,40 @@ def test_what_happened_to_a_pod_is_told(
     pods = provider()
     job = pods.submit(FOR_EVER, 1)
     (name,) = wait_for_pods(cluster, "Running", 1)
+    cluster.node.linger = 3.0  # seconds for which a deleted pod has phase Failed, as its command ended with 143
     with cluster.lock:
         harm(cluster, name)
+    if harm in (drain, evict_by_api, preempt):
+        wait_for_pods(cluster, "Failed", 1)
     status = wait_for(pods, job, state)
     assert sentence in (status.message or "")
     assert status.exit_code == code
+    assert pods.last_words_of(name.replace(".", "-")) == status.message
+    assert pods.last_words_of("another") == ""
     assert pods.cancel([job]) == [True]
     assert status_of(pods, job).state == state  # a pod that ended was not cancelled
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [(-5, JobState.FAILED), (0, JobState.CANCELLED), (3, JobState.CANCELLED), (None, JobState.CANCELLED)],
+)
+def test_a_pod_that_failed_before_somebody_deleted_it_has_failed(ended: float | None, state: JobState) -> None:
+    """Seconds between the request to delete it and the end of its command; its grace is 10 s."""
+    asked = datetime(2026, 1, 1, tzinfo=UTC)
+    finished = None if ended is None else asked + timedelta(seconds=ended)
+    terminated = client.V1ContainerStateTerminated(exit_code=143, reason="Error", finished_at=finished)
+    container = client.V1ContainerStatus(
+        name="worker", image="", image_id="", ready=False, restart_count=0,
+        state=client.V1ContainerState(terminated=terminated),
+    )  # fmt: skip
+    pod = client.V1Pod(
+        metadata=client.V1ObjectMeta(
+            deletion_timestamp=asked + timedelta(seconds=10), deletion_grace_period_seconds=10
+        ),
+        status=client.V1PodStatus(phase="Failed", container_statuses=[container]),
+    )
+    assert judge(pod).state == state
 
 
 def test_a_pod_on_a_lost_node_is_removed_though_its_node_never_agrees(cluster: Cluster) -> None:
@@ -222,8 +262,44 @@ def test_a_refusal_is_handed_on_in_the_words_of_kubernetes(cluster: Cluster) -> 
     with pytest.raises(SiteError, match=r"403 Forbidden: pods is forbidden: User .* cannot create"):
         provider().submit(FOR_EVER, 1)
     cluster.verbs.add("create")
+    cluster.quota = 0
+    with pytest.raises(SiteError, match=r"403 Forbidden: pods .* is forbidden: exceeded quota: few, requested: pods=1"):
+        provider().submit(FOR_EVER, 1)
+    cluster.quota, cluster.denial = None, "no memory limit above 1Gi"
+    with pytest.raises(SiteError, match=r'400 .*: admission webhook "policy.lab" denied the request: no memory limit'):
+        provider().submit(FOR_EVER, 1)
+    cluster.denial = None
     with pytest.raises(SiteError, match=r"422 .*: Pod is invalid: metadata.labels: Invalid value: 'of/me'"):
         provider(labels={"lab": "of/me"}).submit(FOR_EVER, 1)
+
+
+@pytest.mark.parametrize(("code", "passes"), [(403, False), (429, True), (503, True)])
+def test_a_refusal_that_may_pass_by_itself_is_told_apart(cluster: Cluster, code: int, passes: bool) -> None:
+    pods = provider()
+    cluster.fail_next(404)  # what it begins with is a look for older pods
+    cluster.fail_next(code, times=2)
+    with pytest.raises(SiteError, match=str(code)):
+        pods.submit(FOR_EVER, 1)
+    assert pods.is_busy == passes
+
+
+def test_pods_that_cannot_be_deleted_at_the_end_are_named_with_the_command_that_deletes_them(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    pods = provider(run="mine")
+    jobs = [pods.submit(FOR_EVER, 1) for _ in range(2)]
+    names = wait_for_pods(cluster, "Running", 2)
+    cluster.is_silent = True
+    assert pods.cancel(jobs) == [False, False]
+    num_asked = len([record for record in caplog.records if "cannot be deleted" in record.getMessage()])
+    pods.close()
+    cluster.is_silent = False
+    assert num_asked == 1  # and not again for each pod, when nobody answers
+    (notice,) = [record.getMessage() for record in caplog.records if getattr(record, "notice", False)]
+    assert notice.startswith("pods may be left in namespace lab: Kubernetes does not answer")
+    assert all(name in notice for name in names)
+    assert notice.endswith("kubectl delete pod --namespace lab --selector volpipe-run=mine")
+    provider(run="mine").sweep()
 
 
 @pytest.mark.parametrize("code", [500, 429, 403])

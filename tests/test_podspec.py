@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client
 from manifests import LABEL, SUBDOMAIN, Json, faults, plain
+from real_cluster import KILL
 
 from volpipe.apps.manifest import service
 from volpipe.apps.podspec import Claim, Owner, Shape, dress, host_name
@@ -78,6 +80,7 @@ def test_a_pod_is_never_restarted_in_place_and_ends_soon() -> None:
         5,
     )
     assert "activeDeadlineSeconds" not in dressed()["spec"]
+    assert spec["enableServiceLinks"] is False  # a service volpipe-k8s would be taken for settings
 
 
 def test_what_a_user_asks_for_is_in_the_manifest() -> None:
@@ -97,6 +100,7 @@ def test_what_a_user_asks_for_is_in_the_manifest() -> None:
     )
     spec, container = manifest["spec"], container_of(manifest)
     assert {"name": "HOME", "value": "/tmp"} in container["env"]
+    assert {"name": "LOGNAME", "value": "volpipe"} in container["env"]
     assert {("parsl-job-id", "0a1b2c3d"), ("lab", "em")} < manifest["metadata"]["labels"].items()
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     assert spec["affinity"] == affinity
@@ -199,6 +203,22 @@ def test_the_command_keeps_its_exit_code_and_what_ran_before_it(code: int) -> No
     pod.spec.containers[0].args = ["-c", f"export A=b\n\ntest $A = b && exit {code}\n"]
     container = dress(pod, Shape()).spec.containers[0]
     assert subprocess.run([*container.command, *container.args]).returncode == code
+
+
+@pytest.mark.parametrize(("pattern", "which"), [("spawn_mai[n]", "tail -1"), ("process_worker_poo[l]", "head -1")])
+def test_what_kills_in_a_real_pod_finds_neither_itself_nor_a_shell(pattern: str, which: str) -> None:
+    """Among processes of its own, as in a pod."""
+    own = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("only root, with its rights, may have processes of its own")
+    name = pattern.replace("[", "").replace("]", "")
+    script = f"""bash -c 'sleep 60 & wait' {name} & shell=$!
+    for n in 1 2; do python3 -c 'import time; time.sleep(60)' {name} & done
+    sleep 0.5
+    bash -c {shlex.quote(KILL.format(pattern=pattern, which=which))}
+    sleep 0.5; jobs -r | wc -l; kill -0 $shell; echo $?"""
+    ended = subprocess.run([*own, "bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert ended.stdout.split() == ["2", "0"], ended.stderr  # of three, one python was killed, and not the shell
 
 
 def test_term_ends_a_command_at_once_that_the_shell_waits_for() -> None:

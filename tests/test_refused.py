@@ -10,7 +10,7 @@ from command import IDENTITY, THREADS, Ended, Give, giver, set_each
 from disks import small_disk
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.limits import Limits
+from volpipe.limits import Limits, unwritable
 
 SHAPE = (16, 24, 16)
 
@@ -52,8 +52,22 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, give: Give, monkeypatc
     (tmp_path / "kept").mkdir()
     deny(monkeypatch, tmp_path / "kept", os.W_OK)
     ended = run(give, *IDENTITY, "--parents", out="kept/new/out.zarr")
-    assert_refused(ended, f"{tmp_path / 'kept'} may not be written; choose another --out")
+    owner = f"it is user {os.getuid()}'s, mode {(tmp_path / 'kept').stat().st_mode & 0o777:o}"
+    assert_refused(
+        ended, f"{tmp_path / 'kept'} may not be written by user {os.getuid()}: {owner}; choose another --out"
+    )
     assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_folder_that_kubernetes_made_is_refused_with_how_it_gets_another_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = f"may not be written by user {os.geteuid()}: it is user 0's, mode 755"
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert unwritable(Path("/usr")) == mine
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert unwritable(Path("/usr")).startswith(f"{mine}. A folder of a claim that does not exist is made by Kubernetes")
+    assert f"(mkdir, chown {os.geteuid()}), let an init container do that" in unwritable(Path("/usr"))
 
 
 def test_a_disk_that_is_mounted_read_only(tmp_path: Path, give: Give) -> None:

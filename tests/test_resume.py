@@ -16,7 +16,7 @@ from volumes import fingerprint
 
 from volpipe import tensors, worker
 from volpipe.folder import RunFolder
-from volpipe.interrupts import GRACE_SECONDS, SAME_SECONDS
+from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
 from volpipe.tensors import delete
 from volpipe.worker import Job
 
@@ -85,7 +85,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
         began = time.monotonic()
         ended = slow.finish()
         assert time.monotonic() - began < 20
-        assert ended.code == 1
+        assert ended.code == INTERRUPTED
         assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
         assert "Traceback" not in ended.err
         wait_until(lambda: not processes_in(slow.folder), 3)
@@ -111,7 +111,7 @@ def test_one_ctrl_c_lets_tasks_finish_and_a_second_does_not(tmp_path: Path) -> N
     slow.wait_for_calls(16)
     slow.interrupt(signal.SIGINT, group=True)
     ended = slow.finish()
-    assert ended.code == 1
+    assert ended.code == INTERRUPTED
     assert "stopping: what runs may finish within 20 s" in ended.err
     assert slow.marked() == slow.computed(1).keys()
     assert len(slow.marked()) < NUM_BLOCKS

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import pwd
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from command import begin, finish, giver, processes_in, set_each
@@ -22,7 +28,7 @@ from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.start import on_site
 from volpipe.errors import SiteError
 from volpipe.journal import Record, read_records
-from volpipe.sites import list_sites, load_site
+from volpipe.sites import list_sites, load_site, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(
@@ -197,6 +203,44 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     assert cpu.address == gpu.address == "10.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("says", "is_busy"),
+    [
+        ("Slurm temporarily unable to accept job, sleeping and retrying", True),
+        ("Unable to contact slurm controller (connect failure)", True),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit limit)", False),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", False),
+    ],
+)
+def test_a_slurm_that_takes_no_job_for_now_is_told_from_one_that_refuses(
+    tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch, says: str, is_busy: bool
+) -> None:
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {says}' >&2\nexit 1\n")
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    executor.provider.script_dir = str(tmp_path)
+    with pytest.raises(SiteError) as refused:
+        executor.provider.submit("true", 1)
+    assert str(refused.value) == f"Slurm does not take a job: sbatch: error: {says}"
+    assert executor.provider.is_busy == is_busy
+
+
+def test_an_sbatch_that_tries_again_and_again_is_killed_lest_it_submit_a_job_that_nobody_knows(
+    tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nsleep 2\ntouch {tmp_path}/submitted\n")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    executor.provider.script_dir, executor.provider.cmd_timeout = str(tmp_path), 1
+    with pytest.raises(SiteError, match=r"Slurm does not take a job: .*sbatch does not answer within 1 s"):
+        executor.provider.submit("true", 1, "mine")
+    assert executor.provider.is_busy
+    assert (tmp_path / "cancelled").read_text().startswith("--name=mine.")
+    time.sleep(1.5)
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:
     (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
     (executor,) = load_site("slurm_single", tmp_path).executors
@@ -312,6 +356,56 @@ def config(run_dir):
     )
     return Config(executors=[executor], run_dir=run_dir, strategy_period=1, initialize_logging=False)
 """
+
+
+NOBODY = ("unshare", "--user", "--map-user=54321", "--map-group=54321", "--")
+
+
+@pytest.mark.slow
+def test_a_user_whom_the_system_does_not_know_may_run(tmp_path: Path) -> None:
+    """As in a pod, whose image has no entry for its user: no name, and no home either."""
+    if subprocess.run([*NOBODY, "true"], capture_output=True).returncode:
+        pytest.skip("this machine gives processes no users of their own")
+    write_volume(tmp_path / "in.n5", noise((8, 8, 8)))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_CACHE_HOME")
+    }
+    given = [
+        sys.executable,
+        "-m",
+        "volpipe",
+        "run",
+        "--config",
+        "local",
+        *set_each("net.name=identity"),
+        "in.n5",
+        "-o",
+        "out.zarr",
+    ]
+    ended = subprocess.run(
+        [*NOBODY, *given], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"wrote {tmp_path}/out.zarr" in ended.stdout
+
+
+def test_a_user_without_a_name_or_home_gets_both_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.setenv(name, "")  # and as before at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    name_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"
+    assert not Path.home().exists()  # in a folder that others may write to, they could set up sites for us
+    monkeypatch.setenv("LOGNAME", "me")
+    monkeypatch.setenv("HOME", "/home/me")
+    name_user()
+    assert (getpass.getuser(), str(Path.home())) == ("me", "/home/me")
 
 
 @pytest.mark.slow

@@ -328,7 +328,7 @@ def test_ctrl_c_stops_what_was_started(trial: Trial) -> None:
     wait_until(lambda: trial.started.exists(), 60)
     os.killpg(process.pid, signal.SIGINT)
     ended = finish(trial.folder, process)
-    assert ended.code == 1
+    assert ended.code == 4
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; what was started is stopped"
     assert processes_in(trial.folder) == []
     assert list((trial.folder / "out").iterdir()) == []
@@ -357,6 +357,7 @@ def test_what_cannot_be_tried_is_refused_in_a_sentence(
     ended = giver(tmp_path, monkeypatch, capsys)("sites", "check", *arguments)
     assert ended.code == 2
     assert said in ended.err.splitlines()[-1]
+    assert "starting" not in ended.err  # said only when all is checked that can be refused
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,6 +19,7 @@ from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
+from volpipe.interrupts import INTERRUPTED
 from volpipe.journal import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -174,6 +175,103 @@ def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbe
     assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
 
 
+def kill_slurmd(slow: Slow, slurm: Slurm) -> None:
+    """Let the daemon of the node die that a worker's job runs on, and leave the job's processes alive."""
+    (node,) = slurm.do("squeue", "--noheader", f"--jobs={busy_job(slurm)}", "--format=%N").split()
+    kill([slurm.node(node)])
+
+
+@pytest.mark.long
+def test_a_run_survives_a_slurmd_that_dies_while_its_job_lives_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "slurmd", slurm, 0.4)
+    slow.begin()
+    slow.wait_for_calls(20)
+    kill_slurmd(slow, slurm)
+    try:
+        ended = slow.finish(280)
+    finally:
+        for node in ("n1", "n2"):
+            if not slurm.is_alive(node):
+                slurm.start_node(node)
+    assert ended.code == 0, ended.err
+    assert fingerprint(slow.out) == undisturbed
+    check_gone(slow, slurm)
+    assert slurm.jobs("NODE_FAIL")
+
+
+@pytest.mark.long
+def test_a_run_goes_on_after_its_jobs_made_room_for_urgent_ones(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "preempted", slurm)
+    slow.begin()
+    slow.wait_for_calls(20)
+    job = busy_job(slurm)
+    slurm.do("sbatch", "--partition=urgent", "--exclusive", "--nodes=2", f"--output={place}/urgent", "--wrap=sleep 5")
+    check_complete(slow, slurm, undisturbed)
+    assert job in slurm.jobs("PREEMPTED")
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+@pytest.mark.long
+def test_a_driver_that_slurm_requeues_goes_on(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "requeued", slurm)
+    command = ["slurm", "script", "--time", "1:00:00", "--cores", "1", "--mem-gb", "1", *slow.command[1:]]
+    printed = finish(slow.folder, begin(slow.folder, *command, **slow.environment))
+    (slow.folder / "script.sh").write_text(printed.out)
+    given = [f"--chdir={slow.folder}", f"--export=PATH,PYTHONPATH={ROOT}", str(slow.folder / "script.sh")]
+    job = slurm.do("sbatch", "--parsable", *given).strip()
+    wait_until(slow.marked, 120)
+    slurm.do("scontrol", "requeue", job)
+    wait_until(lambda: job in slurm.jobs("PENDING"), 30)
+    wait_until(lambda: slurm.jobs() == [job], 60)  # those of the workers end
+    marked = slow.marked()
+    assert len(marked) < NUM_BLOCKS
+    slurm.do("scontrol", "update", f"JobId={job}", "StartTime=now")  # else two minutes later
+    check_gone(slow, slurm, 150)
+    (said,) = slow.folder.glob("volpipe-*.log")
+    assert said.read_text().splitlines()[-1] == f"wrote {slow.out}"
+    assert fingerprint(slow.out) == undisturbed
+
+
+@pytest.mark.long
+def test_a_controller_that_is_full_is_waited_for(
+    place: Path, tmp_path_factory: pytest.TempPathFactory, undisturbed: str
+) -> None:
+    if missing := lacking():
+        pytest.skip(f"no {', '.join(missing)} here; `make test` installs them where it may")
+    with running_slurm(tmp_path_factory.mktemp("full"), max_jobs=2, min_job_age=2) as slurm:
+        held = slurm.do("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=true").strip()
+        slow = on_slurm(place / "full", slurm, 0, "slurm_single")
+        slow.begin()
+        error = slow.folder / "err.txt"
+        wait_until(lambda: "gets no more blocks for now, and waits: " in error.read_text(), 60)
+        assert "temporarily unable to accept job" in error.read_text()
+        slurm.do("scancel", held)
+        check_complete(slow, slurm, undisturbed)
+
+
+@pytest.mark.long
+def test_a_limit_of_jobs_leaves_a_run_those_that_it_has_and_an_account_without_rights_is_named(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    user = psutil.Process().username()
+    slow = on_slurm(place / "no-account", accounting_slurm, ACCOUNT="others")
+    slow.begin()
+    ended = slow.finish()
+    assert ended.code == 2
+    assert "cannot start workers: " in ended.err.splitlines()[-1]
+    assert "Invalid account or account/partition combination specified" in ended.err.splitlines()[-1]
+    accounting_slurm.do("sacctmgr", "-i", "modify", "user", user, "set", "MaxSubmitJobs=1")
+    try:
+        slow = on_slurm(place / "limited", accounting_slurm, 0.02, "slurm_single")
+        slow.begin()
+        check_complete(slow, accounting_slurm, undisturbed)
+    finally:
+        accounting_slurm.do("sacctmgr", "-i", "modify", "user", user, "set", "MaxSubmitJobs=-1")
+    said = (slow.folder / "err.txt").read_text()
+    assert said.count("executor slurm gets no more blocks for now, and goes on with the 1 that it has: ") == 1
+    assert "AssocMaxSubmitJobLimit" in said
+
+
 @pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
@@ -241,7 +339,7 @@ def test_jobs_that_slurm_refuses_end_the_run_in_its_words(place: Path, slurm: Sl
 def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm) -> None:
     slow = disturbed(place / "stopped", slurm, press_ctrl_c)
     ended = slow.finish()
-    assert ended.code == 1
+    assert ended.code == INTERRUPTED
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost

@@ -1,7 +1,7 @@
 """The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
 
-Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused;
-`status` has 3 too, where somebody is at work.
+Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused,
+4 interrupted; `status` has 3 too, where somebody is at work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from volpipe.cli_job import check_net
 from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, positive, share, whole
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.interrupts import GRACE_SECONDS, INTERRUPTS
+from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.presence import COMMAND
 from volpipe.resolve import told
 from volpipe.show import (
@@ -66,7 +66,8 @@ from volpipe.show import (
     seam_line,
     seam_warning,
 )
-from volpipe.terminal import bars, check_folder, err, out
+from volpipe.sites import name_user
+from volpipe.terminal import Notices, bars, check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.appraisal import Appraisal
@@ -86,8 +87,19 @@ PLAIN_LINE_SECONDS = 10.0
 
 log = logging.getLogger("volpipe.cli")
 
+
+class Commands(Grouped):
+    """All commands: one that is interrupted where it says nothing of that itself ends with a code of its own too."""
+
+    def invoke(self, *arguments: Any, **named: Any) -> Any:  # Any: click's context, and what the command returns
+        try:
+            return super().invoke(*arguments, **named)
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED)
+
+
 app = typer.Typer(
-    cls=Grouped,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -473,11 +485,12 @@ def main(began: float | None = None) -> None:
     """
     COMMAND.give(sys.argv[1:], began)
     INTERRUPTS.reset()
+    name_user()
     signal.signal(signal.SIGTERM, _interrupt)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background, and under nohup
             signal.signal(number, _interrupt)
-    logging.getLogger("volpipe").addHandler(logging.NullHandler())
+    logging.getLogger("volpipe").addHandler(Notices())
     try:
         app(prog_name="volpipe")
     except RunStopped as error:
@@ -509,7 +522,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail("interrupted; the same command again goes on from here", INCOMPLETE)
+        _fail("interrupted; the same command again goes on from here", INTERRUPTED)
 
 
 @contextmanager

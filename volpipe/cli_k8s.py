@@ -57,6 +57,10 @@ def manifest(
     storage_class: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of the claims that are to be made.")
     ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="BASE", help="Write them there, as a base for kustomize, rather than print them."),
+    ] = None,
 ) -> None:
     """Print manifests: the rights that a driver needs, claims to be made, the service of trainings, the job of COMMAND.
 
@@ -73,12 +77,18 @@ def manifest(
     def check(claims: Sequence[Claim]) -> None:
         _check(context, command or [], claims)
 
-    for part, documents in list(
-        _parts(command or [], size or [], storage_class, check)
-    ):  # all are right, or none is printed
-        name = part.partition(":")[0]
-        if name == only or (only is None and _fits(name, command or [])):
-            _print(part, documents)
+    parts = {
+        part: documents
+        for part, documents in _parts(
+            command or [], size or [], storage_class, check
+        )  # all are right, or none is printed
+        if documents and (part.partition(":")[0] == only or (only is None and _fits(part, command or [])))
+    }
+    if directory is not None:
+        _write_base(directory, parts)
+        return
+    for part, documents in parts.items():
+        typer.echo(_text(part, documents), nl=False)
 
 
 def _parts(
@@ -111,6 +121,10 @@ def _parts(
         env={"HOME": "/tmp", **environment(told), **own_uid},
         claims=claims,
         pull_secrets=getattr(told, "pull_secrets", []),
+        secrets=getattr(told, "secrets", []),
+        labels=getattr(told, "labels", {}),
+        annotations=getattr(told, "annotations", {}),
+        scheduler=getattr(told, "scheduler", None),
         uid=uid,
         gid=uid,
     )
@@ -138,7 +152,7 @@ def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Clai
 
 def _fits(part: str, command: Sequence[str]) -> bool:
     """Return whether `part` is printed with `command` though nobody asks for it."""
-    return part != "service" or not command or command[0] in OF_RANKS
+    return not part.startswith("service") or not command or command[0] in OF_RANKS
 
 
 def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site's own
@@ -146,7 +160,12 @@ def environment(settings: Any) -> dict[str, str]:  # Any: a dataclass of a site'
     found = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in OF_A_DRIVER_OUTSIDE and value is not None and value != field.default and value != []:
+        if (
+            field.name not in OF_A_DRIVER_OUTSIDE
+            and value is not None
+            and value != field.default
+            and value not in ([], {})
+        ):
             found[f"{PREFIX}_{field.name.upper()}"] = _as_text(value)
     return found
 
@@ -197,9 +216,17 @@ def _folder(claims: Sequence[Claim]) -> str:
     return writable[0]
 
 
-def _print(part: str, documents: Sequence[dict[str, Any]]) -> None:  # Any: JSON
+def _text(part: str, documents: Sequence[dict[str, Any]]) -> str:  # Any: JSON
     import yaml
 
-    if documents:
-        typer.echo(f"# {part}")
-        typer.echo(yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True), nl=False)
+    return f"# {part}\n{yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)}"
+
+
+def _write_base(directory: Path, parts: dict[str, list[dict[str, Any]]]) -> None:  # Any: JSON
+    """Write each part to a file of its name, and what makes `kubectl apply --kustomize` take them all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {f"{part.partition(':')[0]}.yaml": _text(part, documents) for part, documents in parts.items()}
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
+    for name, text in {**files, "kustomization.yaml": _text("volpipe, a base for overlays", [kind])}.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {directory}: {', '.join(files)}; kubectl apply --kustomize {directory}")

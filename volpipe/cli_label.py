@@ -15,6 +15,7 @@ import typer
 
 from volpipe.cli_options import LabelSettings, Parents, Site, complete_recipe
 from volpipe.errors import VolpipeError
+from volpipe.interrupts import INTERRUPTED
 from volpipe.show import count, duration, size
 from volpipe.terminal import bars, check_folder, check_target, err, out
 
@@ -86,7 +87,7 @@ def label(
             )
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
     if json_out is not None:
         ended = {"out": made.out, "table": str(made.table), "objects": made.num_objects, "seconds": made.stage_seconds}
         json_out.write_text(json.dumps(ended, indent=1) + "\n", encoding="utf-8")

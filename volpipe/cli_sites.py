@@ -1,6 +1,7 @@
 """`volpipe sites`: where a run can run, and `volpipe sites check`, which tries a site out before a run does.
 
-Not here: how a site is tried (apps.checkups). Exit codes: 0 all well, 1 something would fail a run, 2 refused.
+Not here: how a site is tried (apps.checkups). Exit codes: 0 all well, 1 something would fail a run, 2 refused,
+4 interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import typer
 
 from volpipe.cli_options import Whole, complete_site, positive
 from volpipe.errors import VolpipeError
+from volpipe.interrupts import INTERRUPTED
 from volpipe.show import checkup_table, duration
 from volpipe.terminal import err, out
 
@@ -64,12 +66,15 @@ def check(
     from volpipe.sites import find_site
 
     configure, folder = find_site(site), _folder(out_path)
-    err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
+
+    def on_start() -> None:
+        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
+
     try:
-        checked = check_site(configure, folder, volume, wait_seconds=wait, on_answer=_tell)
+        checked = check_site(configure, folder, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; what was started is stopped")
-        raise typer.Exit(FAULTY) from None
+        raise typer.Exit(INTERRUPTED) from None
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:

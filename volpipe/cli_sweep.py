@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from the newest checkpoints")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
     from volpipe.training import TrainRecipe
-
-INCOMPLETE = 1
 
 
 def train(
@@ -55,7 +54,7 @@ def train(
             )  # fmt: skip
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from the newest checkpoint")
-        raise typer.Exit(INCOMPLETE) from None
+        raise typer.Exit(INTERRUPTED) from None
     if learnt.was_complete:
         out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
     if learnt.was_stopped:

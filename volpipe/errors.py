@@ -1,5 +1,9 @@
 """The errors that volpipe raises on purpose; not for bugs, which stay what Python makes of them."""
 
+from typing import Final
+
+NOTICE: Final = {"notice": True}  # extra of what is logged and also told to the user, who can do something about it
+
 
 class VolpipeError(Exception):
     """Anything a user can put right: the message says what is wrong and what to do."""

@@ -23,6 +23,7 @@ from volpipe.quota import find_quotas
 from volpipe.volume import Volume
 
 GIB = 1 << 30
+IN_A_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
 LOOKS = 100  # files of a volume that are looked at before a run
 
 
@@ -100,8 +101,7 @@ def check_access(source: Location | None, out: Location) -> None:
     if isinstance(out, Path):
         place = next(parent for parent in (out, *out.parents) if parent.exists())
         if not os.access(place, os.W_OK):
-            problem = "is on a file system that is mounted read-only" if _is_read_only(place) else "may not be written"
-            raise PlanError(f"{out} cannot be made: {place} {problem}; choose another --out")
+            raise PlanError(f"{out} cannot be made: {place} {unwritable(place)}; choose another --out")
 
 
 def _paths_in(source: Path) -> Iterator[Path]:
@@ -109,6 +109,20 @@ def _paths_in(source: Path) -> Iterator[Path]:
     for folder, _, names in os.walk(source):
         yield Path(folder)
         yield from (Path(folder, name) for name in names)
+
+
+def unwritable(place: Path) -> str:
+    """Return why nothing can be made in the folder `place`, and in a pod what makes it so."""
+    if _is_read_only(place):
+        return "is on a file system that is mounted read-only"
+    status = place.stat()
+    words = f"may not be written by user {os.geteuid()}: it is user {status.st_uid}'s, mode {status.st_mode & 0o7777:o}"
+    if status.st_uid == 0 and IN_A_POD in os.environ:
+        return (
+            f"{words}. A folder of a claim that does not exist is made by Kubernetes, as root's: make it beforehand "
+            f"(mkdir, chown {os.geteuid()}), let an init container do that, or use a storage class that minds fsGroup"
+        )
+    return words
 
 
 def _is_read_only(place: Path) -> bool:

@@ -6,7 +6,9 @@ Not here: the sites themselves (configs/), or Parsl, which only they import. A s
 from __future__ import annotations
 
 import ast
+import getpass
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
     from parsl.config import Config
 
 PACKAGE = "volpipe.configs"
+NO_HOME = "/nonexistent"  # as Debian has it; a folder that others may write to would let them set up our sites
+
+
+def name_user() -> None:
+    """Give this process a user's name and home where the system knows neither, as for most users of pods.
+
+    Parsl asks for the name when it is loaded; settings and caches are looked for in the home.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        os.environ["LOGNAME"] = f"uid-{os.getuid()}"
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = NO_HOME
 
 
 def list_sites() -> dict[str, str]:

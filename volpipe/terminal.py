@@ -5,6 +5,7 @@ Not here: what is printed (show), or when (cli and its like).
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -132,6 +133,14 @@ def bars() -> Iterator[Bars]:
     )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Bars(progress)
+
+
+class Notices(logging.Handler):
+    """Prints what is logged with `volpipe.errors.NOTICE`; all else is for files."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "notice", False):
+            err.print(f"volpipe: {record.getMessage()}", markup=False)
 
 
 out, err = console(stderr=False), console(stderr=True)
