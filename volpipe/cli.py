@@ -47,7 +47,7 @@ from volpipe.show import (
     seam_warning,
     status_table,
 )
-from volpipe.terminal import err, out
+from volpipe.terminal import err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Report
@@ -443,7 +443,8 @@ def _prepare(volume: str, recipe: Path | None, settings: list[str], out_path: st
 
     chosen = load_recipe(shipped_recipe(recipe) if recipe else None, settings)
     target = out_path or _default_output(volume, chosen.net.name, chosen.output.format)
-    plan = prepare(volume, chosen, target, Path.cwd())
+    with measuring_shown():
+        plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     for caution in cautions(plan.recipe.net, plan.net):
         err.print(f"warning: {caution}", markup=False)

@@ -16,7 +16,7 @@ from rich.table import Table
 from volpipe import cli_label
 from volpipe.scoreboard import label_table, score_table
 from volpipe.show import appraisal_table, duration, missing_table, plan_table, size, status_table
-from volpipe.terminal import err, out
+from volpipe.terminal import err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
@@ -39,7 +39,8 @@ def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
 
     container, key = locate(volume)
     parts = [container.stem, *filter(None, key.split("/")), Path(flow.source).stem]
-    plan = plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
+    with measuring_shown():
+        plan = plan_flow(flow, volume, out_path or "_".join(parts), Path.cwd())
     for stage in plan.stages:
         if isinstance(stage.work, Plan):
             for caution in cautions(stage.work.recipe.net, stage.work.net):

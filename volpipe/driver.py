@@ -23,7 +23,7 @@ from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
+from volpipe.nets import cautions, check_geometry, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Nonfinite
 from volpipe.output import create_output, sweep
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
@@ -111,6 +111,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     if mask is not None:
         check_apart(target, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
+    check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan
 
 
