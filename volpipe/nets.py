@@ -367,7 +367,13 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
             raise PlanError(f"net {facts.label} {wrong}")
         wrong = "" if is_free else find_disagreement(build, facts.in_channels, window, declared)
     except UnmeasurableError as error:
-        raise PlanError(f"net {facts.label} cannot be looked at: {error}") from error
+        if choice.accept_tile_variance:
+            log.warning("net %s cannot be looked at: %s", facts.label, error)
+            return
+        raise PlanError(
+            f"nobody can tell whether windows of net {facts.label} agree: {error}; let it take any values, or set "
+            "net.accept_tile_variance=true to run it all the same"
+        ) from error
     if wrong:
         raise PlanError(_disagrees(choice, facts, search_path, wrong))
     if memory is not None:
