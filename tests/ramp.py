@@ -35,7 +35,10 @@ class Ramp(torch.nn.Module):
 def ramp(scale=(1, 1, 1), calls=""):
     return Ramp(scale, calls)
 """
-RAW = ("net.name=net.py:ramp", "normalise.method=none", "output.dtype=float32", "output.intensity=raw")
+RAW = (
+    "net.name=net.py:ramp", "net.accept_tile_variance=true", "normalise.method=none", "output.dtype=float32",
+    "output.intensity=raw",
+)  # fmt: skip
 
 
 @dataclass

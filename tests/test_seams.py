@@ -44,8 +44,10 @@ def test_windows_that_disagree_are_scored_told_and_warned_about(tmp_path: Path, 
     rng = np.random.default_rng(0)
     write_volume(tmp_path / "in.n5", rng.normal(0, 1, (32, 32, 32)).astype(np.float32))
     division = windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop")
-    ended = give("run", "--config", "threads", *set_each("net.name=net.py:build", "normalise.method=none", *division),
-                 "-o", "out.zarr", "in.n5/raw")  # fmt: skip
+    recipe = set_each(
+        "net.name=net.py:build", "net.accept_tile_variance=true", "normalise.method=none", *division
+    )  # fmt: skip
+    ended = give("run", "--config", "threads", *recipe, "-o", "out.zarr", "in.n5/raw")
     assert ended.code == 0
     assert "seams: voxels differ across the faces of windows z " in ended.out
     assert "warning: the faces of windows may be seen along z, y, x (above 1.2)" in ended.err
@@ -93,7 +95,8 @@ def test_a_denoiser_without_its_halo_is_warned_about_and_with_it_is_not(tmp_path
     right = set_each("windows.shape=[52,52,52]", "output.levels=0")
     ended = give("run", "--config", "threads", *right, "-o", "right.zarr", "em.n5/raw")
     assert (ended.code, "warning" in ended.err) == (0, False)
-    without = set_each("windows.shape=[32,32,32]", "net.halo=[0,0,0]", "windows.overlap=0", "output.levels=0")
+    lie = ("net.halo=[0,0,0]", "net.accept_tile_variance=true")
+    without = set_each("windows.shape=[32,32,32]", *lie, "windows.overlap=0", "output.levels=0")
     ended = give("run", "--config", "threads", *without, "-o", "without.zarr", "em.n5/raw")
     assert ended.code == 0
     assert "warning: the faces of windows may be seen" in ended.err

@@ -349,7 +349,7 @@ LACKING = [
     ({"state_dict": STATE, "best": np.float64(0.5)}, r"holds no plain tensors alone: numpy\.\S+.* would be made"),
     (
         {"state_dict": STATE, "args": argparse.Namespace(a=1)},
-        r"alone: argparse\.Namespace would be made, which is code",
+        r"alone: argparse\.Namespace would be made, which is",
     ),
 ]
 

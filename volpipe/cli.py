@@ -67,7 +67,7 @@ from volpipe.show import (
     seam_warning,
 )
 from volpipe.sites import name_user
-from volpipe.terminal import Notices, bars, check_folder, err, out
+from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.appraisal import Appraisal
@@ -83,7 +83,6 @@ if TYPE_CHECKING:
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 MOST_ARRAYS = 100  # of a container, in a table
-PLAIN_LINE_SECONDS = 10.0
 
 log = logging.getLogger("volpipe.cli")
 
@@ -641,7 +640,8 @@ def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
     from volpipe.limits import check_window
     from volpipe.nets import cautions
 
-    plan = prepare(volume, chosen, target, Path.cwd())
+    with measuring_shown():
+        plan = prepare(volume, chosen, target, Path.cwd())
     check_window(plan)
     for caution in cautions(plan.recipe.net, plan.net):
         err.print(f"warning: {caution}", markup=False)

@@ -17,7 +17,7 @@ from volpipe import cli_label
 from volpipe.errors import VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.show import appraisal_summary, duration, estimate_table, plan_summary, plan_table, size
-from volpipe.terminal import check_folder, err, out
+from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
@@ -37,7 +37,8 @@ def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     from volpipe.nets import cautions
     from volpipe.plan import Plan
 
-    plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
+    with measuring_shown():
+        plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
     for stage in plan.stages:
         if isinstance(stage.work, Plan):
             for caution in cautions(stage.work.recipe.net, stage.work.net):

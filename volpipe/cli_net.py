@@ -17,7 +17,7 @@ from rich.table import Table
 from volpipe.cli_options import RecipeFile, Settings, amount, complete_net
 from volpipe.errors import VolpipeError
 from volpipe.show import shape, size
-from volpipe.terminal import err, out
+from volpipe.terminal import err, measuring_shown, out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,14 +53,14 @@ def net(
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     from volpipe.geometry import UnmeasurableError
-    from volpipe.nets import build_net, describe, normalised, normalising_layers
-    from volpipe.reach import measure_geometry
+    from volpipe.nets import build_net, describe, measured_geometry, normalised, normalising_layers
     from volpipe.recipe import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
     chosen = load_recipe(recipe, [f"net.name={json.dumps(name)}", *(settings or []), *trust])
     folder = str(Path.cwd())
-    facts = describe(chosen.net, folder)
+    with measuring_shown():
+        facts = describe(chosen.net, folder)
     chosen = normalised(chosen, facts)
     module = build_net(chosen.net, folder)
     varying = normalising_layers(module)
@@ -71,9 +71,9 @@ def net(
         out.print(line, markup=False)
     for layer in varying:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
-    bare = chosen.net.model_copy(update={"weights": None})
     try:
-        found = measure_geometry(lambda: build_net(bare, folder), facts.in_channels)
+        with measuring_shown():
+            found = measured_geometry(chosen.net, folder, facts.in_channels)
     except UnmeasurableError as problem:
         err.print(f"its geometry cannot be measured: {problem}", markup=False)
         raise typer.Exit(UNTRUE) from None

@@ -26,7 +26,7 @@ from volpipe.grid import Box
 from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.nets import cautions, check_shapes, check_trained, describe, normalised
+from volpipe.nets import cautions, check_geometry, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.pace import Prospect
@@ -126,6 +126,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     if mask is not None:
         check_apart(target, mask, "mask")
     check_shapes(recipe.net, net, plan.window, str(search_path))
+    check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan
 
 

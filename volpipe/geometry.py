@@ -5,6 +5,7 @@ Not here: the measuring (reach, probes).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,16 @@ from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 Triple = tuple[int, int, int]
 
 
 class UnmeasurableError(VolpipeError):
     """A net that cannot be measured from outside; the message says why."""
+
+
+class SlowNetError(UnmeasurableError):
+    """A net whose measuring took too long; the message says what is known by then, and what is missing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Geometry:
         return z, y, x
 
 
-def run_net(net: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) -> torch.Tensor:
     """Return what `net` makes of `windows` (n, c, z, y, x).
 
     Raises:
@@ -62,6 +66,8 @@ def run_net(net: nn.Module, windows: torch.Tensor) -> torch.Tensor:
     try:
         with torch.inference_mode():
             out: Any = net(windows)  # Any: whatever the net's code returns
+    except UnmeasurableError:
+        raise
     except Exception as error:  # whatever the net's code makes of such a window
         raise UnmeasurableError(f"windows of {tuple(windows.shape[2:])} voxels are not taken: {error}") from error
     if not isinstance(out, torch.Tensor):

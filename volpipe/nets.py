@@ -11,8 +11,10 @@ size that it takes along an axis, 0 where it takes others; `normalise` is how it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import inspect
+import json
 import logging
 import math
 import os
@@ -26,9 +28,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from volpipe import descriptions, programs
 from volpipe.complaints import complain
 from volpipe.errors import NetError, PlanError, VolpipeError
-from volpipe.geometry import UnmeasurableError
+from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError
+from volpipe.grid import align_up
 from volpipe.programs import short_hash
-from volpipe.reach import measure_geometry
+from volpipe.reach import find_change, find_disagreement, measure_geometry
 from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import load_function, nearest, shipped, told
 from volpipe.state_dicts import load_state
@@ -42,6 +45,7 @@ GEOMETRY = ("scale", "stride", "halo", "out_channels")
 # Values of a window that is computed rather than tried without values, for which torch loads its compiler: 1.7 s and
 # 70 MiB (2026-11).
 SOON_COMPUTED = 32**3
+SMALL = 16  # voxels along an axis of a window that is tried twice
 
 log = logging.getLogger(__name__)
 
@@ -215,13 +219,14 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
     facts |= said
     missing = [key for key in GEOMETRY if key not in said]
-    if set(missing) - {"out_channels"}:  # who says the rest means 1, and a window will tell
-        facts |= (found := _measured(choice, search_path, missing, facts["in_channels"]))
-        if not found and "halo" in missing and programs.is_program(choice.name) and not normalising_layers(net):
-            raise VolpipeError(
-                f"net {choice.name} does not say its {', '.join(missing)}, and they cannot be measured, as volpipe net "
-                "shows; without a halo there would be seams: give net.halo, net.stride and net.scale"
-            )
+    if set(missing) - {"out_channels"} and not normalising_layers(net):  # else the rest means 1, and a window will tell
+        try:
+            geometry = measured_geometry(choice, search_path, facts["in_channels"])
+            facts |= {key: getattr(geometry, key) for key in missing}
+        except UnmeasurableError as error:
+            if not choice.accept_tile_variance:
+                raise VolpipeError(_unmeasured(choice.name, missing, error)) from error
+            facts["tile_invariant"] = False
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
     label = programs.label_of(choice.name)
@@ -298,16 +303,136 @@ def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
     )
 
 
-def _measured(choice: NetChoice, search_path: str, keys: Sequence[str], in_channels: int) -> dict[str, object]:
-    """Return those of GEOMETRY that a net does not say of itself; none where they cannot be measured."""
-    log.info("net %s does not say its %s, which is measured", choice.name, ", ".join(keys))
-    bare = choice.model_copy(update={"weights": None})
+def _unmeasured(name: str, missing: Sequence[str], error: UnmeasurableError) -> str:
+    """Return why a net is refused whose windows may disagree, for all that is known, and the ways out."""
+    keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
+    return (
+        f"net {name} does not say its {', '.join(missing)}, and measuring it does not end: {error}; give {keys}"
+        if isinstance(error, SlowNetError)
+        else f"net {name} does not say its {', '.join(missing)}, and they cannot be measured, as volpipe net shows: "
+        f"{error}; without a halo there would be seams: give {keys}; or, if it looks at its whole window, set "
+        "net.accept_tile_variance=true and expect seams"
+    )
+
+
+def measured_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
+    """Return the geometry of the net of `choice`; remembered in the user's cache as long as its code is what it is.
+
+    Raises:
+        UnmeasurableError: it cannot be measured, or not within the time.
+    """
+    memory = _memory_of_code(choice, search_path, f"geometry {in_channels}")
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # one that was cut off is made again
+            said: dict[str, Any] = json.loads(memory.read_bytes())  # Any: JSON
+            sizes = {key: tuple(said[key]) for key in ("scale", "stride", "before", "after")}
+            return Geometry(**sizes, out_channels=said["out_channels"])
+    log.info("net %s does not say all of its geometry, which is measured", choice.name)
+    bare = choice.model_copy(update={"weights": None, "weights_key": None})
+    geometry = measure_geometry(lambda: build_net(bare, search_path), in_channels)
+    if memory is not None:
+        _remember(memory, json.dumps(dataclasses.asdict(geometry)))
+    return geometry
+
+
+def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
+    """Return the file that remembers `what` is known of a net from a file; None for one whose code may be anywhere."""
+    place = choice.name.rpartition(":")[0]
+    beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
+    if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
+        return None
+    code = programs.code_hash(choice.name, search_path)
+    files = [Path(__file__), *(Path(__file__).with_name(f"{name}.py") for name in ("reach", "probes", "geometry"))]
+    unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
+    digest = descriptions.digest(unweighted, search_path, files, descriptions.release(), code, what)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "volpipe" / f"{programs.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
+
+
+def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
+    """Refuse a net from outside whose windows would disagree: its halo or stride is not what it, or the recipe, says.
+
+    It is looked at once for each window, and that is remembered. Halos count in whole strides, as windows have them.
+    With `accept_tile_variance` it is only refused where it gives two outputs for one window.
+
+    Raises:
+        PlanError: with what is so.
+    """
+    if descriptions.is_shipped(choice):
+        _check_override(choice, facts, search_path)
+        return
+    declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
+    is_free = choice.accept_tile_variance or not facts.tile_invariant
+    memory = _memory_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
+    if memory is not None and memory.is_file():
+        return
+    bare = choice.model_copy(update={"weights": None, "weights_key": None})
+
+    def build() -> nn.Module:
+        return build_net(bare, search_path)
+
+    if not programs.is_program(choice.name) and choice.weights is None:
+        again = weights_hash(build())
+        if again != facts.weights_sha256:
+            raise PlanError(
+                f"net {facts.label} draws other weights at each call of its function "
+                f"({short_hash(facts.weights_sha256)} and {short_hash(again)}), so that each worker would have others; "
+                "call torch.manual_seed in it, or save its state dict and set net.weights to that file"
+            )
     try:
-        found = measure_geometry(lambda: build_net(bare, search_path), in_channels)
+        if wrong := find_change(build, facts.in_channels, (_small(facts, window), window)):
+            raise PlanError(f"net {facts.label} {wrong}")
+        wrong = "" if is_free else find_disagreement(build, facts.in_channels, window, declared)
     except UnmeasurableError as error:
-        log.warning("net %s: %s; declare what it is, such as net.halo", choice.name, error)
-        return {}
-    return {key: getattr(found, key) for key in keys}
+        if choice.accept_tile_variance:
+            log.warning("net %s cannot be looked at: %s", facts.label, error)
+            return
+        raise PlanError(
+            f"nobody can tell whether windows of net {facts.label} agree: {error}; let it take any values, or set "
+            "net.accept_tile_variance=true to run it all the same"
+        ) from error
+    if wrong:
+        raise PlanError(_disagrees(choice, facts, search_path, wrong))
+    if memory is not None:
+        _remember(memory, "true")
+
+
+def _small(facts: NetFacts, window: Triple) -> Triple:
+    """Return a window that costs little, in whole strides, no larger than `window`."""
+    sizes = zip(facts.fixed, window, facts.stride, strict=True)
+    z, y, x = (only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
+    return z, y, x
+
+
+def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
+    """Return that the net is not what it says in what is `wrong`, with what is right."""
+    key = wrong.split()[0]
+    try:
+        geometry = measured_geometry(choice, search_path, facts.in_channels)
+        right = getattr(geometry, key)
+        advice = f"it is {right}; set net.{key}={list(right)}, or correct it in the net"
+    except UnmeasurableError as error:
+        advice = f"and what it is cannot be measured: {error}"
+    return (
+        f"net {facts.label} is said to have a {key} of {getattr(facts, key)}, but windows would disagree by that "
+        f"({wrong}): {advice}; or set net.accept_tile_variance=true and expect seams"
+    )
+
+
+def _check_override(choice: NetChoice, facts: NetFacts, search_path: str) -> None:
+    """Refuse a recipe that gives a shipped net a smaller halo, or another stride, than it has."""
+    if choice.accept_tile_variance or (choice.halo is None and choice.stride is None):
+        return
+    own = describe(choice.model_copy(update={"halo": None, "stride": None}), search_path)
+    if any(said < is_ for said, is_ in zip(facts.halo, own.halo, strict=True)):
+        raise PlanError(
+            f"net.halo {facts.halo} is less than the halo {own.halo} of net {facts.label}: windows would disagree at "
+            "their faces; leave it out, or set net.accept_tile_variance=true and expect seams"
+        )
+    if any(said % is_ for said, is_ in zip(facts.stride, own.stride, strict=True)):
+        raise PlanError(
+            f"net.stride {facts.stride} is no multiple of the stride {own.stride} of net {facts.label}; leave it out"
+        )
 
 
 def normalising_layers(net: nn.Module) -> list[str]:

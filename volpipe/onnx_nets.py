@@ -75,6 +75,7 @@ class OnnxNet(nn.Module):
 
     Attributes:
         fixed: the only size that it takes along z, y, x; 0 where it takes others too.
+        is_flat: whether slices go one by one, so that none sees another.
         varying: operators that look at the whole window.
         num_parameters: numbers in its tensors of floats.
     """
@@ -93,9 +94,9 @@ class OnnxNet(nn.Module):
             )
         if shape[0] > 1:
             raise VolpipeError(f"net {name} takes {shape[0]} windows at once; export it with a free batch, or of 1")
-        self._is_flat, self._takes_batches = len(shape) == 4, not shape[0]
+        self.is_flat, self._takes_batches = len(shape) == 4, not shape[0]
         self.in_channels = shape[1] or 1
-        self.fixed: Triple = (0, shape[2], shape[3]) if self._is_flat else (shape[2], shape[3], shape[4])
+        self.fixed: Triple = (0, shape[2], shape[3]) if self.is_flat else (shape[2], shape[3], shape[4])
         self.varying = graph.varying
         self.num_parameters = graph.graph.num_parameters
 
@@ -106,7 +107,7 @@ class OnnxNet(nn.Module):
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if windows.device.type != "meta":
             check_size(self._name, self.fixed, tuple(windows.shape[2:]))
-        if not self._is_flat:
+        if not self.is_flat:
             return self._run(windows, one_by_one=not self._takes_batches)
         n, c, z, y, x = windows.shape
         out = self._run(windows.movedim(2, 1).reshape(n * z, c, y, x), one_by_one=True)  # a slice is a window

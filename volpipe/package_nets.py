@@ -62,8 +62,8 @@ class PackageNet(nn.Module):
         self.scale, self.intensity = package.scale, intensity_of(package.output.steps)
         if package.halo is not None:
             self.halo = package.halo
-        is_flat = "z" not in package.input.axes
-        sizes = list(zip(FLAT_WINDOW if is_flat else WINDOW, package.least, package.step, strict=True))
+        self.is_flat = "z" not in package.input.axes
+        sizes = list(zip(FLAT_WINDOW if self.is_flat else WINDOW, package.least, package.step, strict=True))
         wanted = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
         only = [not is_bare and (not step or least % step != 0) for _, least, step in sizes]
         own = _sizes_of(inner, package.input.axes)
@@ -206,6 +206,10 @@ def load_package(
     if kind not in package.weights:
         raise VolpipeError(f"package {package.name} has no {kind} weights; it has {', '.join(package.weights)}")
     weights = package.weights[kind]
+    try:
+        weights.file  # noqa: B018  # which is refused where it is missing, elsewhere or another
+    except VolpipeError as error:
+        raise VolpipeError(f"package {package.name}: {error}") from error
     if kind == "onnx":
         return PackageNet(package, kind, load_graph(weights.file))
     if not trusted:

@@ -15,6 +15,7 @@ import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,11 +57,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in one format: their file and what it must hash to, and what the description says besides."""
+    """The weights in one format: the package's folder, and what the description says of them."""
 
     kind: str
-    file: Path
+    folder: Path
     said: Mapping[str, Any]  # Any: JSON
+
+    @cached_property
+    def file(self) -> Path:
+        """Their file; looked at when it is asked for, since a package may have others that nobody wants."""
+        return checked_file(self.folder, self.said)
 
 
 @dataclass(frozen=True)
@@ -422,10 +428,11 @@ def checked_file(folder: Path, said: Mapping[str, Any]) -> Path:  # Any: JSON
 
 def _weights(folder: Path, said: Mapping[str, Any]) -> Mapping[str, Weights]:  # Any: JSON
     there = {kind: entry for kind, entry in said.items() if entry}
-    found = {kind: Weights(kind, checked_file(folder, there[kind]), there[kind]) for kind in SERVED if kind in there}
+    found = [Weights(kind, folder, there[kind]) for kind in SERVED if kind in there]
     if not found:
         raise VolpipeError(f"it has weights of {', '.join(there) or 'no kind'}; {', '.join(SERVED)} are run")
-    return found
+    found.sort(key=lambda weights: "://" in str(weights.said["source"]))  # those that are in the package first
+    return {weights.kind: weights for weights in found}
 
 
 def _tolerances(config: Any, name: str, is_discrete: bool) -> Mapping[str, Tolerance]:  # Any: YAML

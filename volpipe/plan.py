@@ -368,8 +368,9 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
         )
     if not net.tile_invariant and not recipe.net.accept_tile_variance:
         raise PlanError(
-            f"net {net.label} normalises by window (instance, group or training-mode batch norm), so windows disagree "
-            "whatever their overlap; use a net without, or set net.accept_tile_variance=true and expect seams"
+            f"net {net.label} looks at whole windows (instance, group or training-mode batch norm, or it says so "
+            "itself), so that they disagree whatever their overlap; use a net without, or set "
+            "net.accept_tile_variance=true and expect seams"
         )
 
 

@@ -6,18 +6,21 @@ that let everything through: positive ones, so that nothing that acts on an outp
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry import Geometry, UnmeasurableError, run_net
+from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError, run_net
 from volpipe.grid import Box, align_up
 from volpipe.measure import sampled_affine
-from volpipe.probes import reach_along
+from volpipe.probes import reach_along, reaches_past
 from volpipe.sample import Sample
 from volpipe.volume import open_volume
 
@@ -29,22 +32,154 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 Build = Callable[[], "nn.Module"]
+Net = Callable[["torch.Tensor"], "torch.Tensor"]
 
 SEED = 0
 STRIDES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FIRST_LENGTH, MOST_LENGTH = 96, 384  # of the windows, along the axis that is measured; whole multiples of all STRIDES
 FIRST_REACH, MOST_REACH = 32, 256
+LATERALS = (4, 8, 16)  # sizes of windows along the axes that are not measured, the least that the net takes
+MOST_SECONDS, TOLD_SECONDS = 60.0, 0.5
+MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
 DRAWS = 4
 CORE = 32  # voxels of a tile that halos are tried on, about
 HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
+log = logging.getLogger(__name__)
 
-def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
+
+@dataclass
+class Watch:
+    """Ends a measuring that takes too long, and says in the log how far it is."""
+
+    most_seconds: float = MOST_SECONDS
+    clock: Callable[[], float] = time.monotonic
+    known: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=lambda: [*MEASURED])
+    _started: float | None = None
+    _told: float = -math.inf
+
+    def of(self, net: Net) -> Net:
+        """Return `net`, of which each call is watched."""
+
+        def watched(windows: torch.Tensor) -> torch.Tensor:
+            self._look()
+            return net(windows)
+
+        return watched
+
+    def note(self, what: str, value: str) -> None:
+        """Note that `what` is known now."""
+        self.known[what] = value
+        self.missing.remove(what)
+
+    def _look(self) -> None:
+        now = self.clock()
+        self._started = now if self._started is None else self._started
+        known = ", ".join(f"{what} {value}" for what, value in self.known.items()) or "nothing"
+        if now - self._started > self.most_seconds:
+            raise SlowNetError(
+                f"measuring took more than {self.most_seconds:.0f} s; known so far: {known}; missing: "
+                f"{', '.join(self.missing)}"
+            )
+        if now - self._told >= TOLD_SECONDS:
+            self._told = now
+            what = self.missing[0] if self.missing else "halo"
+            seconds = f"{now - self._started:.0f} s of {self.most_seconds:.0f} s"
+            log.info("measures the %s of the net, %s; known so far: %s", what, seconds, known)
+
+
+def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = None) -> Geometry:
     """Return the geometry of the net that `build` makes anew at each call.
 
     Raises:
-        UnmeasurableError: it takes no windows as they are tried here, or sees its whole window whatever that is.
+        UnmeasurableError: it takes no windows as they are tried here, sees its whole window whatever that is, or is too
+            slow.
+    """
+    import torch
+
+    watch = watch or Watch()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(SEED)
+        net = _bare(build())
+        is_flat = bool(getattr(net, "is_flat", False))  # slices go one by one: nothing is left to measure along z
+        _, y, x = sizes = getattr(net, "fixed", (0, 0, 0))
+        sizes = (1, y, x) if is_flat else sizes
+        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)  # of nets without a gradient
+        mixed = watch.of(_redrawn(net, positive=False) if redraw is None else redraw(positive=False))
+        out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
+        watch.note("scale", str(scale))
+        least = _least(mixed, in_channels, scale, sizes)
+        axes = range(1, 3) if is_flat else range(3)
+        if is_flat:
+            watch.note("stride along z", "1")
+            watch.note("halo along z", "0")
+        strides = [1, 1, 1]
+        for axis in axes:
+            strides[axis] = _stride(mixed, in_channels, axis, scale[axis], sizes, least)
+            watch.note(f"stride along {'zyx'[axis]}", str(strides[axis]))
+        positive = _redrawn(_bare(build()).double(), positive=True) if redraw is None else redraw(positive=True)
+        reaches = [(0, 0)] * 3
+        for axis in axes:
+            if redraw is None:
+                reaches[axis] = _reach(watch.of(positive), in_channels, axis, strides, scale[axis])
+            else:
+                reaches[axis] = reach_along(
+                    watch.of(positive), in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
+                )
+            watch.note(f"halo along {'zyx'[axis]}", str(max(reaches[axis])))
+    (bz, az), (by, ay), (bx, ax) = reaches
+    z, y, x = strides
+    return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
+
+
+def find_change(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
+    """Return what is wrong with a net that gives two outputs for one window; "" for one that does not.
+
+    The window is the first of `windows` that the net takes.
+    """
+    import torch
+
+    def drawn() -> nn.Module:
+        net = _bare(build())
+        torch.default_generator.manual_seed(SEED)  # after it was built, so that what it draws itself differs
+        return net if hasattr(net, "redrawn") else _redrawn(net, positive=False)
+
+    with torch.random.fork_rng(devices=[]):
+        first, second = drawn(), drawn()
+        seen, out = _first_taken(first, in_channels, windows)
+        if not _is_same(out, run_net(first, seen)):
+            return "gives another output for the same window each time: dropout, or noise that eval() does not end"
+        if not _is_same(out, run_net(second, seen)):
+            return (
+                "is another at each call of its function, beside its weights; seed what it draws, or make it a buffer"
+            )
+    return ""
+
+
+def _first_taken(net: Net, in_channels: int, windows: Sequence[Triple]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noise of the first size that the net takes, and what it gives for it."""
+    for window in windows[:-1]:
+        seen = _noise((1, in_channels, *window))
+        with contextlib.suppress(UnmeasurableError):
+            return seen, run_net(net, seen)
+    seen = _noise((1, in_channels, *windows[-1]))
+    return seen, run_net(net, seen)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def find_disagreement(build: Build, in_channels: int, window: Triple, declared: Geometry) -> str:
+    """Return in what windows of a net would disagree, by one look at each axis of a window; "" where they do not.
+
+    Args:
+        build: makes the net anew.
+        in_channels: of the net.
+        window: of the plan (z, y, x).
+        declared: of the net, the halo as `before` and `after`.
     """
     import torch
 
@@ -52,22 +187,65 @@ def measure_geometry(build: Build, in_channels: int = 1) -> Geometry:
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
-        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)  # of nets without a gradient
-        mixed = _redrawn(net, positive=False) if redraw is None else redraw(positive=False)
-        out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
-        strides = [_stride(mixed, in_channels, axis, scale[axis], sizes) for axis in range(3)]
-        if redraw is None:
-            positive = _redrawn(_bare(build()).double(), positive=True)
-            reaches = [_reach(positive, in_channels, axis, strides, scale[axis]) for axis in range(3)]
-        else:
-            positive = redraw(positive=True)
-            reaches = [
-                reach_along(positive, in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes)
-                for axis in range(3)
-            ]
-    (bz, az), (by, ay), (bx, ax) = reaches
-    z, y, x = strides
-    return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
+        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)
+        positive = _redrawn(net, positive=True) if redraw is None else redraw(positive=True)
+        mixed = _redrawn(_bare(build()), positive=False) if redraw is None else redraw(positive=False)
+        halo = _aligned(declared.halo, declared.stride)
+        for axis in range(3):
+            shape = _probed(positive, in_channels, axis, window, halo, declared, sizes)
+            stride, scale = declared.stride[axis], declared.scale[axis]
+            if reaches_past(positive, in_channels, axis, window=shape, halo=halo[axis], stride=stride, scale=scale):
+                return f"halo along {'zyx'[axis]}"
+            if not sizes[axis] and not _shifts(mixed, in_channels, axis, shape, halo[axis] + stride, stride, scale):
+                return f"stride along {'zyx'[axis]}"
+    return ""
+
+
+def _probed(
+    net: Net, in_channels: int, axis: int, window: Triple, halo: Triple, declared: Geometry, sizes: Triple
+) -> Triple:
+    """Return a window to look at along `axis`: as long as the plan's, with a core, and as thin as the net takes it."""
+    stride = declared.stride
+    thin = [n or min(w, align_up(LATERALS[0], s)) for n, w, s in zip(sizes, window, stride, strict=True)]
+    length = sizes[axis] or max(window[axis], 2 * halo[axis] + 3 * stride[axis])
+    for lateral in (thin, window):
+        probed = _with(lateral, axis, length)
+        if _takes(net, _noise((1, in_channels, *probed)), axis, length, declared.scale[axis]):
+            break
+    return probed
+
+
+def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
+    """Return `sizes` (z, y, x) with another one along `axis`."""
+    z, y, x = (size if i == axis else n for i, n in enumerate(sizes))
+    return z, y, x
+
+
+def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, scale: int) -> bool:
+    """Return whether a shift of the input by `stride` along `axis` only shifts the output, `margin` from the faces."""
+    length = window[axis]
+    count = length - 2 * margin
+    if count <= 0:
+        return True  # no voxel is that far inside
+    shape = [length + stride if i == axis else n for i, n in enumerate(window)]
+    line = _noise((1, in_channels, *shape))
+    still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, margin * scale, count * scale)
+    moved = run_net(net, line.narrow(2 + axis, stride, length))
+    moved = moved.narrow(2 + axis, (margin - stride) * scale, count * scale)
+    return float((still - moved).abs().max()) <= SAME * float(still.abs().max())
+
+
+def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
+    """Return the least sizes, of some, that the net takes along each axis, the others being larger: they cost time."""
+    least = [n or max(STRIDES) for n in sizes]
+    for axis in range(3):
+        for size in () if sizes[axis] else LATERALS:
+            shape = [size if i == axis else n for i, n in enumerate(least)]
+            if _takes(net, _noise((1, in_channels, *shape)), axis, size, scale[axis]):
+                least[axis] = size
+                break
+    z, y, x = least
+    return z, y, x
 
 
 def _bare(net: nn.Module) -> nn.Module:
@@ -106,10 +284,10 @@ def _pool_by_mean(net: nn.Module) -> None:
                 setattr(module, name, mean)
 
 
-def _channels_and_scale(net: nn.Module, in_channels: int, sizes: Triple) -> tuple[int, Triple]:
+def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int, Triple]:
     shape = tuple(n or max(STRIDES) for n in sizes)
     out = run_net(net, _noise((1, in_channels, *shape))).shape
-    if len(out) != 5 or any(m % n for m, n in zip(out[2:], shape, strict=True)):
+    if len(out) != 5 or not all(m and m % n == 0 for m, n in zip(out[2:], shape, strict=True)):
         raise UnmeasurableError(
             f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple; nets that shrink windows "
             "must pad"
@@ -118,16 +296,16 @@ def _channels_and_scale(net: nn.Module, in_channels: int, sizes: Triple) -> tupl
     return out[1], (z, y, x)
 
 
-def _stride(net: nn.Module, in_channels: int, axis: int, scale: int, sizes: Triple) -> int:
+def _stride(net: Net, in_channels: int, axis: int, scale: int, sizes: Triple, least: Triple) -> int:
     """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces.
 
-    `sizes` are those of the only window that the net takes, 0 along an axis where it takes others too.
+    `sizes` are those of the only window that the net takes, 0 along an axis where it takes others too; `least` are the
+    sizes of windows along the other axes.
     """
     length = most = sizes[axis] or FIRST_LENGTH
     while length <= (sizes[axis] or MOST_LENGTH):
         most = length
-        shape = [n or max(STRIDES) for n in sizes]
-        shape[axis] = length + max(STRIDES)
+        shape = _with(least, axis, length + max(STRIDES))
         slices = [n if i == axis else 1 for i, n in enumerate(shape)]
         line = _noise((1, in_channels, *shape)) * _noise((1, 1, *slices))  # no part of it is like another, on average
         still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, 0, length * scale)
@@ -139,7 +317,10 @@ def _stride(net: nn.Module, in_channels: int, axis: int, scale: int, sizes: Trip
             moved = run_net(net, line.narrow(2 + axis, shift, length))
             difference = still.narrow(2 + axis, first + shift * scale, count) - moved.narrow(2 + axis, first, count)
             fits = bool(sizes[axis]) or _takes(net, line, axis, length + shift, scale)
-            if float(difference.abs().max()) <= SAME * largest and fits:
+            if float(difference.abs().max()) > SAME * largest or not fits:
+                continue
+            window = _with(least, axis, length)
+            if sizes[axis] or _shifts(net, in_channels, axis, window, length // 3, shift, scale):  # no luck of the draw
                 return shift
         length *= 2
     raise UnmeasurableError(
@@ -148,15 +329,17 @@ def _stride(net: nn.Module, in_channels: int, axis: int, scale: int, sizes: Trip
     )
 
 
-def _takes(net: nn.Module, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
+def _takes(net: Net, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
     """Return whether windows may be so long along `axis`: nets that shift by one may still want whole multiples."""
     try:
         return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
+    except SlowNetError:
+        raise
     except UnmeasurableError:
         return False
 
 
-def _reach(net: nn.Module, in_channels: int, axis: int, strides: Sequence[int], scale: int) -> tuple[int, int]:
+def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], scale: int) -> tuple[int, int]:
     """Return how far the input of any output voxel lies below and above it along `axis`, by the gradient."""
     reach, stride = FIRST_REACH, strides[axis]
     while reach <= MOST_REACH:
@@ -177,7 +360,7 @@ def _reach(net: nn.Module, in_channels: int, axis: int, strides: Sequence[int], 
     raise UnmeasurableError(f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}")
 
 
-def _gradients(net: nn.Module, shape: tuple[int, ...], axis: int, places: range) -> Iterator[tuple[int, np.ndarray]]:
+def _gradients(net: Net, shape: tuple[int, ...], axis: int, places: range) -> Iterator[tuple[int, np.ndarray]]:
     """Yield each of `places` of the output along `axis` with a flag for each input voxel along it: whether it acts."""
     import torch
 
@@ -190,6 +373,8 @@ def _gradients(net: nn.Module, shape: tuple[int, ...], axis: int, places: range)
                     out = net(window).select(2 + axis, place)
                     # Outputs that sum to nothing, such as corrections that keep a mean, must not cancel.
                     (slope,) = torch.autograd.grad((out * torch.rand_like(out)).sum(), window)
+            except UnmeasurableError:
+                raise
             except Exception as error:  # whatever the net's code makes of it, and code without a gradient
                 raise UnmeasurableError(f"no gradient comes through it: {error}") from error
             acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
