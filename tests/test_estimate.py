@@ -336,7 +336,8 @@ def test_a_net_that_fails_is_told_by_the_rehearsal_and_leaves_nothing(tmp_path: 
         "            raise ValueError('no such weather')\n        return x\ndef build():\n    return Net()\n"
     )
     location = write_volume(tmp_path / "in.n5", noise((16, 16, 16)))
-    recipe = load_recipe(None, [f"net.name={tmp_path}/net.py:build", "windows.shape=[8,8,8]"])
+    allowed = "net.accept_tile_variance=true"  # else it is refused when it is measured
+    recipe = load_recipe(None, [f"net.name={tmp_path}/net.py:build", allowed, "windows.shape=[8,8,8]"])
     plan = prepare(str(location), recipe, tmp_path / "out", Path.cwd())
     with pytest.raises(RunStopped, match="no such weather"):
         preview(plan, Inline().start)
