@@ -60,9 +60,8 @@ class Started:
     node_directory: str | None
     watch: Watch
     address: str = LOOPBACK
-    worker_threads: int | None = (
-        None  # cores that its site gives a worker of "gpu" stages without a GPU, where it says so
-    )
+    worker_threads: int | None = None
+    on_gpu: bool = False
 
     @property
     def shared(self) -> bool:
@@ -140,9 +139,10 @@ def started(config: Config) -> Iterator[Started]:
         try:
             node_directory = _node_directory(config.executors)
             address = _address(config.executors)
+            for_nets = [e for e in config.executors if e.label in labels["gpu"]]
             yield Started(
                 labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address,
-                _worker_threads([e for e in config.executors if e.label in labels["gpu"]]),
+                _worker_threads(for_nets), all(getattr(e, "available_accelerators", None) for e in for_nets),
             )  # fmt: skip
         finally:
             with INTERRUPTS.closing():

@@ -44,7 +44,7 @@ class Inline:
     """Executors whose threads take waiting tasks at random, or in the order of the sites.
 
     Attributes:
-        shared, is_here, worker_bytes, node_directory: as every site says them.
+        shared, is_here, worker_bytes, worker_threads, on_gpu, node_directory: as every site says them.
 
     Args:
         seed: of the order.
@@ -56,6 +56,8 @@ class Inline:
     shared = True
     is_here = True
     worker_bytes: int | None = None
+    worker_threads: int | None = None
+    on_gpu: bool = False
     node_directory: str | None = None
 
     def __init__(self, seed: int = 0, slots: int = 1, most_tasks: int | None = None, *, in_turn: bool = False) -> None:

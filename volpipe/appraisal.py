@@ -94,7 +94,7 @@ def appraise(
     """
     slots, worker_bytes = UNKNOWN_SLOTS, None
     if executors is not None:
-        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared)
+        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared, executors.on_gpu)
         worker_bytes = executors.worker_bytes
     volume = plan.source.volume() if ahead is None else ahead.volume
     seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
@@ -102,7 +102,7 @@ def appraise(
     rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
-    threads = getattr(executors, "worker_threads", None)
+    threads = None if executors is None else executors.worker_threads
     num_workers = None if executors is None else slots.gpu
     return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
 

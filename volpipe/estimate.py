@@ -109,7 +109,7 @@ class Estimate:
         output_bytes, output_files: of all levels.
         scratch_bytes, scratch_files: at their highest.
         memory_bytes: highest resident memory of a worker.
-        has_net: whether the net's own memory is in that.
+        has_net: whether the net's own memory is in that; on a GPU none of it is the worker's.
         seconds: from the first task to the last, None without rates.
     """
 
@@ -158,11 +158,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Slots:
-    """Workers that take "cpu" and "gpu" stages; `shared` where they are the same ones."""
+    """Workers of "cpu" and "gpu" stages; `shared` where they are the same ones, `on_gpu` where nets have a GPU each."""
 
     cpu: int
     gpu: int
     shared: bool
+    on_gpu: bool = False
 
     def seconds(self, stages: Iterable[StageEstimate]) -> float:
         """Return how long the stages take side by side."""
@@ -202,9 +203,9 @@ def estimate(
         output_files=math.ceil(share * sums.output_files),
         scratch_bytes=windows * sums.rates.window_bytes + voxels * sums.rates.sum_bytes,
         scratch_files=files + sum_files,
-        memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None),
+        memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu),
         seconds=slots.seconds(stages) if rates else None,
-        has_net=rates is not None or net_bytes(plan) is not None,
+        has_net=rates is not None or slots.on_gpu or net_bytes(plan) is not None,
     )
 
 

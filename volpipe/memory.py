@@ -15,10 +15,13 @@ from volpipe.windows import CACHE_BYTES
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
 NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)
+GPU_BYTES = (
+    700 << 20
+)  # of a worker whose net is on a GPU, for CUDA itself: workers took 935 and 960 MiB in all (2026-11)
 SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
 
 
-def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
+def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) -> float:
     """Return the highest resident memory of a worker; of all but the net's own where nobody knows that.
 
     Blocks of a rehearsal have no neighbours whose sums they could add, and slow ones are tried one by one, so that
@@ -27,10 +30,11 @@ def memory_bytes(plan: Plan, peak_bytes: int | None) -> float:
     Args:
         plan: the plan.
         peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
+        on_gpu: whether the net computes on a GPU, in whose memory its own values are.
     """
     least = WORKER_BYTES + SAFETY * array_bytes(plan)
     if peak_bytes is None:
-        return least + (net_bytes(plan) or 0.0)
+        return least + (GPU_BYTES if on_gpu else net_bytes(plan) or 0.0)
     return max(least, SAFETY * peak_bytes + _finishing_bytes(plan)) if plan.num_sums else SAFETY * peak_bytes
 
 

@@ -50,6 +50,16 @@ class Executors(Protocol):
         ...
 
     @property
+    def worker_threads(self) -> int | None:
+        """Cores that the site gives each worker that runs nets without a GPU, None where it does not say."""
+        ...
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether all workers that run nets have a GPU."""
+        ...
+
+    @property
     def node_directory(self) -> str | None:
         """Where workers keep chunks of the input on their nodes' own disks, None where they do not."""
         ...

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.appraisal import Appraisal
     from volpipe.checkup import Facts
     from volpipe.driver import Missing, Report
-    from volpipe.estimate import Estimate
+    from volpipe.estimate import Estimate, Slots
     from volpipe.findings import Checked
     from volpipe.ops import Affine
     from volpipe.plan import Plan
@@ -203,7 +203,7 @@ def appraisal_summary(appraisal: Appraisal, site: str) -> Table:
             f"a worker has {count(threads, 'core')}, the net computes on {used}: infer.threads={threads} would use "
             "them, and change last bits",
         )
-    table.add_row("memory", _memory_line(found, appraisal.num_workers))
+    table.add_row("memory", _memory_line(found, appraisal.slots, appraisal.num_workers))
     table.add_row("disk", f"output {_bound(found, found.output_bytes)} in {count(found.output_files, 'file')}")
     if found.scratch_files or found.scratch_bytes:
         table.add_row(
@@ -225,10 +225,12 @@ def _time_line(appraisal: Appraisal, site: str) -> str:
     return f"about {duration(found.seconds)} on {site}{workers}, by {tried} tried there"
 
 
-def _memory_line(found: Estimate, num_workers: int | None) -> str:
+def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
     each = "each worker" if num_workers is None else f"each of {count(num_workers, 'worker')}"
     if num_workers == 1:
         each = "the worker"
+    if slots.on_gpu:
+        return f"up to {size(found.memory_bytes)} for {each}, beside the memory of its GPU"
     if found.has_net:
         return f"up to {size(found.memory_bytes)} for {each}, the net included"
     return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"

@@ -82,7 +82,8 @@ def command(location: str, out: Path, settings: Sequence[str]) -> str:
 
 def environment() -> dict[str, str]:
     """Return this process's environment, in which volpipe and the bench can be imported."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+    paths = [str(ROOT), str(ROOT / "scripts"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def remove(out: Path) -> None:
