@@ -21,7 +21,7 @@ LAYERS = (
     "cli",
     "cli_flow cli_status",
     "status",
-    "cli_slurm cli_k8s cli_shipped cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
+    "cli_slurm cli_k8s cli_data cli_shipped cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
     "sweep tune outcome  flow_cost",
     "trials              flow_run flow_times",
     "                    flow_plan",
@@ -146,7 +146,17 @@ HEAVY = {
     "mwatershed": ((), ("label_graph",)),
     "typer": (
         (
-            *("cli", "cli_k8s", "cli_sites", "cli_slurm", "cli_evaluate", "cli_label", "cli_net", "cli_train"),
+            *(
+                "cli",
+                "cli_k8s",
+                "cli_sites",
+                "cli_slurm",
+                "cli_data",
+                "cli_evaluate",
+                "cli_label",
+                "cli_net",
+                "cli_train",
+            ),
             *("cli_sweep", "cli_verify", "cli_options"),
         ),
         (),

@@ -1,4 +1,4 @@
-"""The command line: `volpipe run`, `plan`, `info`, `convert`, `status`, `sample`, `sites`; the only code that prints.
+"""The command line: `volpipe run`, `plan` and `status`, and where it begins; the other commands are in cli_*.
 
 Not here: anything that a notebook would want as well (driver). Exit codes: 0 done, 1 part is missing, 2 refused,
 4 interrupted; `status` has 3 too, where somebody is at work.
@@ -22,6 +22,7 @@ import typer
 
 import volpipe.configs
 from volpipe import (
+    cli_data,
     cli_evaluate,
     cli_flow,
     cli_k8s,
@@ -35,7 +36,7 @@ from volpipe import (
     cli_verify,
 )
 from volpipe.cli_job import check_net
-from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, positive, share, whole
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, share
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
@@ -46,16 +47,10 @@ from volpipe.show import (
     Rate,
     alternatives_table,
     appraisal_summary,
-    arrays_table,
     bar_counts,
     clipped_line,
-    codec_table,
     count,
-    duration,
     estimate_table,
-    footprint_lines,
-    info_lines,
-    intensity_line,
     measured_line,
     missing_table,
     plan_summary,
@@ -78,11 +73,9 @@ if TYPE_CHECKING:
     from volpipe.plan import Plan
     from volpipe.recipe import Recipe
     from volpipe.run import Progress
-    from volpipe.volume import Volume
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
-MOST_ARRAYS = 100  # of a container, in a table
 
 log = logging.getLogger("volpipe.cli")
 
@@ -110,6 +103,9 @@ app.add_typer(slurm, name="slurm")
 
 app.add_typer(cli_k8s.app, name="k8s")
 app.add_typer(cli_sites.app, name="sites")
+app.command()(cli_data.info)
+app.command()(cli_data.convert)
+app.command()(cli_data.sample)
 app.command()(cli_shipped.recipes)
 app.command()(cli_shipped.nets)
 app.command()(cli_train.train)
@@ -152,12 +148,6 @@ OnlyOption = Annotated[
 TolerateOption = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
-]
-ChannelOption = Annotated[
-    str | None, typer.Option(metavar="C", help="The one channel that is read: its number from 0, or its name.")
-]
-TimeOption = Annotated[
-    int | None, typer.Option("--time", metavar="N", parser=whole, help="The point in time that is read, from 0.")
 ]
 MaskOption = Annotated[
     str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
@@ -303,72 +293,6 @@ def _print_details(found: Appraisal) -> None:
 
 
 @app.command()
-def info(
-    volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
-    level: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
-    ] = 0,
-    channel: ChannelOption = None,
-    time_point: TimeOption = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
-    codecs: Annotated[bool, typer.Option("--codecs", help="Try what other codecs and chunks would give.")] = False,
-    seed: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="Decides which chunks of a large volume are looked at.")
-    ] = 0,
-) -> None:
-    """Print what VOLUME is, its intensities, and what lies on disk; --codecs tries what others would give."""
-    from volpipe.errors import SeveralVolumesError
-    from volpipe.recipe import typed_view
-    from volpipe.volume import open_volume
-
-    if fast and codecs:
-        raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
-    try:
-        found = open_volume(volume, level=level, view=typed_view(channel=channel, time=time_point))
-    except SeveralVolumesError as error:
-        _print_arrays(volume, error.keys)
-        return
-    for line in info_lines(found):
-        out.print(line, markup=False)
-    if not fast:
-        _print_survey(found, seed, codecs=codecs)
-
-
-def _print_arrays(container: str, keys: list[str]) -> None:
-    """Print a table of the volumes `keys` in `container`, and how one is named."""
-    from volpipe.formats.files import locate
-    from volpipe.volume import open_volume, typed
-
-    rows: list[tuple[str, Volume | str]] = []
-    for key in keys[:MOST_ARRAYS]:
-        try:
-            rows.append((typed(locate(container) / key), open_volume(container, key)))
-        except VolpipeError as error:
-            rows.append((typed(locate(container) / key), str(error)))
-    out.print(arrays_table(rows))
-    if len(keys) > MOST_ARRAYS:
-        out.print(f"and {len(keys) - MOST_ARRAYS} more")
-    if rows:
-        out.print(f"name one to see more of it: volpipe info {rows[0][0]}", markup=False)
-
-
-def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
-    """Print each part as soon as it is there; together they take a few seconds."""
-    from volpipe.survey import measure_footprint, measure_intensities, try_codecs
-
-    intensities = measure_intensities(volume, seed=seed)
-    out.print(intensity_line(intensities))
-    footprint = measure_footprint(volume, seed=seed)
-    for line in footprint_lines(volume, footprint):
-        out.print(line)
-    if not codecs:
-        return
-    trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
-    out.print()
-    out.print(codec_table(volume, trials, footprint.stored_share))
-
-
-@app.command()
 def status(
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", help="An output, its run's folder, or the folder of a training.")
@@ -385,80 +309,6 @@ def status(
     else:
         cli_status.show(found, None if every else MOST_ROWS)
     raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
-
-
-@app.command()
-def sample(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
-    shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
-    seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="Processes.")] = 1,
-    parents: Parents = False,
-) -> None:
-    """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
-    from volpipe.sample import Sample, write_sample
-
-    if str(path).startswith(("s3:", "http:", "https:")):
-        raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
-    if path.suffix.lower() != ".n5":
-        raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
-    check_folder(str(path), path, parents=parents)
-    sizes = _parse_shape(shape)
-    started = time.perf_counter()
-    with _counting("sample") as on_progress:
-        write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
-    took = duration(time.perf_counter() - started)
-    out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
-
-
-@app.command()
-def convert(
-    volume: Annotated[
-        str, typer.Argument(metavar="VOLUME", help="A volume of any format, or an array inside a container.")
-    ],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="The copy: a file or a container, or a path into one.")],
-    format: Annotated[
-        str,
-        typer.Option(
-            metavar="FORMAT",
-            help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy; auto is by OUT's name.",
-        ),
-    ] = "auto",
-    chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
-    shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
-    codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
-    workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="How many read at once.")] = 1,
-    level: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
-    ] = 0,
-    channel: ChannelOption = None,
-    time_point: TimeOption = None,
-    voxel_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Voxel size z,y,x with a unit: 16x8x8nm; wins over the file's.")
-    ] = None,
-    origin: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Centre of the first voxel z,y,x with a unit: 0,1,1um.")
-    ] = None,
-    parents: Parents = False,
-) -> None:
-    """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
-    from volpipe.convert import Choice, container_of, parse_sizes
-    from volpipe.convert import convert as copy
-    from volpipe.recipe import typed_view
-    from volpipe.volume import open_volume
-
-    view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
-    check_folder(target, container_of(target), parents=parents)
-    sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
-    started = time.perf_counter()
-    with _counting("convert") as on_progress:
-        made = copy(
-            open_volume(volume, level=level, view=view), target, Choice(format, *sizes, codec),
-            workers=workers, on_progress=on_progress,
-        )  # fmt: skip
-    out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
-    for line in info_lines(made):
-        out.print(line, markup=False)
 
 
 def version(wanted: bool) -> None:
@@ -522,13 +372,6 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _fail("interrupted; the same command again goes on from here", INTERRUPTED)
-
-
-@contextmanager
-def _counting(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a listener that shows on a terminal how many boxes are done."""
-    with bars() as shown:
-        yield lambda done, total: shown.show(name, done, total, "box")
 
 
 @contextmanager
@@ -656,16 +499,6 @@ def _default_output(volume: str, inner: str | None, net: str, output_format: str
     container, key = locate(volume, inner)
     parts = [container.stem, *filter(None, key.split("/")), label_of(net)]
     return f"{'_'.join(parts)}{'.n5' if output_format == 'n5' else '.zarr'}"
-
-
-def _parse_shape(text: str) -> tuple[int, int, int]:
-    try:
-        z, y, x = (int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        raise VolpipeError(f"--shape {text!r}: write three numbers, z,y,x, such as 128,256,256") from None
-    if min(z, y, x) < 1:
-        raise VolpipeError(f"--shape {text!r}: every axis needs at least one voxel")
-    return z, y, x
 
 
 if __name__ == "__main__":
