@@ -114,6 +114,7 @@ HEAVY = {
             "shortage",
             "state_dicts",
             "reach",
+            "state_dicts",
             "cost",
             "cli_net",
             "augment",
