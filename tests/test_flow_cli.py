@@ -226,7 +226,7 @@ def test_a_volume_is_named_by_itself_and_the_recipe_where_nobody_says(
     tmp_path: Path, truth: np.ndarray, give: Give
 ) -> None:
     planned = give("plan", "--quick", *THREADS, "--recipe", "flow.toml", "in.n5")
-    assert f"output   {tmp_path / 'in_flow' / 'restore.zarr'}" in planned.out
+    assert f"output    {tmp_path / 'in_flow' / 'restore.zarr'}" in planned.out
 
 
 def test_missing_parts_end_the_command_with_their_code_and_name_what_waits(

@@ -311,7 +311,7 @@ def test_the_commands_take_stages_in_a_bucket_as_they_take_those_on_a_disk(
     out, before = f"?endpoint={bucket.url}&region=eu-west-1", sorted(folder.iterdir())
     quick = give("plan", "--quick", *command)
     assert (quick.code, quick.err, sorted(folder.iterdir())) == (0, "", before)
-    assert f"output   {OUT}/chances.zarr{out}" in quick.out
+    assert f"output    {OUT}/chances.zarr{out}" in quick.out
     assert re.search(
         r"in s3://cells/out\?\S+ ≤ [\d.]+ KiB in \d+ files, which stay; on the disk of \S+cells_out.run at", quick.out
     )

@@ -59,9 +59,8 @@ def test_identity_on_a_shipped_recipe_gives_back_the_volume(
     low, high = np.percentile(data, [0.5, 99.5])
     ends = [said["normalise"]["shift"] + sign * said["normalise"]["scale"] for sign in (-1, 1)]
     np.testing.assert_allclose(ends, [low, high], atol=np.ptp(data) / 4096 * 2)
-    assert (
-        f"percentiles 0.5 … 99.5 of {dtype}, measured → -1 … 1 windows" in printed
-    )  # of identity, nothing was trained
+    # Of identity nothing was trained, so that no range follows.
+    assert f"percentiles 0.5 … 99.5 of {dtype}, measured → -1 … 1 output" in printed
     assert f"grey levels: {ends[0]:.6g} … {ends[1]:.6g} of the volume → -1 … 1" in printed
 
 

@@ -60,7 +60,7 @@ def test_a_block_with_nan_fails_with_its_counts_and_box_and_the_others_are_writt
     said = " ".join(ended.err.split())
     assert "net build gave 1 NaN and 2 infinite voxels in box 1:7,1:5,1:8" in said
     assert "infer.nonfinite=keep and output.dtype=float32" in said
-    assert "1 parts are missing" in said
+    assert "1 part is missing" in said
     expected = np.ones((16, 16, 32))
     expected[:8, :8, :8] = 0
     np.testing.assert_array_equal(open_volume(tmp_path / "out.zarr").open()[...], expected)

@@ -87,7 +87,7 @@ def run_over(give: Give, net: str, *settings: str) -> tuple[np.ndarray, str]:
     """Return what a run of `net` over in.n5 in this folder gives, and what it said."""
     chosen = (f"net.name={net}", "normalise.method=none", "output.dtype=float32", *settings)
     arguments = [part for setting in chosen for part in ("--set", setting)]
-    ended = give("run", "--config", "threads", *arguments, "--fresh", "-o", "out.zarr", "in.n5")
+    ended = give("run", "--config", "threads", *arguments, "--details", "--fresh", "-o", "out.zarr", "in.n5")
     assert ended.code == 0, ended.err
     return np.squeeze(open_volume("out.zarr").open()[...]), ended.out
 
@@ -99,7 +99,7 @@ def test_a_run_with_onnx_gives_what_its_original_gives_for_the_whole_volume(tmp_
     found, said = run_over(give, "net.onnx", "windows.shape=[32,36,36]")
     # The exporter keeps one tensor of those that are alike, such as biases of nothing.
     stored = sum(numpy_helper.to_array(tensor).size for tensor in onnx.load("net.onnx").graph.initializer)
-    assert f"net      net, {stored} parameters, halo 9 × 9 × 9" in said
+    assert f"net       net, {stored} parameters" in said and "halo of the net 9 × 9 × 9" in said
     due = run_net(net, np.pad(volume.astype(np.float32), 10, mode="reflect"))[10:-10, 10:-10, 10:-10]
     assert np.abs(found - due).max() <= 1e-5 * np.abs(due).max()
 
@@ -143,7 +143,7 @@ def test_a_net_of_one_size_gets_windows_of_that_size_and_no_other(tmp_path: Path
     assert (facts.fixed, facts.window) == ((32, 36, 40), (32, 36, 40))
     assert (facts.stride, facts.halo) == ((2, 2, 2), (9, 9, 9))
     found, said = run_over(give, "net.onnx")
-    assert "of 32 × 36 × 40, overlap 20 × 20 × 20" in said
+    assert "of 32 × 36 × 40 voxels, overlap 20 × 20 × 20" in said
     due = run_net(net, np.pad(volume.astype(np.float32), ((10, 10), (10, 11), (10, 10)), mode="reflect"))
     due = due[10:30, 10:51, 10:40]
     assert np.abs(found - due).max() <= 1e-5 * np.abs(due).max()
@@ -163,7 +163,7 @@ def test_a_net_of_one_size_keeps_it_where_a_larger_window_would_waste_less(tmp_p
     arguments = [part for setting in ("net.name=net.onnx", *said) for part in ("--set", setting)]
     ended = give("plan", "--quick", *arguments, "in.n5")
     assert ended.code == 0, ended.err
-    assert "windows  3 of 11 × 20 × 20, overlap 10 × 0 × 0" in ended.out
+    assert "3 of 11 × 20 × 20 voxels, overlap 10 × 0 × 0" in ended.out
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [(TensorProto.FLOAT16, np.float16), (TensorProto.DOUBLE, np.float64)])

@@ -117,7 +117,9 @@ def test_too_little_of_what_a_run_takes(
 def test_a_window_larger_than_the_volume(give: Give) -> None:
     sizes = windowed((16, 64, 16), (0, 0, 0), (1, 1, 1), "crop")
     ended = run(give, *IDENTITY, *set_each(*sizes))
-    assert_refused(ended, "axis y: window 64", "the volume of 24 voxels; use 24, or set windows.shape to auto")
+    assert_refused(
+        ended, "axis y: windows.shape 64 is too large for a volume of 24 voxels", "at most 24; set it to that"
+    )
     sizes = windowed((16, 24, 16), (0, 0, 0), (1, 1, 1), "crop")
     assert run(give, *IDENTITY, *set_each(*sizes)).code == 0
 

@@ -342,7 +342,7 @@ def test_the_command_takes_a_roi_and_a_mask(
     expected = np.zeros_like(data)
     expected[:8, 8:16, 24:] = data[:8, 8:16, 24:]
     assert np.array_equal(open_volume(tmp_path / "o.zarr").open()[...], expected[2:])
-    assert "roi      2:32,0:32,0:32 (z, y, x)" in ended.out
+    assert "roi       2:32,0:32,0:32 (z, y, x)" in ended.out
     assert give("status", "o.zarr").code == 0
     assert give(*command).out.startswith(f"{tmp_path / 'o.zarr'} is complete already")
     refused = give("run", *IDENTITY, "--roi", "9:3,:,:", "-o", "p.zarr", "in.n5")

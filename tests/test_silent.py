@@ -177,6 +177,6 @@ def test_stages_whose_offsets_differ_are_refused(tmp_path: Path, give: Give) -> 
 
 
 def test_offsets_are_one_for_each_channel() -> None:
-    with pytest.raises(PlanError, match=r"net\.offsets names 1 voxels, net net gives 3 channels"):
+    with pytest.raises(PlanError, match=r"net\.offsets names 1 channel, net net makes 3"):
         planned("net.offsets=[[-1,0,0]]", net=facts(out_channels=3))
     assert load_recipe(shipped_recipe(Path("affinities"))).net.offsets == OFFSETS

@@ -63,7 +63,7 @@ def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp
     process.send_signal(signal.SIGINT)
     time.sleep(0.8)
     process.send_signal(signal.SIGINT)
-    assert finish(tmp_path, process).code == 1
+    assert finish(tmp_path, process).code == 4
     stopped = give("status", "out.zarr")
     assert stopped.code == 1
     words = " ".join(stopped.out.split())

@@ -154,13 +154,13 @@ def test_the_command_line_trusts_a_model_when_told_to(
 
 @pytest.mark.parametrize("name", ["../../out/net.pt", "/abs/net.pt2", "m.py:net", "net"])
 def test_no_name_of_a_net_leads_the_output_elsewhere(name: str) -> None:
-    assert _default_output("/data/in.n5", name, "n5") == "in_net.n5"
+    assert _default_output("/data/in.n5", None, name, "n5") == "in_net.n5"
 
 
 def test_arrays_of_one_name_in_two_containers_get_outputs_of_their_own(tmp_path: Path) -> None:
     for name in ("a.n5", "b.n5"):
         write_volume(tmp_path / name, np.zeros((4, 4, 4), np.uint8))
-    found = [_default_output(f"{tmp_path}/{place}", "net", "n5") for place in ("a.n5/raw", "b.n5/raw", "a.n5")]
+    found = [_default_output(f"{tmp_path}/{place}", None, "net", "n5") for place in ("a.n5/raw", "b.n5/raw", "a.n5")]
     assert found == ["a_raw_net.n5", "b_raw_net.n5", "a_net.n5"]
 
 

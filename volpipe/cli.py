@@ -464,7 +464,7 @@ def _choose(
     target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
     check_folder(f"--out {target}", locate(target)[0], parents=parents)
     chosen = with_format(chosen, target)
-    open_volume(volume, chosen.input.key, chosen.input.level)
+    open_volume(volume, chosen.input.key, chosen.input.level, view=chosen.input.view)
     check_net(chosen.net, Path.cwd())
     from volpipe.folder import RunFolder
 

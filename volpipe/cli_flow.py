@@ -74,7 +74,7 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
     for stage in flow.stages:
         if stage.reads == VOLUME and not isinstance(stage.choice, Comparison):
             with named(stage.name):
-                open_volume(volume, stage.choice.input.key, stage.choice.input.level)
+                open_volume(volume, stage.choice.input.key, stage.choice.input.level, view=stage.choice.input.view)
     from volpipe.folder import RunFolder
 
     return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))

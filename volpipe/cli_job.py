@@ -14,7 +14,7 @@ from volpipe.errors import RemoteError, VolpipeError
 from volpipe.terminal import err
 
 if TYPE_CHECKING:
-    from volpipe.recipe import NetChoice
+    from volpipe.recipe import ArrayInput, NetChoice
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 
@@ -32,7 +32,7 @@ def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  #
         from volpipe.label_recipe import load_labelling
 
         chosen = load_labelling(given.get("recipe"), given.get("settings") or [])
-        check_volume(given["affinities"], folder if is_here else None, chosen.input.key, chosen.input.level)
+        check_volume(given["affinities"], folder if is_here else None, chosen.input)
     elif name == "train" and is_here:
         from volpipe.training import load_training
 
@@ -47,27 +47,25 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
     recipe, settings = given.get("recipe"), given.get("settings") or []
     flow = None if recipe is None else find_flow(recipe, settings)
     if flow is None:
-        choices: list[tuple[Recipe | LabelRecipe, bool]] = [
-            (load_recipe(recipe or Path("default.toml"), settings), True)
-        ]
+        choices: list[tuple[Recipe | LabelRecipe, bool]] = [(load_recipe(recipe, settings), True)]
     else:
         choices = [
             (stage.choice, stage.reads == VOLUME) for stage in flow.stages if not isinstance(stage.choice, Comparison)
         ]
     for choice, reads_volume in choices:
         if reads_volume:
-            check_volume(given["volume"], folder, choice.input.key, choice.input.level)
+            check_volume(given["volume"], folder, choice.input)
         if isinstance(choice, Recipe) and folder is not None:
             check_net(choice.net, folder)
 
 
-def check_volume(location: str, folder: Path | None, key: str | None, level: int) -> None:
+def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None:
     """Refuse a volume that is not there; warn of one that cannot be seen from here: not mounted, or not to be reached.
 
     Args:
         location: as the command gives it.
         folder: from which relative paths count; None where that is not here.
-        key, level: of the recipe.
+        choice: which array, by the recipe.
 
     Raises:
         VolpipeError: with what is wrong.
@@ -85,7 +83,7 @@ def check_volume(location: str, folder: Path | None, key: str | None, level: int
             return
         location = str(place)
     try:
-        open_volume(location, key, level)
+        open_volume(location, choice.key, choice.level, view=choice.view)
     except RemoteError as error:
         warn(f"{location} cannot be looked at from here: {error}")
 

@@ -108,7 +108,7 @@ def _check(affinities: str, chosen: LabelRecipe, target: str, *, parents: bool) 
     if container.suffix.lower() == ".n5":
         raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
     check_folder(f"--out {target}", container, parents=parents)
-    open_volume(affinities, chosen.input.key, chosen.input.level)
+    open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)
 
 
 def told(made: Labelled, planned: LabelTimes | None = None) -> str:

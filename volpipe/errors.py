@@ -1,5 +1,8 @@
 """The errors that volpipe raises on purpose; not for bugs, which stay what Python makes of them."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import Final
 
 NOTICE: Final = {"notice": True}  # extra of what is logged and also told to the user, who can do something about it
@@ -28,9 +31,13 @@ class SeveralVolumesError(VolumeError):
         keys: of these, counted from what was named.
     """
 
-    def __init__(self, sentence: str, keys: list[str]) -> None:
+    def __init__(self, sentence: str, keys: Sequence[str] = ()) -> None:
         super().__init__(sentence)
-        self.keys = keys
+        self.keys = list(keys)
+
+    def __reduce__(self) -> tuple[type[SeveralVolumesError], tuple[str, list[str]]]:
+        """An exception travels between processes by its arguments."""
+        return type(self), (str(self), self.keys)
 
 
 class RemoteError(VolumeError):

@@ -204,15 +204,17 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
 def _probed(
     net: Net, in_channels: int, axis: int, window: Triple, halo: Triple, declared: Geometry, sizes: Triple
 ) -> Triple:
-    """Return a window to look at along `axis`: as long as the plan's, with a core, and as thin as the net takes it."""
+    """Return a window to look at along `axis`: with a core of some strides, and as thin as the net takes it.
+
+    A net that takes windows of one size alone is looked at in the plan's.
+    """
     stride = declared.stride
     thin = [n or min(w, align_up(LATERALS[0], s)) for n, w, s in zip(sizes, window, stride, strict=True)]
     length = sizes[axis] or max(window[axis], 2 * halo[axis] + 3 * stride[axis])
-    for lateral in (thin, window):
-        probed = _with(lateral, axis, length)
+    for probed in (_with(thin, axis, length), _with(window, axis, length)):
         if _takes(net, _noise((1, in_channels, *probed)), axis, length, declared.scale[axis]):
-            break
-    return probed
+            return probed
+    return window
 
 
 def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
