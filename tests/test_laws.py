@@ -107,7 +107,8 @@ def test_weighted_windows_are_the_weighted_mean_of_what_the_net_gave(tmp_path: P
     )
     window, overlap = (8, 10, 12), (4, 4, 6)
     plan = planned(
-        tmp_path, write_volume(tmp_path / "in.n5", data), "net.name=ramp.py:ramp", "net.intensity=same", "net.accept_tile_variance=true",
+        tmp_path, write_volume(tmp_path / "in.n5", data),
+        "net.name=ramp.py:ramp", "net.intensity=same", "net.accept_tile_variance=true",
         "normalise.method=none", "output.dtype=float32", *windowed(window, overlap, (2, 1, 2), blend),
     )  # fmt: skip
     assert plan.num_sums > 0
