@@ -72,7 +72,7 @@ LAYERS = (
     "formats.container   cells",
     "formats.single",
     "formats.slices      formats.probe",
-    "formats.n5 formats.hdf5 formats.tiff formats.mrc formats.npy chance",
+    "formats.n5 formats.hdf5 formats.webknossos formats.tiff formats.mrc formats.npy chance",
     "formats.zarr formats.ome formats.pages",
     "formats.flat formats.tags formats.damage",
     "formats.store formats.cosem formats.census",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 from metadata import ARRAY, COSEM, GROUP3, SCALE, ZARR3, ZARRAY, Files, Tree, dataset, lay, n5, ome, ome_zarr, zarr3
 
+from volpipe.grid import Box
 from volpipe.volume import open_volume
 
 Place = tuple[float, float, float]
@@ -197,3 +201,36 @@ def test_units_are_lengths_in_every_spelling(tmp_path: Path) -> None:
     for factor, unit in [(factor, unit) for factor, units in spellings.items() for unit in units]:
         lay(tmp_path / "v", n5(pixelResolution={"dimensions": [4, 5, 6], "unit": unit}))
         assert open_volume(tmp_path / "v").voxel_size_nm == pytest.approx((6 * factor, 5 * factor, 4 * factor)), unit
+
+
+def write_webknossos(folder: Path, scale: object, order: object, mag: str = "2-2-1") -> np.ndarray:
+    """Write an array (c, x, y, z) without names of axes, as WEBKNOSSOS does, and what its dataset says of it."""
+    stored = np.arange(12 * 16 * 20, dtype=np.uint16).reshape(1, 12, 16, 20)
+    array = zarr.create_array(
+        store=str(folder / "color" / mag), shape=stored.shape, chunks=(1, 8, 8, 8), dtype=stored.dtype, zarr_format=2
+    )
+    array[...] = stored
+    entry = {"mag": [2, 2, 1], "path": f"./color/{mag}", "axisOrder": order}
+    tree = {"scale": scale, "dataLayers": [{"name": "color", "mags": [entry]}]}
+    (folder / "datasource-properties.json").write_text(json.dumps(tree))
+    return stored
+
+
+@pytest.mark.parametrize("scale", [{"factor": [0.004, 0.004, 0.03], "unit": "micrometer"}, [4, 4, 30]])
+def test_webknossos_says_axes_and_sizes_of_the_dataset_around(tmp_path: Path, scale: object) -> None:
+    stored = write_webknossos(tmp_path, scale, {"c": 0, "x": 1, "y": 2, "z": 3})
+    volume = open_volume(tmp_path / "color" / "2-2-1")
+    assert (volume.axes, volume.spatial_shape, volume.notes) == (("c", "x", "y", "z"), (20, 16, 12), ())
+    assert volume.voxel_size_nm == pytest.approx((30.0, 8.0, 8.0))
+    assert volume.origin_nm == pytest.approx((0.0, 2.0, 2.0))
+    box = Box((3, 4, 5), (17, 12, 12))
+    assert np.array_equal(volume.open().read(box), stored[:, 5:12, 4:12, 3:17].transpose(0, 3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "order", [{"c": 0, "x": 1, "y": 2, "z": 4}, {"x": 0}, "cxyz", None, {"c": 0, "x": "1", "y": 2, "z": 3}]
+)
+def test_an_order_of_axes_that_is_none_leaves_them_a_guess_and_says_so(tmp_path: Path, order: object) -> None:
+    write_webknossos(tmp_path, [4, 4, 30], order)
+    volume = open_volume(tmp_path / "color" / "2-2-1")
+    assert volume.axes == ("c", "z", "y", "x") and "axes guessed: c, z, y, x" in volume.notes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from volpipe.access import MAX_NAMED, Reader, View, Volume, Writer, open_writer
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
-from volpipe.formats import files, ome, remote, single
+from volpipe.formats import files, ome, remote, single, webknossos
 from volpipe.formats.container import (
     absolute,
     check_files,
@@ -287,7 +287,9 @@ def _describe(container: Location, key: str) -> Volume:
         for dataset in datasets:
             if dataset.path.strip("/") == inner:
                 return _volume(container, header, dataset, _keys(group, datasets))
-    return _volume(container, header, Dataset(key), ())
+    is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
+    around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
+    return _volume(container, header, around or Dataset(key), ())
 
 
 def _keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
