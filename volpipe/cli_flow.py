@@ -54,7 +54,7 @@ def _default_output(flow: Flow, volume: str) -> str:
 
 
 def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> RunFolder:
-    """Refuse a volume that cannot be opened, and a place for the outputs that is none, before anything heavy.
+    """Refuse a volume that cannot be opened, and a wrong place for the outputs, before heavy packages are loaded.
 
     Return the folder of the run.
     """
