@@ -262,7 +262,7 @@ def cost_table(cost: FlowCost) -> Table:
     )  # fmt: skip
     table.caption = _room(cost)
     if cost.is_guess:
-        table.caption += "\n≈ by made-up voxels, for what is to be read is not there yet"
+        table.caption += "\n≈ by made-up voxels, for the input is not there yet"
     table.caption_justify = "left"
     return table
 
