@@ -167,7 +167,7 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
         return f"{error} while it looked about: give it more memory, or mend the package that kills it"
     if isinstance(error, ManagerLost):
         return f"{error}; {_last_of(executor)}"
-    return f"its worker could not look about: {told(error) if isinstance(error, Exception) else error}"
+    return f"its worker could not report: {told(error) if isinstance(error, Exception) else error}"
 
 
 def _trouble_of(executor: ParslExecutor) -> str:

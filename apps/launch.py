@@ -105,7 +105,7 @@ def slurm_launch_command(accelerators: int | list[str]) -> str:
 
 
 def blocks_folder(folder: Path) -> str:
-    """Return what tells a block where it may say that the system killed one of its processes; before `grouped`."""
+    """Return the line that gives a block the folder for its notes of killed processes; it comes before `grouped`."""
     return f'export VOLPIPE_BLOCKS="{_twice_formatted(str(folder))}"\n'
 
 

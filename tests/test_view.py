@@ -273,7 +273,7 @@ def test_the_level_that_is_read_is_in_the_plan(tmp_path: Path) -> None:
 def test_a_single_slice_is_refused_for_a_net_that_sees_its_neighbours(
     shape: tuple[int, int, int], halo: tuple[int, int, int], axis: str
 ) -> None:
-    with pytest.raises(PlanError, match=f"one voxel thick along {axis}, and net net sees . voxels .* into one folder"):
+    with pytest.raises(PlanError, match=f"one voxel thick along {axis}, and net net sees . voxels .* into a folder"):
         check_thickness(reference(shape), facts(halo=halo))
 
 

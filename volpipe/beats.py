@@ -1,4 +1,4 @@
-"""Beats: how far a task is, as its worker says while it computes, in a small file that the driver reads.
+"""Beats: small files in which workers note how far their tasks are, for the driver to read.
 
 Not here: what becomes of them (pace). A driver that wants beats makes the folder; where there is none, as where workers
 are on other machines, nothing is written. One file for each worker, overwritten in place and deleted at the end.
@@ -50,12 +50,12 @@ class Beat:
 
 @dataclass
 class Beater:
-    """What a task counts with, window by window; it writes now and then where somebody listens.
+    """A task's counter of windows; it writes a beat now and then where somebody listens.
 
     Attributes:
         unit: the first of the task's units.
         num_units: that it has.
-        count: tells how many windows all of them have; asked once, where somebody listens.
+        count: returns how many windows all of them have; called once, where somebody listens.
     """
 
     unit: int
@@ -82,7 +82,7 @@ class Beater:
 
 @contextmanager
 def beating(run: Path, units: Sequence[int], count: Callable[[], int]) -> Iterator[Beater]:
-    """Give what counts the windows of a task of `units` in the folder of a `run`, whose driver need not listen."""
+    """Give the counter of windows for a task of `units` of the run in the folder `run`; its driver need not listen."""
     name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     try:
         file: int | None = os.open(run / FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -97,7 +97,7 @@ def beating(run: Path, units: Sequence[int], count: Callable[[], int]) -> Iterat
 
 @contextmanager
 def listening(run: Path, *, wanted: bool) -> Iterator[Path | None]:
-    """Give the folder to which workers write their beats meanwhile, None where they are not `wanted`."""
+    """Give the folder for the beats of workers, None where they are not `wanted`."""
     folder = run / FOLDER
     _remove(folder)  # of a driver that was killed
     if not wanted:

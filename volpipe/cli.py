@@ -36,7 +36,7 @@ from volpipe import (
     cli_verify,
 )
 from volpipe.cli_job import check_net
-from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, Settings, Site, share
+from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
@@ -81,7 +81,7 @@ log = logging.getLogger("volpipe.cli")
 
 
 class Commands(Grouped):
-    """All commands: one that is interrupted where it says nothing of that itself ends with a code of its own too."""
+    """All commands; one that is interrupted, and does not handle that itself, ends with its exit code too."""
 
     def invoke(self, *arguments: Any, **named: Any) -> Any:  # Any: click's context, and what the command returns
         try:
@@ -173,9 +173,7 @@ def run(
     only: OnlyOption = None,
     tolerate: TolerateOption = 0.1,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
-    same_input: Annotated[
-        bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
-    ] = False,
+    same_input: SameInput = False,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
@@ -217,7 +215,7 @@ def run(
 
 
 def _tell(report: Report, started: float | None = None) -> None:
-    """Print how a run ended that was `started` then, in seconds since 1970, or with this command; what is missing."""
+    """Print how a run ended that `started` then (seconds since 1970; None: with this command), and what is missing."""
     out.print(report_table(report, started=started or COMMAND.began))
     if report.normalise is not None and (grey := measured_line(report.plan, report.normalise)):
         out.print(grey)
@@ -376,7 +374,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def trying() -> Iterator[Callable[[float, float], None]]:
-    """Give a listener that shows on a terminal how long blocks are tried already, and how long at the most."""
+    """Give a listener that shows on a terminal for how many seconds blocks have been tried, of how many at the most."""
     with bars() as shown:
         yield lambda seconds, most: shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
 
@@ -450,9 +448,9 @@ def _find_flow(
 def _choose(
     volume: str, recipe: Path | None, settings: list[str], out_path: str | None, *, parents: bool
 ) -> tuple[Recipe, str, RunFolder]:
-    """Return what to do, where its output and its run go; refuse what is known without a site and without torch.
+    """Return the recipe, the output and the run's folder; refuse what can be refused without a site or torch.
 
-    The volume is opened first of all: what most mistakes are about should not wait for heavy packages.
+    The volume is opened first: most mistakes are about it, and should not wait for heavy packages.
     """
     from volpipe.formats import files
     from volpipe.formats.container import locate

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MOST_ARRAYS = 100  # of a container, in a table
 
+LevelOption = Annotated[
+    int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
+]
 ChannelOption = Annotated[
     str | None, typer.Option(metavar="C", help="The one channel that is read: its number from 0, or its name.")
 ]
@@ -33,18 +36,16 @@ TimeOption = Annotated[
 
 def info(
     volume: Annotated[str, typer.Argument(metavar="VOLUME", help="A volume, or a container with several.")],
-    level: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
-    ] = 0,
+    level: LevelOption = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
     fast: Annotated[bool, typer.Option("--fast", help="Only what the metadata say; read no voxels.")] = False,
-    codecs: Annotated[bool, typer.Option("--codecs", help="Try what other codecs and chunks would give.")] = False,
+    codecs: Annotated[bool, typer.Option("--codecs", help="Print what other codecs and chunks would give.")] = False,
     seed: Annotated[
         int, typer.Option(metavar="N", parser=whole, help="Decides which chunks of a large volume are looked at.")
     ] = 0,
 ) -> None:
-    """Print what VOLUME is, its intensities, and what lies on disk; --codecs tries what others would give."""
+    """Print shape, type and voxel size of VOLUME, its intensities, and what lies on disk."""
     from volpipe.errors import SeveralVolumesError
     from volpipe.recipe import typed_view
     from volpipe.volume import open_volume
@@ -103,7 +104,7 @@ def sample(
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="Processes.")] = 1,
     parents: Parents = False,
 ) -> None:
-    """Write a made-up electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
+    """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     from volpipe.sample import Sample, write_sample
 
     if str(path).startswith(("s3:", "http:", "https:")):
@@ -135,9 +136,7 @@ def convert(
     shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
     codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="How many read at once.")] = 1,
-    level: Annotated[
-        int, typer.Option(metavar="N", parser=whole, help="Level of a multiscale group, 0 is the finest.")
-    ] = 0,
+    level: LevelOption = 0,
     channel: ChannelOption = None,
     time_point: TimeOption = None,
     voxel_size: Annotated[
@@ -148,7 +147,7 @@ def convert(
     ] = None,
     parents: Parents = False,
 ) -> None:
-    """Copy VOLUME to OUT, in another format; OUT is there when it is whole."""
+    """Copy VOLUME to OUT, in another format; OUT appears once the copy is whole."""
     from volpipe.convert import Choice, container_of, parse_sizes
     from volpipe.convert import convert as copy
     from volpipe.recipe import typed_view

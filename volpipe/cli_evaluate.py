@@ -22,7 +22,7 @@ def evaluate(
     output: Annotated[
         str, typer.Argument(metavar="OUTPUT", help="The volume that is judged, such as an output of `volpipe run`.")
     ],
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The volume that is true.")],
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The volume to score it against.")],
     config: Site = "local",
     labels: Annotated[bool, typer.Option("--labels", help="Both hold labels; 0 is none.")] = False,
     roi: Annotated[
@@ -33,14 +33,14 @@ def evaluate(
     ] = "0,0,0",
     given: Annotated[
         str | None,
-        typer.Option(metavar="VOLUME", help="What the output was made from, if it does not say: to interpolate it."),
+        typer.Option(metavar="VOLUME", help="The input of the output, if that does not name it; it is interpolated."),
     ] = None,
     data_range: Annotated[
         float | None,
         typer.Option(
             metavar="NUMBER",
             parser=number,
-            help="Greatest less least value that there could be; by default of the type.",
+            help="Greatest value less least; by default of the type.",
         ),
     ] = None,
     json_out: Annotated[

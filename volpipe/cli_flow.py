@@ -54,7 +54,7 @@ def _default_output(flow: Flow, volume: str) -> str:
 
 
 def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> RunFolder:
-    """Refuse a volume that cannot be opened, and a place for the outputs that is none, before anything heavy.
+    """Refuse a volume that cannot be opened, and a wrong place for the outputs, before heavy packages are loaded.
 
     Return the folder of the run.
     """
@@ -262,7 +262,7 @@ def cost_table(cost: FlowCost) -> Table:
     )  # fmt: skip
     table.caption = _room(cost)
     if cost.is_guess:
-        table.caption += "\n≈ by made-up voxels, for what is to be read is not there yet"
+        table.caption += "\n≈ by made-up voxels, for the input is not there yet"
     table.caption_justify = "left"
     return table
 

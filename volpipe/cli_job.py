@@ -1,4 +1,4 @@
-"""What can be checked here of a command that a job will give elsewhere: its volume, its recipe, its net, its site.
+"""Checks of a command before a job gives it elsewhere: of its volume, its recipe, its net and its site.
 
 Not here: the scripts and manifests of jobs (cli_slurm, cli_k8s). What is wrong is refused; what cannot be seen
 from here is a warning on standard error, so that standard output stays the script alone.
@@ -75,11 +75,11 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
     if "://" not in location:
         place = Path(location).expanduser()
         if folder is None and not place.is_absolute():
-            warn(f"{location} cannot be seen from here, so nobody looked whether it is there")
+            warn(f"{location} cannot be seen from here; whether it is there was not checked")
             return
         place = (folder or Path()) / place
         if not place.exists() and not place.parent.exists() and not place.parent.parent.exists():
-            warn(f"{place.parent} is not here, so nobody looked whether {place.name} is there")
+            warn(f"{place.parent} is not here; whether {place.name} is in it was not checked")
             return
         location = str(place)
     try:
@@ -116,7 +116,7 @@ def check_net(choice: NetChoice, folder: Path) -> None:
 
 
 def check_site(site: str, cores: int, *, is_given: bool) -> None:
-    """Refuse a site that there is none of; warn of one whose work the driver's own job would do, on its `cores`.
+    """Refuse a site that does not exist; warn of one that would compute in the driver's own job, on its `cores`.
 
     Raises:
         SiteError: no such site.

@@ -49,17 +49,15 @@ def manifest(
         ),
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="PART", help="rights, claims, service or job; without, what is needed.")
+        str | None, typer.Option(metavar="PART", help="One of rights, claims, service, job; by default all needed.")
     ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Such as scratch=10Ti: a claim that is to be made.")
+        list[str] | None, typer.Option(metavar="CLAIM=SIZE", help="Make a claim of this size, such as scratch=10Ti.")
     ] = None,
-    storage_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the claims that are to be made.")
-    ] = None,
+    storage_class: Annotated[str | None, typer.Option(metavar="NAME", help="Storage class of these claims.")] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(metavar="BASE", help="Write them there, as a base for kustomize, rather than print them."),
+        typer.Option(metavar="BASE", help="Write the manifests to this folder, as a base for kustomize."),
     ] = None,
 ) -> None:
     """Print manifests: the rights that a driver needs, claims to be made, the service of trainings, the job of COMMAND.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli_options import LabelSettings, Parents, Site, complete_recipe
+from volpipe.cli_options import LabelSettings, Parents, SameInput, Site, complete_recipe
 from volpipe.errors import VolpipeError
 from volpipe.interrupts import INTERRUPTED
 from volpipe.show import count, duration, size
@@ -33,7 +33,9 @@ INCOMPLETE = 1
 def label(
     affinities: Annotated[
         str,
-        typer.Argument(metavar="AFFINITIES", help="Affinities, a channel per offset; or a map of one kind of voxel."),
+        typer.Argument(
+            metavar="AFFINITIES", help="Affinities, a channel per offset; or one map, of foreground or membranes."
+        ),
     ],
     out_path: Annotated[
         str | None,
@@ -42,17 +44,19 @@ def label(
     config: Site = "local",
     recipe: Annotated[
         Path | None,
-        typer.Option(metavar="RECIPE", help="How, as TOML; without one, the defaults.", autocompletion=complete_recipe),
+        typer.Option(
+            metavar="RECIPE",
+            help="How, as a TOML file; without one, the defaults.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     settings: LabelSettings = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
     ] = False,
-    same_input: Annotated[
-        bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
-    ] = False,
+    same_input: SameInput = False,
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write how it ended to this file.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write a summary to this file.")
     ] = None,
     parents: Parents = False,
 ) -> None:
@@ -98,7 +102,7 @@ def label(
 
 
 def _check(affinities: str, chosen: LabelRecipe, target: str, *, parents: bool) -> None:
-    """Refuse what is known without a site: a place that is none for labels, a volume that cannot be opened."""
+    """Refuse what is known without a site: an --out that cannot hold labels, a volume that cannot be opened."""
     from volpipe.formats.container import locate
     from volpipe.output import check_name
     from volpipe.volume import open_volume

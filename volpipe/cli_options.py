@@ -6,12 +6,13 @@ Not here: any command. What Tab asks for is read from names of files and types o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -144,43 +145,31 @@ RecipeFile = Annotated[
         autocompletion=complete_recipe,
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the recipe, such as windows.blend=hann; may be given several times.",
-        autocompletion=complete_setting,
-    ),
+
+
+def _settings(example: str, completion: Callable[[str], Choices]) -> OptionInfo:
+    """Return the option for ``key=value``, with an `example` in its help."""
+    text = f"Change a key of the recipe, such as {example}; may be given several times."
+    option: OptionInfo = typer.Option("--set", metavar="KEY=VALUE", help=text, autocompletion=completion)
+    return option
+
+
+Settings = Annotated[list[str] | None, _settings("windows.blend=hann", complete_setting)]
+LabelSettings = Annotated[list[str] | None, _settings("objects.threshold=0.4", complete_label_setting)]
+TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", complete_train_setting)]
+SameInput = Annotated[
+    bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
 ]
-LabelSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the recipe, such as objects.threshold=0.4; may be given several times.",
-        autocompletion=complete_label_setting,
-    ),
-]
-TrainSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the recipe, such as train.steps=500; may be given several times.",
-        autocompletion=complete_train_setting,
-    ),
-]
-Parents = Annotated[bool, typer.Option("--parents", help="Make the folders that the output is to lie in.")]
+Parents = Annotated[bool, typer.Option("--parents", help="Make the folder of the output, where there is none.")]
 
 
 def whole(text: str) -> int:
-    """Return the whole number from 0 that `text` is."""
+    """Return `text` as a whole number from 0."""
     return _whole(text, 0)
 
 
 def positive(text: str) -> int:
-    """Return the whole number from 1 that `text` is."""
+    """Return `text` as a whole number from 1."""
     return _whole(text, 1)
 
 
@@ -195,7 +184,7 @@ def _whole(text: str | int, least: int) -> int:
 
 
 def share(text: str) -> float:
-    """Return the number from 0 to 1 that `text` is."""
+    """Return `text` as a number from 0 to 1."""
     value = amount(text)
     if value > 1:
         raise typer.BadParameter(f"{text} is not a number from 0 to 1")
@@ -203,7 +192,7 @@ def share(text: str) -> float:
 
 
 def amount(text: str) -> float:
-    """Return the number from 0 that `text` is."""
+    """Return `text` as a number from 0."""
     value = number(text)
     if value < 0:
         raise typer.BadParameter(f"{text} is not a number from 0")
@@ -211,7 +200,7 @@ def amount(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """Return the number that `text` is, neither infinite nor nan."""
+    """Return `text` as a number, neither infinite nor nan."""
     try:
         value = float(text)
     except ValueError:

@@ -55,7 +55,7 @@ def check(
         ),
     ] = Path(),
     wait: Annotated[
-        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds for which workers are waited for.")
+        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds to wait for workers.")
     ] = WAIT_SECONDS,
 ) -> None:
     """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.

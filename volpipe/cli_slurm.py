@@ -16,19 +16,19 @@ from volpipe.batch import DriverJob, driver_script
 from volpipe.cli_job import check_command, check_site
 from volpipe.cli_options import Whole, positive
 
-slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="What helps on a cluster with Slurm.")
+slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver as a job of Slurm.")
 
 
 @slurm.callback()
 def options() -> None:
-    """What helps on a cluster with Slurm."""
+    """Run the driver as a job of Slurm."""
 
 
 @slurm.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def script(
     context: typer.Context,
     time: Annotated[
-        str, typer.Option(metavar="TIME", help="For which the driver may run: HH:MM:SS or D-HH:MM:SS.")
+        str, typer.Option(metavar="TIME", help="How long the driver may run: HH:MM:SS or D-HH:MM:SS.")
     ] = DriverJob.time,
     partition: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of the driver's job; its workers have their site's.")

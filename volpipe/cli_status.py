@@ -1,4 +1,4 @@
-"""`volpipe status`: what is printed of how far work is, and who is at it.
+"""`volpipe status`: how far work is and who is at it, in tables and a sentence.
 
 Not here: finding that out (status), or the exit code (cli).
 """
@@ -27,7 +27,7 @@ def show(status: Status, most: int | None) -> None:
 
 
 def line(status: Status) -> str:
-    """Return in a sentence or two how far the work is, whether somebody is at it, and how it goes on."""
+    """Return a sentence or two: how far the work is, whether somebody is at it, and which command goes on."""
     if status.state == "not begun":
         return f"{status.output}: not begun"
     if status.state == "complete":

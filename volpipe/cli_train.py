@@ -66,7 +66,7 @@ def train(
 
 
 def _tell(chosen: TrainRecipe, folder: Path) -> None:
-    """Print what a training came to, and how its weights are used."""
+    """Print the results of a training, and the command that uses its weights."""
     from volpipe.outcome import draw_curve, outcome_lines, run_command
 
     for line in outcome_lines(folder):

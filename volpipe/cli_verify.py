@@ -60,7 +60,7 @@ def _recomputed(output: str, evidence: Evidence, num_blocks: int, seed: int) -> 
 
 
 def _say_why(output: str) -> None:
-    """Print what is not as it was when `output` was made, of all that may change its voxels."""
+    """Print what may change the voxels of `output` and differs from when it was made."""
     from volpipe.infer import loaded_runner
     from volpipe.provenance import changes, read_origin
 

@@ -33,7 +33,7 @@ def complain(
     settings: Sequence[str] = (),
     stage: str = "",
 ) -> str:
-    """Return what is wrong with `tree` as a `model`, each thing once, after whoever is to blame for it.
+    """Return what is wrong with `tree` as a `model`: each fault once, after the setting or file to blame.
 
     Args:
         error: what pydantic says.
@@ -106,7 +106,7 @@ def _names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
 
 
 def _inner(annotation: Any, part: int | str) -> Any:  # Any: a type, a form of typing, or a field
-    """Return what `part` of a value of this type is, None where that is no key."""
+    """Return the type of the key `part` in a value of this type, None where there is no such key."""
     section = _section(annotation)
     if isinstance(part, int):
         return section
@@ -124,7 +124,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:  # Any: a type, or a fo
 
 
 def _flat(annotation: Any) -> Iterator[Any]:  # Any: a type, or a form of typing
-    """Yield what `annotation` is a union of, None aside."""
+    """Yield the members of the union `annotation`, without None."""
     if get_origin(annotation) in (Union, types.UnionType):
         for kind in get_args(annotation):
             yield from _flat(kind)
@@ -133,7 +133,7 @@ def _flat(annotation: Any) -> Iterator[Any]:  # Any: a type, or a form of typing
 
 
 def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
-    """Return in a sentence that the value at `names` is none that its key takes."""
+    """Return the sentence that the value at `names` does not fit its key."""
     annotation: Any = model  # Any: a type, or a form of typing
     metadata: Sequence[Any] = ()
     value: Any = tree  # Any: a TOML value
@@ -207,7 +207,7 @@ def _nearest_word(value: object, annotation: Any) -> str:  # Any: a type, or a f
 
 
 def _alike(names: Sequence[str], model: type[BaseModel]) -> str:
-    """Return which key may be meant by one that nobody knows: one beside it, or its namesake elsewhere; else all."""
+    """Return the key that an unknown one may mean, beside it or of the same name elsewhere; else all beside it."""
     annotation: Any = model  # Any: a type, or a form of typing
     for name in names[:-1]:
         inner = _inner(annotation, int(name) if name.isdigit() else name)

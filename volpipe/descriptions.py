@@ -93,7 +93,7 @@ def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
 
 
 def bytes_per_voxel(choice: NetChoice) -> float | None:
-    """Return the memory that the net of `choice` takes on a CPU per voxel of a window; None where nobody wrote it down.
+    """Return the memory that the net of `choice` takes on a CPU per voxel of a window; None if facts.json lacks it.
 
     Other weights of a shipped net's own shape take as much as those that it was measured with.
     """

@@ -234,7 +234,7 @@ def _inputs(plan: Plan) -> dict[str, Volume]:
 def recognise(
     folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
 ) -> dict[str, Identity]:
-    """Return what the inputs of the run in `folder` are known by now; of one that was begun, they must be as then.
+    """Return the identities of the inputs of the run in `folder`; of one that was begun, they must be as then.
 
     Raises:
         RunError: one has changed; the message says what of it.
@@ -250,7 +250,7 @@ def recognise(
 
 
 def _heard(listener: Listener, presence: Presence) -> Callable[[Progress], None]:
-    """Return what tells of progress: the listener at once, and the run's folder now and then."""
+    """Return what reports progress: to the listener at once, to the run's folder now and then."""
 
     def hear(progress: Progress) -> None:
         listener.on_progress(progress)
@@ -281,7 +281,7 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
 def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Appraisal:
     """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
 
-    `on_try` is told now and then for how long blocks are tried already, and for how long at the most.
+    `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -354,7 +354,7 @@ def _seams(wanted: Wanted) -> list[Score]:
 
 
 def _write_displays(plan: Plan) -> None:
-    """Note how a complete output may be shown; nothing where it cannot be read, which is no reason to fail."""
+    """Note how viewers may show a complete output; one that cannot be read is left as it is, without an error."""
     try:
         write_displays(plan)
     except VolpipeError as error:

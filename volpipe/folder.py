@@ -109,7 +109,7 @@ class RunFolder:
 
     @property
     def inputs(self) -> Path:
-        """What the volume and the mask were known by when the run was begun."""
+        """The identities of the volume and the mask when the run was begun."""
         return self.path / "inputs.json"
 
     @property

@@ -41,7 +41,7 @@ class Sampled(BaseModel):
 
 
 class Identity(BaseModel):
-    """What a volume is known by.
+    """The identity of a volume.
 
     Attributes:
         name: of the volume, for messages.
@@ -61,7 +61,7 @@ class Identity(BaseModel):
 
 
 def identify(volume: Volume) -> Identity:
-    """Return what `volume` is known by now; a box that cannot be read counts as such."""
+    """Return the identity of `volume` as it is now; a box that cannot be read is noted as that."""
     said = {
         "format": volume.format, "shape": volume.shape, "type": str(volume.dtype), "chunks": volume.chunks,
         "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
@@ -123,7 +123,7 @@ def _metadata_files(volume: Volume) -> list[str]:
 
 
 def _places(volume: Volume) -> Callable[[Box], str]:
-    """Return what names the file that holds the first voxel of a box, "" where all are in one that is metadata too."""
+    """Return what maps a box to the file with its first voxel, "" where all are in one that is metadata too."""
     header = read_header(volume.folder)
     if header is None or single.split(volume.folder) is not None:
         return lambda box: ""
@@ -139,7 +139,7 @@ def _places(volume: Volume) -> Callable[[Box], str]:
 
 
 def changes(old: Identity, new: Identity) -> list[str]:
-    """Return in words what differs between two states of a volume; boxes that could not be read do not count."""
+    """Return what differs between two states of a volume, in words; boxes that could not be read do not count."""
     pairs = ((name, old.metadata.get(name), now) for name, now in new.metadata.items())
     found = [f"{name} {before} is now {now}" for name, before, now in pairs if before != now]
     unread = {each.file for each in (*old.boxes, *new.boxes) if each.voxels == UNREADABLE}
@@ -190,7 +190,7 @@ def _state(stamp: Stamp | None) -> str:
 
 
 def read_identities(file: Path) -> dict[str, Identity] | None:
-    """Return the volumes that are noted in `file`, by what they are; None where there is no such file.
+    """Return the identities that are noted in `file`, by their part in the run; None where there is no such file.
 
     Raises:
         RunError: it cannot be understood.
@@ -204,7 +204,7 @@ def read_identities(file: Path) -> dict[str, Identity] | None:
 
 
 def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
-    """Note what volumes are known by in `file`, whole or not at all."""
+    """Write the identities of volumes to `file`, whole or not at all."""
     said = {what: identity.model_dump(mode="json") for what, identity in identities.items()}
     files.write(file, json.dumps(said, indent=1).encode())
 

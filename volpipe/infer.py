@@ -104,8 +104,8 @@ class Runner:
         if self.code_sha256 != self.plan.code_sha256:
             raise NetError(
                 f"the code of net {self.plan.net.label} is {short_hash(self.code_sha256)} on {socket.gethostname()}, "
-                f"in the plan it is {short_hash(self.plan.code_sha256)}: it was edited after the run began, or is "
-                "another on that machine; restore it, or start over with --fresh"
+                f"in the plan it is {short_hash(self.plan.code_sha256)}: it was edited after the run began, or "
+                "differs on that machine; restore it, or start over with --fresh"
             )
 
     def __call__(self, windows: np.ndarray) -> np.ndarray:
@@ -412,7 +412,7 @@ def infer(
 
     At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
     next block are read when that is written. What `before_write` raises keeps a block from being written; `on_windows`
-    is told how many windows were computed, batch by batch.
+    is called with the number of windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
 

@@ -35,7 +35,7 @@ class LabelInput(ArrayInput):
 
     @property
     def view(self) -> View:
-        """What of the array is read, and where it lies: of affinities all channels."""
+        """The view of the array that is read: of affinities all channels."""
         return replace(super().view, channel=None if self.kind == "affinities" else self.channel)
 
     @model_validator(mode="after")

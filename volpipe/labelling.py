@@ -189,7 +189,7 @@ def label(
 
 
 def _heard(on_progress: OnProgress, presence: Presence) -> OnProgress:
-    """Return what tells of progress: `on_progress` at once, and the run's folder now and then."""
+    """Return what reports progress: to `on_progress` at once, to the run's folder now and then."""
 
     def hear(stage: str, done: int, total: int) -> None:
         on_progress(stage, done, total)

@@ -112,7 +112,7 @@ def _paths_in(source: Path) -> Iterator[Path]:
 
 
 def unwritable(place: Path) -> str:
-    """Return why nothing can be made in the folder `place`, and in a pod what makes it so."""
+    """Return why nothing can be made in the folder `place`, and in a pod the remedy."""
     if _is_read_only(place):
         return "is on a file system that is mounted read-only"
     status = place.stat()

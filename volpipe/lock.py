@@ -21,7 +21,7 @@ ATTEMPTS, PAUSE_SECONDS = 5, 0.02  # who only looks whether a lock is held holds
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a folder or held it last, by its own words; `is_held` is None where no lock can be asked for."""
+    """Who holds a folder or held it last, as its lock file says; `is_held` is None where locks do not work."""
 
     name: str
     is_held: bool | None

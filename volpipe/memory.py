@@ -22,7 +22,7 @@ SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocator
 
 
 def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) -> float:
-    """Return the highest resident memory of a worker; of all but the net's own where nobody knows that.
+    """Return the highest resident memory of a worker; where the net's own is unknown, of all the rest.
 
     Blocks of a rehearsal have no neighbours whose sums they could add, and slow ones are tried one by one, so that
     blended runs take more: over 1,500³, hann, 616 and 748 MiB became 995 and 949 MiB (measured 2026-11-21).
@@ -39,7 +39,7 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) ->
 
 
 def net_bytes(plan: Plan) -> float | None:
-    """Return what the plan's net takes on a CPU while it computes; None where nobody measured that.
+    """Return what the plan's net takes on a CPU while it computes; None where that was not measured.
 
     It goes with the voxels of a window, as models/facts.json has it of the shipped nets (`scripts/describe`).
     """

@@ -240,7 +240,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
 
 
 def check_trained(choice: NetChoice, facts: NetFacts) -> None:
-    """Refuse a net whose parameters nobody gave values: what it gives is noise.
+    """Refuse a net whose parameters are not trained: its output would be noise.
 
     Files and packages have their weights in them; nets without parameters need none.
 
@@ -336,7 +336,7 @@ def measured_geometry(choice: NetChoice, search_path: str, in_channels: int) -> 
 
 
 def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    """Return the file that remembers `what` is known of a net from a file; None for one whose code may be anywhere."""
+    """Return the file that remembers `what` of a net from a file; None for a net whose code may be anywhere."""
     place = choice.name.rpartition(":")[0]
     beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
     if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
@@ -352,7 +352,7 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a net from outside whose windows would disagree: its halo or stride is not what it, or the recipe, says.
 
-    It is looked at once for each window, and that is remembered. Halos count in whole strides, as windows have them.
+    It is checked once for each window, and that is remembered. Halos count in whole strides, as windows have them.
     With `accept_tile_variance` it is only refused where it gives two outputs for one window.
 
     Raises:
@@ -385,10 +385,10 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
         wrong = "" if is_free else find_disagreement(build, facts.in_channels, window, declared)
     except UnmeasurableError as error:
         if choice.accept_tile_variance:
-            log.warning("net %s cannot be looked at: %s", facts.label, error)
+            log.warning("windows of net %s cannot be checked: %s", facts.label, error)
             return
         raise PlanError(
-            f"nobody can tell whether windows of net {facts.label} agree: {error}; let it take any values, or set "
+            f"whether windows of net {facts.label} agree cannot be checked: {error}; let it take any values, or set "
             "net.accept_tile_variance=true to run it all the same"
         ) from error
     if wrong:
@@ -405,17 +405,17 @@ def _small(facts: NetFacts, window: Triple) -> Triple:
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
-    """Return that the net is not what it says in what is `wrong`, with what is right."""
+    """Return the refusal of a net whose declared halo or stride is `wrong`, with what is right."""
     key = wrong.split()[0]
     try:
         geometry = measured_geometry(choice, search_path, facts.in_channels)
         right = getattr(geometry, key)
         advice = f"it is {right}; set net.{key}={list(right)}, or correct it in the net"
     except UnmeasurableError as error:
-        advice = f"and what it is cannot be measured: {error}"
+        advice = f"and the right one cannot be measured: {error}"
     return (
-        f"net {facts.label} is said to have a {key} of {getattr(facts, key)}, but windows would disagree by that "
-        f"({wrong}): {advice}; or set net.accept_tile_variance=true and expect seams"
+        f"net {facts.label} is declared to have a {key} of {getattr(facts, key)}, but with that its windows would "
+        f"disagree ({wrong}): {advice}; or set net.accept_tile_variance=true and expect seams"
     )
 
 

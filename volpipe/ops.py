@@ -92,7 +92,7 @@ def to_dtype(data: np.ndarray, dtype: np.dtype, tally: Tally | None = None) -> n
     Args:
         data: of any shape.
         dtype: of the result.
-        tally: is told how many voxels were clipped.
+        tally: counts the voxels that were clipped.
 
     Raises:
         VolpipeError: a value is not finite and `dtype` is an integer type, which has no word for it.

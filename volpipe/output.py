@@ -114,7 +114,7 @@ def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None
     """Return the net's summed output `total` (c, z, y, x), float32, as it is stored.
 
     "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
-    integers are rounded half to even and clipped, which `tally` is told.
+    integers are rounded half to even and clipped, and `tally` counts the clipped voxels.
     """
     if plan.intensity == "same":
         total = normalise.invert(total)
@@ -224,8 +224,8 @@ def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multisc
 def write_total(wanted: Wanted, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
     """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
 
-    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums come back, and `tally`
-    is told what was clipped.
+    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums are returned, and
+    `tally` counts the clipped voxels.
     """
     mask, nothing = wanted.mask(box), np.float32(0)
     total = total if mask is None else np.where(mask, total, nothing)

@@ -25,7 +25,7 @@ class Prospect:
 
     Attributes:
         planned: seconds of a worker per unit, by stage, where blocks were tried.
-        num_windows: that the net is given, 0 where nobody counts them.
+        num_windows: for the net, 0 where they are not counted.
         beats: the folder in which workers say how far they are, None where they do not.
     """
 
@@ -42,7 +42,7 @@ class Reading:
         done: units of this session, parts of those under way included.
         left: units, less those parts.
         seconds: that workers spent on what is done.
-        decides: whether no time can be told without this stage's.
+        decides: whether the time left is unknown as long as this stage's is.
     """
 
     done: float
@@ -94,7 +94,7 @@ class Pace:
         return self._smoothed(now, now + left)
 
     def _weight(self, name: str, reading: Reading) -> float:
-        """Return the seconds that a worker takes for a unit, 0 where nobody knows."""
+        """Return the seconds that a worker takes for a unit, 0 where that is unknown."""
         return reading.seconds / reading.done if reading.done else self.planned.get(name, 0.0)
 
     def _speed(self, now: float, first_task: float, weights: Mapping[str, float]) -> float:
@@ -172,7 +172,7 @@ class Flights:
     ) -> dict[str, tuple[float, float]]:
         """Return by stage the units that tasks under way have done, and the seconds that they took so far.
 
-        Of a task that says so, what it says; else by the time since it began, where it is known what a unit takes.
+        They are what the task's beat says; without a beat, they follow from the time since it began and that of a unit.
 
         Args:
             now: seconds since 1970.

@@ -65,7 +65,7 @@ class Source(BaseModel):
 class Plan(BaseModel):
     """Everything that a worker needs to know beside the number of its block.
 
-    `notes` are what a user should know of the volume; they are for who makes the plan, and not stored.
+    `notes` are what a user should know of the volume; they are printed with the plan, and not stored.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -348,9 +348,9 @@ def check_thickness(volume: Volume, net: NetFacts) -> None:
     for axis, size, halo in zip(AXES, volume.spatial_shape, net.halo, strict=True):
         if size == 1 and halo:
             raise PlanError(
-                f"{volume} is one voxel thick along {axis}, and net {net.label} sees {halo} voxels beyond each there, "
-                "which would all be that one, mirrored. To make slices a volume, put them as TIFF files into one "
-                "folder and name the folder; for single images choose a net that is 2D"
+                f"{volume} is one voxel thick along {axis}, and net {net.label} sees {halo} voxels to either side, "
+                "which would all be mirror images of that one. To make slices a volume, put them as TIFF files into a "
+                "folder and name that; for single images choose a net that is 2D"
             )
 
 
@@ -375,7 +375,7 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 
 
 def _check_grey(recipe: Recipe, volume: Volume) -> None:
-    """Refuse whole numbers of 32 or 64 bits that nobody says are grey levels: a net would take labels for such."""
+    """Refuse whole numbers of 32 or 64 bits, unless the recipe says that they are grey levels: they may be labels."""
     choice, dtype = recipe.normalise, volume.dtype
     if (
         dtype.kind in "iu"

@@ -66,7 +66,7 @@ class Note:
         command: that it was started by, and the folder it was given in.
         at: when this was written, seconds since 1970.
         stages: by name, in their order.
-        part: how much of the stage that takes longest is done, 0 to 1, tasks under way included; None where unknown.
+        part: the share of the longest stage that is done, 0 to 1, tasks under way included; None where unknown.
         seconds_left: None while that is not known.
         ended: how the driver left: "ended", "stopped" or "interrupted"; "" while it works.
     """

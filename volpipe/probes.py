@@ -84,7 +84,7 @@ def reaches_past(
 
 @dataclass
 class Change:
-    """What changes in the output of `net` along `axis` when planes of a window of `shape` (c, z, y, x) do."""
+    """The changes in the output of `net` along `axis` when planes of a window of `shape` (c, z, y, x) change."""
 
     net: Net
     shape: tuple[int, ...]
@@ -113,7 +113,7 @@ class Change:
 def _extent(change: Change, planes: range, scale: int) -> tuple[int, int, bool]:
     """Return how far `planes` of the input act on the output above and below each, and whether as far as its faces.
 
-    What all of them do together bounds what each does, so that most need not be looked at once the outer ones were.
+    All of them together act at least as far as each, so that most need no look of their own after the outer ones.
     """
     before, after, touched = 0, 0, False
     together = _places([change.of([(planes.start, planes.stop)], probe) for probe in PROBES], scale)

@@ -205,7 +205,7 @@ class RunOrigin(Origin):
 
 
 def changes(origin: RunOrigin, runner: Runner) -> list[str]:
-    """Return a sentence for each thing that is not as it was when an output was made, and that may change its voxels.
+    """Return a sentence for each change since an output was made that may change its voxels.
 
     Args:
         origin: what the output says.

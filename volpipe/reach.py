@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Watch:
-    """Ends a measuring that takes too long, and says in the log how far it is."""
+    """Watches the measuring of a net: ends it when it takes too long, and logs how far it is."""
 
     most_seconds: float = MOST_SECONDS
     clock: Callable[[], float] = time.monotonic
@@ -153,7 +153,8 @@ def find_change(build: Build, in_channels: int, windows: Sequence[Triple]) -> st
             return "gives another output for the same window each time: dropout, or noise that eval() does not end"
         if not _is_same(out, run_net(second, seen)):
             return (
-                "is another at each call of its function, beside its weights; seed what it draws, or make it a buffer"
+                "differs from one call of its function to the next, beside its weights; seed what it draws, or make it "
+                "a buffer"
             )
     return ""
 
@@ -173,7 +174,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def find_disagreement(build: Build, in_channels: int, window: Triple, declared: Geometry) -> str:
-    """Return in what windows of a net would disagree, by one look at each axis of a window; "" where they do not.
+    """Return by what windows of a net would disagree, such as "halo along z"; "" where they agree on each axis.
 
     Args:
         build: makes the net anew.
@@ -251,7 +252,7 @@ def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
 
 
 def _bare(net: nn.Module) -> nn.Module:
-    """Return what of a net is to be measured: that of a package without what is done to values before and after."""
+    """Return the net to measure: of a package the bare one, without its pre- and postprocessing."""
     found = getattr(net, "bare", net)
     return found if hasattr(found, "forward") else net
 

@@ -12,7 +12,7 @@ from volpipe.wanted import Wanted
 
 
 def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
-    """Write `shard` of level 0, and return its checksums; `tally` is told what was clipped.
+    """Write `shard` of level 0, and return its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else.
     """

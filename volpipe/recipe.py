@@ -23,7 +23,7 @@ from volpipe.resolve import default_recipe, nearest, recipe_name, shipped_recipe
 
 Triple = tuple[int, int, int]
 Auto = Literal["auto"]
-NO_RECIPE = Path("none")  # the name of a recipe without a file: every key is as it is by itself
+NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
 
 
 class Section(BaseModel):
@@ -69,9 +69,9 @@ Channel = Annotated[int | str | None, BeforeValidator(_to_channel)]
 
 
 class ArrayInput(Section):
-    """Which array is read, and what of it; and where it lies, in nm (z, y, x), in place of what the file says.
+    """Which array is read, and its voxel size and origin in nm (z, y, x) where they replace the file's.
 
-    channel: the only one that is read, by number or by the name that OME has for it. time: the point in time.
+    channel: the only one that is read, by number or by its name in OME. time: the point in time that is read.
     """
 
     key: str | None = None
@@ -83,14 +83,14 @@ class ArrayInput(Section):
 
     @property
     def view(self) -> View:
-        """What of the array is read, and where it lies, as far as that is given."""
+        """The channel, point in time, voxel size and origin, as far as they are given."""
         return View(self.channel, self.time, self.voxel_size_nm, self.origin_nm)
 
 
 def typed_view(
     *, channel: str | None = None, time: int | None = None, voxel_size: str | None = None, origin: str | None = None
 ) -> View:
-    """Return what options of a command say of an array.
+    """Return the view of an array that the options of a command describe.
 
     Raises:
         RecipeError: a length has no unit, or is none.
@@ -155,7 +155,7 @@ class NetChoice(Section):
 class Normalise(Section):
     """Global statistics: given here, or measured once over the whole volume, never per window.
 
-    range: [low, high] to [-1, 1], those of the type where none are given, or of the volume where it is of floats.
+    range: [low, high] to [-1, 1]; where they are not given, the ends of the type, or of a volume of floats its own.
     zscore: mean 0, standard deviation 1. percentile: the two percentiles to [-1, 1]. none: values as they are.
     auto: what is given, low and high or mean and std; else the range of types of 8 bits, and percentiles of others.
     eps: added to a deviation, and to the distance of two percentiles, that are measured; packages ask for it.
@@ -203,12 +203,12 @@ class Tensors(Section):
 
 
 class Infer(Section):
-    """How the net is run, and whether a block with NaN or infinity in what it gives fails or is kept.
+    """How the net is run, and whether a block with NaN or infinity in its output fails or is kept.
 
     `augment` is what test-time augmentation takes the mean of: all 8 mirrored forms of a window, or 16 that are also
     turned by quarters about z; it takes as many times as long.
 
-    threads: of the CPU that compute one window in each worker, the same on every site: another number sums in another
+    threads: of the CPU, in each worker, to compute a window, the same on every site: another number sums in another
     order, and changes last bits.
 
     On a CPU, `exact` makes a window's bits independent of its shape, several times slower: without it oneDNN chooses
@@ -256,7 +256,7 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
     That is the shipped configs/default.toml, as on the command line.
 
-    `path` may be the name of a shipped recipe, such as superres_z4, or "none": every key is as it is without a file.
+    `path` may be the name of a shipped recipe, such as superres_z4, or "none": every key has its default.
 
     Setting ``net.name`` to another net drops the options and weights that the file has for its own.
 

@@ -105,7 +105,7 @@ OnTry = Callable[[float, float], None]
 
 
 def unheard(seconds: float, most: float) -> None:
-    """Tell nobody how long blocks are tried already."""
+    """Show nobody for how long blocks have been tried."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def shipped_recipe(recipe: Path) -> Path:
 
 
 def default_recipe() -> Path:
-    """Return the file of the recipe that is meant where none is given: the shipped one, whatever lies in the folder."""
+    """Return the file of the shipped default recipe, whatever lies in the current folder."""
     return _recipes() / "default.toml"
 
 

@@ -182,7 +182,7 @@ def _mirrored(plan: Plan) -> str:
 
 
 def rendered(*parts: RenderableType) -> str:
-    """Return what is shown as plain text, for the log."""
+    """Return tables as plain text, for the log."""
     console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
     with console.capture() as capture:
         for part in parts:

@@ -33,7 +33,7 @@ class _Content:
 
 
 def load_state(due: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors in the file at `path` that a net loads whose state dict is `due`.
+    """Return the tensors in the file at `path` that fit a net with the state dict `due`.
 
     They may lie in any dictionary of the file, and their names may have a prefix: what fits is found.
 
@@ -76,7 +76,7 @@ def _refusal(
     content: _Content,
     within: str,
 ) -> str:
-    """Return why no part of a file fits: how the one that comes nearest differs."""
+    """Return why no part of a file fits: in what the nearest one differs."""
     groups = {prefix: count for prefix, count in content.groups.items() if prefix.startswith(within)}
     nearest = max(matches or groups or {within: 0}, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
     why = _misfit(due, _below(tensors, nearest))
@@ -102,7 +102,7 @@ def _read(path: Path) -> object:
 
 
 def _unreadable(path: Path, words: str, kind: str) -> str:
-    """Return why a file cannot be read of which torch says `words`, and what to do."""
+    """Return why torch, which says `words`, cannot read a file, and what to do."""
     if "TorchScript archive" in words:
         return f"{path} is a program of TorchScript, not weights; name it as net.name={path.name}, with --trust-model"
     classes = _classes(path, words)

@@ -57,7 +57,7 @@ class Status:
 
     @property
     def state(self) -> State:
-        """In a word: "running" is that somebody works on it, "unseen" that nobody can know from here."""
+        """One word; "running": somebody works on it, "unseen": that cannot be known from here."""
         if self.driver.is_at_work or any(part.state == "running" for part in self.parts):
             return "running"
         if self.is_complete:

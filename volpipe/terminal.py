@@ -34,7 +34,7 @@ def console(*, stderr: bool) -> Console:
 
 
 class _Shown(logging.Handler):
-    """Shows what the measuring of a net says in the log: in one line on a terminal, a line now and then elsewhere."""
+    """Shows the log of the measuring of a net: in one line on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Bars:
         self.show_with(name, done, whole, noun, seconds_left=row.seconds_left(done, whole))
 
     def show_with(self, name: str, done: float, whole: float, noun: str, *, seconds_left: float | None) -> None:
-        """Move a bar whose time left is known from elsewhere; None says nothing of it."""
+        """Move a bar whose time left is known from elsewhere; None shows none."""
         row = self._row(name, done, whole)
         speed = (done - row.first) / max(1e-3, time.monotonic() - row.began)
         self.progress.update(

@@ -109,7 +109,7 @@ def size(file: Location) -> int | None:
 
 
 def stamp(file: Location) -> Stamp | None:
-    """Return what changes when `file` (or the list of a folder) does, None where there is none, or none may be read."""
+    """Return the stamp of `file` (or of a folder's list); None where it does not exist or may not be read."""
     if isinstance(file, Remote):
         return remote.stamp(file)
     try:

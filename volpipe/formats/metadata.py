@@ -61,7 +61,7 @@ LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+
 class Place:
     """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
 
-    `reason` says why a size that is there in part, or in another unit, counts as unknown; "" where none is there.
+    `reason` says why a size that is incomplete, or in another unit, counts as unknown; "" where there is none.
     """
 
     voxel_size_nm: Triple | None = None
@@ -449,7 +449,7 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
 
 
 def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
-    """Return what sizes say whose unit is none, or that are not above zero."""
+    """Return why sizes without a known unit, or not above zero, count as unknown."""
     numbers = f"{', '.join(spatial)} {' × '.join(f'{size:g}' for size in spatial.values())}"
     odd = next((units.get(axis) for axis, factor in factors.items() if factor is None), None)
     if None not in factors.values():

@@ -123,14 +123,14 @@ class _Placement:
     is_scaled: bool = False
 
     def then(self, outer: _Placement) -> _Placement:
-        """Return what `outer` makes of these places."""
+        """Return these places after the transformation `outer`."""
         scale = tuple(a * b for a, b in zip(self.scale, outer.scale, strict=True))
         shift = tuple(t * s + o for t, s, o in zip(self.shift, outer.scale, outer.shift, strict=True))
         return _Placement(scale, shift, self.is_scaled or outer.is_scaled)
 
 
 def _composed(entries: object, axes: tuple[str, ...] | None, where: str) -> _Placement:
-    """Return what a list of coordinateTransformations comes to, each applied to what those before it give."""
+    """Return a list of coordinateTransformations as one: each is applied after those before it."""
     listed = entries if isinstance(entries, list) else [entries]
     rank = len(axes or ())
     whole = _Placement((1.0,) * rank, (0.0,) * rank)

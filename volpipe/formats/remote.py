@@ -314,7 +314,7 @@ class Stamp:
 
 
 def stamp(file: Remote) -> Stamp | None:
-    """Return what changes when `file` does, None where there is none, or none that may be read."""
+    """Return the stamp of `file`; None where it does not exist or may not be read."""
     import obstore
 
     with _explained(file, missing_ok=True):
