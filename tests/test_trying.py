@@ -13,6 +13,8 @@ from volumes import noise, windowed, write_volume
 
 from volpipe import rehearsal
 from volpipe.driver import prepare, preview
+from volpipe.estimate import upper_bounds
+from volpipe.memory import array_bytes, net_bytes
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 
@@ -74,6 +76,25 @@ def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkey
     assert whole.rates != small.rates
     assert small.output_bytes == pytest.approx(whole.output_bytes, rel=0.2)
     assert small.rates.infer_seconds == pytest.approx(whole.rates.infer_seconds, rel=0.6)
+
+
+def test_the_memory_of_a_shipped_net_is_not_guessed_from_a_smaller_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a small window takes is in good part what any takes: times eight, it was 4.4 GiB for a worker of one."""
+    location = str(write_volume(tmp_path / "in.n5", noise((64, 64, 64))))
+    plan, tried = (
+        prepare(location, load_recipe(None, [f"windows.shape={[size] * 3}"]), tmp_path / f"{size}.zarr", tmp_path)
+        for size in (84, 42)
+    )
+    idle, taken = 500 << 20, 900 << 20
+    monkeypatch.setattr(rehearsal, "peak_bytes", lambda: taken)
+    probe = rehearsal._Probe(start_seconds=0, seconds_per_voxel=0, idle_bytes=idle)
+    found = rehearsal._scaled(upper_bounds(tried), plan, tried, probe).peak_bytes
+    arrays, (large, small) = array_bytes(plan) - array_bytes(tried), map(net_bytes, (plan, tried))
+    assert large is not None and small is not None
+    assert found == pytest.approx(taken + max(0, arrays) + large - small, abs=2)
+    assert found < taken + max(0, arrays) + 7 * (taken - idle - array_bytes(tried))
 
 
 def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(

@@ -31,7 +31,7 @@ from volpipe.grid import Box, Grid
 from volpipe.infer import block_sums, load_runner
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine
-from volpipe.memory import array_bytes
+from volpipe.memory import array_bytes, net_bytes
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan, make_plan
@@ -309,13 +309,15 @@ def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
     peak = peak_bytes()
     net = max(0, peak - probe.idle_bytes - array_bytes(tried))
     larger = max(0, array_bytes(plan) - array_bytes(tried))
+    known, known_tried = net_bytes(plan), net_bytes(tried)
+    growth = (voxels - 1) * net if known is None or known_tried is None else known - known_tried
     return dataclasses.replace(
         rates,
         start_seconds=max(rates.start_seconds, probe.start_seconds),
         factor_seconds=rates.factor_seconds * voxels,
         infer_seconds=rates.infer_seconds * voxels,
         window_bytes=rates.window_bytes * voxels,
-        peak_bytes=round(peak + larger + (voxels - 1) * net),
+        peak_bytes=round(peak + larger + growth),
     )
 
 
