@@ -408,6 +408,8 @@ def seam_warning(scores: Sequence[Score]) -> str:
 
 def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], state: str) -> Table:
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
+    from volpipe.run import Totals
+
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory"):
         table.add_column(name, justify="left" if name == "stage" else "right")
