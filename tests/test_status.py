@@ -15,6 +15,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe import presence
 from volpipe.errors import RunError
+from volpipe.interrupts import INTERRUPTED
 from volpipe.lock import held
 from volpipe.presence import Note, Presence, StageNote, find_driver, present
 
@@ -63,7 +64,7 @@ def test_a_run_that_is_alive_says_so_and_one_that_was_stopped_how_it_goes_on(tmp
     process.send_signal(signal.SIGINT)
     time.sleep(0.8)
     process.send_signal(signal.SIGINT)
-    assert finish(tmp_path, process).code == 1
+    assert finish(tmp_path, process).code == INTERRUPTED
     stopped = give("status", "out.zarr")
     assert stopped.code == 1
     words = " ".join(stopped.out.split())
