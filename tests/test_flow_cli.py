@@ -127,6 +127,12 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert told["scores"]["output"]["merge"] < 1e-3  # of the single voxels
     assert give("status", "out").code == 0
     assert give("verify", "out/affinities.zarr").code == 0
+    for command in ("verify", "reproduce"):
+        refused = give(command, "out")
+        words = " ".join(refused.err.split())
+        assert refused.code == 2
+        assert f"out holds the stages of a recipe; name the output of one to {command}: " in words
+        assert "out/affinities.zarr" in words
     assert "out/restore.zarr" in give("reproduce", "out/affinities.zarr").out
 
     again = give("verify", "out/objects.zarr", "--recompute", "2")

@@ -341,7 +341,7 @@ def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tm
     ("data", "choices", "sentence"),
     [
         (np.zeros((3, 4, 4, 4), np.uint8), {}, r"has 3 channels, input.offsets 9; name as many"),
-        (np.zeros((4, 4, 4), np.uint8), {}, r"has 1 channels, .* say input.kind=foreground"),
+        (np.zeros((4, 4, 4), np.uint8), {}, r"has 1 channel, .* say input.kind=foreground"),
         (
             np.zeros((2, 4, 4, 4), np.uint8),
             {"input": {"kind": "membrane", "channel": 2}},

@@ -137,6 +137,20 @@ def test_a_run_stops_when_everything_fails_alike(size: int) -> None:
     assert len(workers.tasks) <= 3 * (1 + RETRIES) + 2 * 2 * (1 + RETRIES)
 
 
+class Ours:
+    """Work that raises an error of ours for every unit."""
+
+    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+        reason = "Traceback\nvolpipe.errors.PlanError: 3 voxels are NaN; mend the volume"
+        return Record(stage, (), tuple((unit, reason) for unit in units))
+
+
+def test_an_error_of_ours_stops_a_run_with_its_sentence_alone() -> None:
+    loop, _ = loop_over(Stage("work", 1), Workers(Ours()))
+    with pytest.raises(RunStopped, match=r"so the run stops: 3 voxels are NaN; mend the volume$"):
+        loop.run()
+
+
 def test_a_run_goes_on_when_something_succeeded() -> None:
     loop, _ = loop_over(stage := Stage("work", 10), Workers(Flaky(dict.fromkeys(range(1, 10), 99))))
     loop.run()

@@ -55,6 +55,19 @@ def test_only_outside_the_output_is_refused_with_both_boxes(tmp_path: Path, give
     assert "--only 0:8,0:8,24:32, axis x: 24:32 is empty or leaves the output, which is 0:16,0:16,0:24" in said
 
 
+@pytest.mark.parametrize(("factors", "is_stretched"), [((1, 2, 2), False), ((8 / 7, 1, 1), True), ((0.5, 1, 1), False)])
+def test_a_mask_that_is_no_level_of_the_volume_is_said_to_be_stretched(
+    factors: tuple[float, ...], is_stretched: bool, tmp_path: Path, give: Give
+) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    shape = [round(n / factor) for n, factor in zip(SHAPE, factors, strict=True)]
+    write_volume(tmp_path / "mask.n5", np.ones(shape, np.uint8))
+    ended = give(*run("--mask", "mask.n5/raw"))
+    assert ended.code == 0, ended.err
+    words = " ".join(ended.out.split())
+    assert ("stretched over the volume: its voxels are 1.14 × 1 × 1 of the volume's" in words) == is_stretched
+
+
 def test_only_where_the_mask_wants_nothing_is_refused(tmp_path: Path, give: Give) -> None:
     """It said "wrote the part" of which nothing was written."""
     write_volume(tmp_path / "in.n5", noise(SHAPE))

@@ -125,3 +125,22 @@ def test_a_box_of_large_slices_takes_the_memory_of_the_box(tmp_path: Path) -> No
     for i in range(70):
         (tmp_path / f"raw/{i}.tif").hardlink_to(tmp_path / "first.tif")
     assert memory_of_boxes(tmp_path / "raw") < 8 * MiB
+
+
+@pytest.mark.parametrize(
+    ("names", "note"),
+    [
+        (["s1.tif", "s2.tif", "s4.tif", "s5.tif"], "no slice has the number 3:"),
+        (["s08.tif", "s09.tif", "s12.tif", "s13.tif"], "no slice has the number 10 to 11:"),
+        (["s0.tif", "s10.tif", "s20.tif", "s40.tif"], "no slice has the number 30:"),
+        (["s3_c1.tif", "s4_c1.tif", "s5_c1.tif"], ""),
+        (["s0.tif", "s10.tif", "s20.tif"], ""),
+        (["a1_z1.tif", "a2_z9.tif", "a3_z2.tif"], ""),
+        (["first.tif", "second.tif"], ""),
+        (["s1.tif"], ""),
+    ],
+)
+def test_numbers_that_lack_a_slice_are_noted(names: list[str], note: str, tmp_path: Path) -> None:
+    notes = " ".join(open_volume(write(tmp_path / "raw", noise((len(names), 8, 8)), names)).notes)
+    assert note in notes
+    assert ("no slice" in notes) == bool(note)

@@ -18,6 +18,7 @@ from command import giver
 
 from volpipe.convert import Choice, convert
 from volpipe.grid import Box
+from volpipe.show import intensity_line
 from volpipe.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
@@ -135,6 +136,8 @@ def test_percentiles_leave_out_what_is_no_number(tmp_path: Path) -> None:
     found = measure_intensities(lay(tmp_path / "a.zarr", data, "zarr3"), seconds=LONG)
     numbers = data[np.isfinite(data)].astype(np.float64)
     assert dict(found.percentiles) == {p: pytest.approx(np.percentile(numbers, p)) for p in PERCENTILES}
+    assert found.num_nonfinite == data.size - numbers.size
+    assert f"; {found.num_nonfinite:,} voxels NaN or infinite (all voxels)" in intensity_line(found)
     nothing = lay(tmp_path / "b.zarr", np.full((8, 8, 8), np.nan, np.float32), "zarr3")
     assert measure_intensities(nothing).percentiles == ()
 

@@ -355,6 +355,15 @@ LACKING = [
 
 
 @pytest.mark.usefixtures("give")
+@pytest.mark.parametrize("content", [b"{}", b"hello there", b"\x93NUMPY", b""])
+def test_a_file_that_is_no_checkpoint_is_refused_without_the_advice_of_torch(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w.pth").write_bytes(content)
+    with pytest.raises(VolpipeError, match=r"w\.pth (is no file of weights|holds no plain)") as caught:
+        build_net(NetChoice(name="nets.py:seeded", weights="w.pth"), str(tmp_path))
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("give")
 @pytest.mark.parametrize(("content", "words"), LACKING)
 @pytest.mark.parametrize("is_old", [False, True])
 def test_what_a_checkpoint_lacks_is_said_in_our_words(

@@ -37,6 +37,7 @@ def verify(
     from volpipe import verify as verifying
     from volpipe.label_audit import find_labels, recompute_labels, verify_labels
 
+    _refuse_stages(output, "verify")
     labels = find_labels(output)
     if labels is not None:
         is_whole, again = _told(verify_labels(*labels)), recompute_labels(*labels, recompute, seed)
@@ -96,6 +97,21 @@ def _told(found: Verdict) -> bool:
     return not found.differences and not found.num_unwritten
 
 
+def _refuse_stages(output: str, command: str) -> None:
+    """Raise if `output` is the folder of a recipe of stages, each of which has an output of its own.
+
+    Raises:
+        RunError: with the stages to name.
+    """
+    from volpipe.errors import RunError
+    from volpipe.flow_run import find_entries
+
+    entries = find_entries(output)
+    if entries:
+        outs = ", ".join(entry.out for entry in entries)
+        raise RunError(f"{output} holds the stages of a recipe; name the output of one to {command}: {outs}")
+
+
 def reproduce(
     output: OutputArgument,
     recipe_out: Annotated[
@@ -108,6 +124,7 @@ def reproduce(
     from volpipe.label_output import read_label_origin
     from volpipe.provenance import command_of, read_origin, to_toml
 
+    _refuse_stages(output, "reproduce")
     origin = read_label_origin(output) or read_origin(output)
     if recipe_out is not None:
         if recipe_out.exists():

@@ -248,7 +248,9 @@ def _check_channels(volume: Volume, recipe: LabelRecipe) -> None:
             if found >= len(NEAREST)
             else "; for a map of one channel say input.kind=foreground or input.kind=membrane"
         )
-        raise PlanError(f"{volume} has {found} channels, input.offsets {len(wanted.offsets)}{hint}")
+        raise PlanError(
+            f"{volume} has {found} channel{'s' if found > 1 else ''}, input.offsets {len(wanted.offsets)}{hint}"
+        )
     if volume.dtype.kind not in "uf":
         raise PlanError(
             f"{volume} has {volume.dtype} voxels; chances are floats from 0 to 1, or unsigned whole numbers: run the "

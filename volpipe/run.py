@@ -352,15 +352,15 @@ class Loop:
         num_broken, num_begun = broken.total(), stage.num_done + broken.total()
         detail = reason if "\n" in reason else ""
         if self.tolerated == 0:
-            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {last_line(reason)}", detail)
+            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {told_in(reason)}", detail)
         num_alike = 0 if is_damage else broken[kind_of(reason)]
         if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
-            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {last_line(reason)}", detail)
+            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {told_in(reason)}", detail)
         if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
             raise RunStopped(
                 f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
                 f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
-                f"the last said: {last_line(reason)}",
+                f"the last said: {told_in(reason)}",
                 detail,
             )
 

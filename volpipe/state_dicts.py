@@ -120,6 +120,11 @@ def _unreadable(path: Path, words: str, kind: str) -> str:
             f"code and is not; if you trust its maker, save the weights alone, in Python: file = {load}; "
             f"safetensors.torch.save_file(file['state_dict'], {safe!r}), or by another key, of a net file.state_dict()"
         )
+    if kind == "UnpicklingError":  # whose words advise weights_only=False
+        return (
+            f"{path} is no file of weights that can be read: it holds no plain tensors, is cut short or is something "
+            "else; name a .pt, .pth, .ckpt or .safetensors file, or copy it again"
+        )
     first = re.sub(r"\x1b\[[\d;]*m", "", words).strip().partition("\n")[0]
     return f"{path} holds no plain tensors: {kind}: {first}"
 

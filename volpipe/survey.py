@@ -80,6 +80,7 @@ class Intensities:
         percentiles: (percent, value); none where nothing was a number.
         num_cells: chunks, or parts of them, that were read, of `num_all`.
         num_voxels: values that were read.
+        num_nonfinite: of them, NaN and infinite ones.
         seconds: how long one took to be read.
     """
 
@@ -88,6 +89,7 @@ class Intensities:
     num_all: int
     num_voxels: int
     seconds: float
+    num_nonfinite: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,8 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)].astype(np.float64)
     found = np.percentile(values, PERCENTILES) if values.size else np.empty(0)
-    return Intensities(tuple(zip(PERCENTILES, found.tolist(), strict=False)), len(parts), num_all, num_voxels, took)
+    pairs = tuple(zip(PERCENTILES, found.tolist(), strict=False))
+    return Intensities(pairs, len(parts), num_all, num_voxels, took, num_voxels - values.size)
 
 
 def _cell(volume: Volume) -> Triple:

@@ -319,6 +319,7 @@ def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple
         channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
         notes=(
             *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),
+            *header.notes,
             *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
         ),
     )

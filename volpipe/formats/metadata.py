@@ -86,6 +86,7 @@ class Header:
         known: its metadata less all that tensorstore does not know; or what else its format needs to open it.
         unsupported: why tensorstore cannot read it, "" where it can.
         place: where it lies, None where its attributes and those around it say so.
+        notes: what a user should know of it, each a sentence.
     """
 
     folder: Location
@@ -102,6 +103,7 @@ class Header:
     known: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
     unsupported: str = ""
     place: Place | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.chunks) != len(self.shape):

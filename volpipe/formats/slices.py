@@ -1,12 +1,15 @@
 """A folder of TIFF files, each one slice: a volume whose first axis counts the files, in natural order.
 
-Not here: what is in a file (tiff). Gaps in the numbers are no gaps in the volume: the slices follow each other.
+Not here: what is in a file (tiff). Gaps in the numbers are no gaps in the volume: the slices follow each other, and
+the header has a note of the numbers that lack a file.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +50,7 @@ def read_header(folder: Path) -> Header | None:
         is_guessed=first.is_guessed,
         channel_names=first.channel_names,
         known={"names": names},
+        notes=missing_note(names),
         unsupported="a folder of TIFF slices",
         place=first.place,
     )
@@ -68,6 +72,32 @@ def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
     """Return what sorts names as people do: numbers by their value, before the rest letter by letter."""
     parts = re.findall(r"\d+|\D+", name)
     return [(False, int(part), "") if part.isdecimal() else (True, 0, part.lower()) for part in parts], name
+
+
+def missing_note(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a note of the files that are missing between the first and the last of `names`, () where none is.
+
+    Names count if they differ in one number alone; the step is the one most common between neighbours.
+    """
+    parts = [re.findall(r"\d+|\D+", name) for name in names]
+    if len({len(part) for part in parts}) != 1:
+        return ()
+    varying = [column for column in zip(*parts, strict=True) if len({_value(part) for part in column}) > 1]
+    if len(varying) != 1 or not all(part.isdecimal() for part in varying[0]):
+        return ()
+    numbers = [int(part) for part in varying[0]]
+    gaps = [(a, b) for a, b in itertools.pairwise(numbers) if b > a]
+    step = Counter(b - a for a, b in gaps).most_common(1)[0][0]
+    absent = [(a + step, b - step) for a, b in gaps if b - a > step]
+    if not absent:
+        return ()
+    told = ", ".join(f"{a}" if a >= b else f"{a} to {b}" for a, b in absent[:MAX_DIFFERENT])
+    more = f" and {len(absent) - MAX_DIFFERENT} more gaps" if len(absent) > MAX_DIFFERENT else ""
+    return (f"no slice has the number {told}{more}: the slices on both sides lie next to each other here",)
+
+
+def _value(part: str) -> int | str:
+    return int(part) if part.isdecimal() else part
 
 
 def check(header: Header) -> None:
