@@ -187,3 +187,17 @@ def test_a_million_files_cost_as_much_as_ten(tmp_path: Path) -> None:
     assert time.process_time() - started < 0.3
     assert Identity.model_validate(json.loads(identity.model_dump_json())) == identity
     assert is_alike(identity, identity)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_output_that_lost_files_is_not_complete(tmp_path: Path, give: Give, whole: bool) -> None:
+    write_volume(tmp_path / "in.n5", noise(SHAPE))
+    assert run(give, "in.n5")[0] == 0
+    assert COMPLETE in run(give, "in.n5")[1]
+    lost = next(path for path in (tmp_path / "out.zarr/s0/c").rglob("*") if path.is_file())
+    shutil.rmtree(tmp_path / "out.zarr/s0/c") if whole else lost.unlink()
+    code, said = run(give, "in.n5")
+    assert code == 2 and "out.zarr has lost files that its run wrote, such as" in said
+    assert f"({6 if whole else 1} of 6 that were looked at)" in said
+    assert run(give, "in.n5", "--fresh")[0] == 0
+    np.testing.assert_array_equal(open_volume(tmp_path / "out.zarr").open()[...], noise(SHAPE))

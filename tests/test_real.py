@@ -57,7 +57,7 @@ def test_super_resolution_starts_from_linear_interpolation(tmp_path: Path, fibse
     """srgan3d z2 before training is trilinear along z: every window must agree with the whole volume's."""
     plan = run(
         tmp_path, fibsem, "net.name=srgan3d", "net.options={variant='z2',features=2,num_blocks=1}",
-        "windows.block=[2,2,2]",
+        "net.untrained=true", "windows.block=[2,2,2]",
     )  # fmt: skip
     data = open_volume(fibsem).open()[...].astype(np.float64)
     previous, following = np.concatenate([data[1:2], data[:-1]]), np.concatenate([data[1:], data[-2:-1]])

@@ -42,6 +42,7 @@ from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
 from volpipe.usage import peak_bytes
+from volpipe.verify import check_present, gather_evidence, shards_of
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
 from volpipe.worker import PLAN_FILE, Job
@@ -182,6 +183,7 @@ def execute(
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             wanted = folder.load_wanted(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
+                check_present(plan.out, list(shards_of(gather_evidence(folder, needs_sums=False))))
                 return _close(wanted, folder, journal, keep_tensors)
             for caution in cautions(plan.recipe.net, plan.net):
                 log.warning("%s", caution)

@@ -23,7 +23,7 @@ from volpipe.label_tasks import TABLE
 from volpipe.labelling import Noted, stages_of
 from volpipe.output import level_key
 from volpipe.run import Totals, last_line
-from volpipe.verify import Recomputed, Shard, Verdict, check_files, judge
+from volpipe.verify import Recomputed, Verdict, check_files, judge
 from volpipe.volume import open_writer
 
 
@@ -104,9 +104,7 @@ def verify_labels(folder: RunFolder, plan: LabelPlan) -> Verdict:
     noted = Noted.of(folder.journal)
     if not noted.sums:
         raise RunError(f"the labelling in {folder.path} has not written any labels; `volpipe label` goes on with it")
-    boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in noted.sums.items())
-    shards = (Shard(level, box, box, sums) for level, box, sums in boxes)
-    verdict = check_files(plan.out, shards, noted.metadata, len(plan.factors))
+    verdict = check_files(plan.out, noted.shards(plan), noted.metadata, len(plan.factors))
     if noted.table_sum is not None and noted.table_sum != checksums.ABSENT:
         verdict.num_files += 1
         judge(verdict.differences, folder.path / TABLE, noted.table_sum, "")

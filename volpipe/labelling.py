@@ -40,7 +40,7 @@ from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_o
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
 from volpipe.tensors import delete
-from volpipe.verify import METADATA_STAGE, metadata_sums
+from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volume import open_volume
 
 __all__ = ["LabelPlan", "LabelRecipe", "Labelled", "Stage", "label", "load_labelling", "plan_labels"]
@@ -168,7 +168,9 @@ def label(
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             done = Noted.of(folder.journal)
             was_complete = done.is_complete(plan)
-            if not was_complete:
+            if was_complete:
+                check_present(plan.out, done.shards(plan))
+            else:
                 plan.store(folder.path)
                 store_identities(folder.inputs, inputs)
                 job = LabelJob(str(folder.path), plan.identity, session)
@@ -245,6 +247,11 @@ class Noted:
     def table_sum(self) -> int | None:
         """The checksum of the table of objects; None where the graph is not done, or by an earlier version."""
         return next(iter(self.results["graph"].get(0, ())[1:]), None)
+
+    def shards(self, plan: LabelPlan) -> list[Shard]:
+        """Return what was noted of each shard that is written."""
+        boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in self.sums.items())
+        return [Shard(level, box, box, sums) for level, box, sums in boxes]
 
     def is_complete(self, plan: LabelPlan) -> bool:
         """Return whether all labels of `plan` are written, of every level."""

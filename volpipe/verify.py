@@ -28,6 +28,7 @@ from volpipe.volume import open_writer
 from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, batches
 
+LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
 METADATA_STAGE = "metadata"  # of the record in the journal of sessions that has checksums of metadata files
 
 
@@ -127,13 +128,41 @@ class Shard:
 def verify(evidence: Evidence) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
     plan = evidence.plan
-    boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in evidence.sums.items())
-    shards = (Shard(level, box, stored_box(plan, box), sums) for level, box, sums in boxes)
-    found = check_files(plan.out, shards, evidence.metadata, len(plan.factors))
+    found = check_files(plan.out, shards_of(evidence), evidence.metadata, len(plan.factors))
     found.num_unwritten = sum(
         (level, shard) not in evidence.sums for level in range(len(plan.factors)) for shard in _due(evidence, level)
     )
     return found
+
+
+def shards_of(evidence: Evidence) -> Iterator[Shard]:
+    """Yield what was noted of each shard that was written."""
+    plan = evidence.plan
+    for (level, number), sums in evidence.sums.items():
+        box = plan.shards(level).box(number)
+        yield Shard(level, box, stored_box(plan, box), sums)
+
+
+def check_present(output: str, shards: Sequence[Shard]) -> None:
+    """Refuse an output that has lost files, as far as a look at some of its shards tells; `verify` reads them all.
+
+    Raises:
+        RunError: with one that is gone, and how many of those that were looked at.
+    """
+    rng, most = np.random.default_rng(0), LOOKS if isinstance(files.locate(output), Path) else REMOTE_LOOKS
+    chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
+    gone, num_files = [], 0
+    for shard in (shards[i] for i in sorted(chosen)):
+        header = open_writer(output, level_key(shard.level)).header
+        for file, crc in zip(checksums.stored_files(header, shard.stored), checksums.split(shard.sums), strict=True):
+            if crc != checksums.ABSENT:
+                num_files += 1
+                gone += [] if files.exists(file) else [file]
+    if gone:
+        raise RunError(
+            f"{output} has lost files that its run wrote, such as {gone[0]} ({len(gone)} of {num_files} that were "
+            "looked at); `volpipe verify` names them all: put them back, or use --fresh to start over"
+        )
 
 
 def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int) -> Verdict:
