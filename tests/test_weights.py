@@ -389,5 +389,6 @@ def test_a_program_given_as_weights_is_named_as_one(tmp_path: Path) -> None:
 def test_batch_norms_of_files_without_counters_load(tmp_path: Path) -> None:
     net = torch.nn.BatchNorm3d(2)
     state = {name: tensor for name, tensor in net.state_dict().items() if name != "num_batches_tracked"}
-    torch.save({"state_dict": state}, tmp_path / "w.pt")
+    torch.save({"state_dict": state | {"weight": torch.tensor([2.0, 3.0])}}, tmp_path / "w.pt")
     load_weights(net, tmp_path / "w.pt")
+    assert net.weight.tolist() == [2.0, 3.0]

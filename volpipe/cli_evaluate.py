@@ -17,6 +17,12 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.scoreboard import label_table, score_table
 from volpipe.terminal import check_target, out
 
+DataRange = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", parser=number, help="Greatest value less least; by default of the type."),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")]
+
 
 def evaluate(
     output: Annotated[
@@ -35,17 +41,8 @@ def evaluate(
         str | None,
         typer.Option(metavar="VOLUME", help="The input of the output, if that does not name it; it is interpolated."),
     ] = None,
-    data_range: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NUMBER",
-            parser=number,
-            help="Greatest value less least; by default of the type.",
-        ),
-    ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the scores to this file.")
-    ] = None,
+    data_range: DataRange = None,
+    json_out: JsonFile = None,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
     parents: Parents = False,
 ) -> None:

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 INCOMPLETE = 1
 
 
+LabelRecipeFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RECIPE", help="How, as a TOML file; without one, the defaults.", autocompletion=complete_recipe
+    ),
+]
+
+
 def label(
     affinities: Annotated[
         str,
@@ -42,22 +50,13 @@ def label(
         typer.Option("--out", "-o", metavar="OUT", help="The labels, also s3://; by default NAME_labels.zarr here."),
     ] = None,
     config: Site = "local",
-    recipe: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="How, as a TOML file; without one, the defaults.",
-            autocompletion=complete_recipe,
-        ),
-    ] = None,
+    recipe: LabelRecipeFile = None,
     settings: LabelSettings = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
     ] = False,
     same_input: SameInput = False,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write a summary to this file.")
-    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""

@@ -153,9 +153,7 @@ def execute(
     same_input: bool = False,
     is_outside: bool = True,
 ) -> Report:
-    """Run `plan` until its output is whole or what is left cannot be done, and return how it ended.
-
-    An interrupted run of the same plan is resumed from its journal.
+    """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
 
     Args:
         plan: as `prepare` made it.
@@ -175,9 +173,7 @@ def execute(
     """
     folder = RunFolder.of_output(files.locate(plan.out))
     with folder.locked() as session:
-        if fresh:
-            _forget(folder, files.locate(plan.out))
-        _claim(folder, plan)
+        _claim(folder, plan, fresh=fresh)
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
@@ -185,26 +181,16 @@ def execute(
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
                 check_present(plan.out, list(shards_of(gather_evidence(folder, needs_sums=False))))
                 return _close(wanted, folder, journal, keep_tensors)
-            for caution in cautions(plan.recipe.net, plan.net):
-                log.warning("%s", caution)
-            listener.on_plan(plan, folder)
-            for note in plan.notes:
-                log.info("input %s: %s", plan.source.path, note)
+            _announce(plan, folder, listener)
             asked = time.time()
             with start(folder.parsl) as executors, listening(folder.path, wanted=executors.is_here) as beats:
-                folder.store_plan(plan)
-                store_identities(folder.inputs, inputs)
-                begin_session(folder, plan, site)
+                _begin(folder, plan, inputs, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(executors, job, _heard(listener, presence))
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
-                if only is not None:
-                    _check_only(only, wanted)
-                    schedule.limit(only)
-                found = appraise_run(wanted, folder, executors, schedule.share_left)
-                listener.on_estimate(found)
-                found.check(schedule.share_left)
+                _limit(schedule, only, wanted)
+                found = _appraised(wanted, folder, executors, schedule, listener)
                 prospect = Prospect(found.estimate.seconds_per_unit, wanted.num_windows, beats)
                 normalise = normalisation(stages, journal, wanted)
                 create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
@@ -213,18 +199,54 @@ def execute(
                 report.first_task = min(filter(None, (found.first_task, stages.first_task)), default=0.0)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
-                report.seams = _seams(wanted)
-                _write_displays(plan)
-            seal(folder, plan, _findings(report))
-            return report
+            return _sealed(report, wanted, folder, is_complete=schedule.is_complete)
 
 
-def _check_only(only: Box, wanted: Wanted) -> None:
+def _announce(plan: Plan, folder: RunFolder, listener: Listener) -> None:
+    """Say what is about to run, and note in the log what a user should know of net and volume."""
+    for caution in cautions(plan.recipe.net, plan.net):
+        log.warning("%s", caution)
+    listener.on_plan(plan, folder)
+    for note in plan.notes:
+        log.info("input %s: %s", plan.source.path, note)
+
+
+def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: str) -> None:
+    """Note what workers and later sessions need to know of this run."""
+    folder.store_plan(plan)
+    store_identities(folder.inputs, inputs)
+    begin_session(folder, plan, site)
+
+
+def _appraised(
+    wanted: Wanted, folder: RunFolder, executors: Executors, schedule: Schedule, listener: Listener
+) -> Appraisal:
+    """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
+    found = appraise_run(wanted, folder, executors, schedule.share_left)
+    listener.on_estimate(found)
+    found.check(schedule.share_left)
+    return found
+
+
+def _limit(schedule: Schedule, only: Box | None, wanted: Wanted) -> None:
+    """Leave out of `schedule` what the box `only` of the output does not need, if there is one."""
+    if only is None:
+        return
     if not wanted.touches(only):
         raise PlanError(
             f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
             f"{Box.of(wanted.plan.out_shape)}; give another box, or leave --only out"
         )
+    schedule.limit(only)
+
+
+def _sealed(report: Report, wanted: Wanted, folder: RunFolder, *, is_complete: bool) -> Report:
+    """Return `report`, after the output was given what it says of how its run ended."""
+    if is_complete:
+        report.seams = _seams(wanted)
+        _write_displays(wanted.plan)
+    seal(folder, wanted.plan, _findings(report))
+    return report
 
 
 def _inputs(plan: Plan) -> dict[str, Volume]:
@@ -273,10 +295,8 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     plan = wanted.plan
     _clean(plan, folder, keep_tensors)
     if not is_sealed(folder):
-        report = Report(plan, folder.path, kept=kept_in(journal), seams=_seams(wanted))
-        report.clipped = clipped_in(journal, wanted)
-        _write_displays(plan)
-        seal(folder, plan, _findings(report))
+        report = Report(plan, folder.path, kept=kept_in(journal), clipped=clipped_in(journal, wanted))
+        _sealed(report, wanted, folder, is_complete=True)
     return Report(plan, folder.path, was_complete=True)
 
 
@@ -462,9 +482,11 @@ def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
     folder.clear()
 
 
-def _claim(folder: RunFolder, plan: Plan) -> None:
-    """Make sure that folder and output are this plan's to write."""
+def _claim(folder: RunFolder, plan: Plan, *, fresh: bool) -> None:
+    """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
     out = files.locate(plan.out)
+    if fresh:
+        _forget(folder, out)
     if isinstance(out, Remote):
         try_writing(out)
     folder.check_same(plan)

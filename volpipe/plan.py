@@ -57,6 +57,21 @@ class Source(BaseModel):
     origin_nm: tuple[float, float, float]
     view: View = View()
 
+    @classmethod
+    def of(cls, volume: Volume) -> Source:
+        """Return what is noted of `volume`."""
+        return cls(
+            path=volume.path,
+            key=volume.key,
+            format=volume.format,
+            shape=volume.spatial_shape,
+            num_channels=volume.num_channels,
+            dtype=volume.dtype.name,
+            voxel_size_nm=volume.voxel_size_nm,
+            origin_nm=volume.origin_nm,
+            view=volume.view,
+        )
+
     def volume(self) -> Volume:
         """Return the volume, as it is now."""
         return open_volume(self.path, self.key, view=self.view)
@@ -286,21 +301,10 @@ def make_plan(
     roi = find_roi(recipe.input.roi, volume)
     out_shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
     voxel = volume.voxel_size_nm or (1.0, 1.0, 1.0)
-    source = Source(
-        path=volume.path,
-        key=volume.key,
-        format=volume.format,
-        shape=shape,
-        num_channels=volume.num_channels,
-        dtype=volume.dtype.name,
-        voxel_size_nm=volume.voxel_size_nm,
-        origin_nm=volume.origin_nm,
-        view=volume.view,
-    )
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
         recipe=recipe,
-        source=source,
+        source=Source.of(volume),
         net=net,
         search_path=search_path,
         out=str(out),
