@@ -1,6 +1,6 @@
-"""Parsl, started and stopped around a run: the executors of a site, and how many workers they make.
+"""The pool of a site's workers: Parsl, started and stopped around a run, with an app for each kind of task.
 
-Not here: sites (configs), or what is sent to them (stages).
+Not here: sites (configs), or the apps.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 
 import volpipe
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.stages import Apps, translated
+from volpipe.apps import evaluation, inference, segmentation, training
+from volpipe.apps.executors import HoldingExecutor, in_our_words
 from volpipe.apps.watch import Watch, sweep
 from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
-from volpipe.run import Submit
+from volpipe.pool import Start
 from volpipe.sites import find_site, name_user, try_site
 from volpipe.staging import VARIABLE
-from volpipe.worker import Job
 
 log = logging.getLogger(__name__)
 
+APPS = inference.APPS | training.APPS | segmentation.APPS | evaluation.APPS
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
@@ -50,8 +50,14 @@ CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore T
 
 
 @dataclass
-class Started:
-    """A running Parsl: executors for "cpu" and "gpu" stages, their workers, and where these find the driver."""
+class ParslPool:
+    """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and what is known of their workers.
+
+    Attributes:
+        labels: executors of each kind of app, by their labels.
+        prioritised: labels of executors that take a priority.
+        watch: over the executors; what it notices ends a run that nothing can come back to.
+    """
 
     labels: dict[str, list[str]]
     slots: Mapping[str, int]
@@ -63,6 +69,9 @@ class Started:
     worker_threads: int | None = None
     on_gpu: bool = False
 
+    def __post_init__(self) -> None:
+        self._apps = {name: python_app(app.function, executors=self.labels[app.label]) for name, app in APPS.items()}
+
     @property
     def shared(self) -> bool:
         return self.labels["cpu"] == self.labels["gpu"]
@@ -71,35 +80,36 @@ class Started:
     def is_here(self) -> bool:
         return self.address == LOOPBACK
 
-    def submitter(self, job: Job) -> Submit:
-        """Return what sends units of a stage, together with `job`, to these executors.
+    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+        """Return the record to come of the app of that name, with errors in our own words.
 
-        It raises what the watch has found, so that a run stops that nothing can come back to.
-        """
-        apps = Apps(job, self.labels, self.prioritised, self.watch.executors)
-
-        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
-            self.watch.check()
-            labels = apps.labels_of(stage)
-            future = apps.submit(stage, units)
-            future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
-            return future
-
-        return submit
-
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:  # Any: the function's own
-        """Return what `function` will give on a worker for `label` stages, "cpu" or "gpu"; it ships by its name.
-
-        It raises what the watch has found, as what `submitter` returns does.
+        Raises:
+            RunStopped, SiteError: what the watch has noticed.
         """
         self.watch.check()
-        labels = self.labels[label]
-        future = translated(python_app(function, executors=labels)(*arguments), self.watch.executors)
+        labels, priority = self.labels[APPS[app].label], APPS[app].priority
+        resources = {"priority": priority} if set(labels) <= self.prioritised else {}
+        future = translated(self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors)
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
 
 
-def on_site(name: str, folder: Path | None = None) -> Callable[[Path], AbstractContextManager[Started]]:
+def translated(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
+    """Return a future that ends as `theirs` does, with errors in our own words."""
+    ours: Future[Record] = Future()
+
+    def hand_on(done: Future[Record]) -> None:
+        error = done.exception()
+        if error is None:
+            ours.set_result(done.result())
+        else:
+            ours.set_exception(in_our_words(error, executors))
+
+    theirs.add_done_callback(hand_on)
+    return ours
+
+
+def on_site(name: str, folder: Path | None = None) -> Start:
     """Return what starts the site `name`, to be given to a run.
 
     Args:
@@ -113,7 +123,7 @@ def on_site(name: str, folder: Path | None = None) -> Callable[[Path], AbstractC
         try_site(name, folder)
     configure = find_site(name)
 
-    def start(folder: Path) -> AbstractContextManager[Started]:
+    def start(folder: Path) -> AbstractContextManager[ParslPool]:
         log.info("starts the site %s", name)
         return started(configure(folder))
 
@@ -121,7 +131,7 @@ def on_site(name: str, folder: Path | None = None) -> Callable[[Path], AbstractC
 
 
 @contextmanager
-def started(config: Config) -> Iterator[Started]:
+def started(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
     labels = {label: _with_label(config.executors, label) for label in LABELS}
     slots = {
@@ -140,7 +150,7 @@ def started(config: Config) -> Iterator[Started]:
             node_directory = _node_directory(config.executors)
             address = _address(config.executors)
             for_nets = [e for e in config.executors if e.label in labels["gpu"]]
-            yield Started(
+            yield ParslPool(
                 labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address,
                 _worker_threads(for_nets), all(getattr(e, "available_accelerators", None) for e in for_nets),
             )  # fmt: skip

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from apps.stages import APPS
-from volpipe import rehearsal, worker
+from volpipe.apps.start import APPS
 from volpipe.journal import Record
-from volpipe.run import Submit
-from volpipe.worker import Job
 
 
-def perform(job: Job, stage: str, units: Sequence[int]) -> Record:
-    """Do what the Parsl apps do."""
-    name, _, argument = stage.partition(" ")
-    if name == "pyramid":
-        return worker.coarsen(job, units, int(argument))
-    if name == "discard":
-        return worker.discard(job, units, argument)
-    functions: dict[str, Callable[[Job, Sequence[int]], Record]] = {
-        "rehearse": rehearsal.try_blocks,
-        "scan": worker.scan,
-        "measure": worker.measure,
-        "histogram": worker.measure,
-        "factor": worker.factor,
-        "infer": worker.infer,
-        "reassemble": worker.reassemble,
-    }
-    return functions[name](job, units)
+def perform(app: str, *arguments: Any) -> Record:
+    """Do what a worker does of an app."""
+    return APPS[app].function(*arguments, parsl_resource_specification={})
 
 
 class Stopped(BaseException):
@@ -44,7 +27,7 @@ class Inline:
     """Executors whose threads take waiting tasks at random, or in the order of the sites.
 
     Attributes:
-        shared, is_here, worker_bytes, worker_threads, on_gpu, node_directory: as every site says them.
+        shared, is_here, address, worker_bytes, worker_threads, on_gpu, node_directory: as every site says them.
 
     Args:
         seed: of the order.
@@ -55,6 +38,7 @@ class Inline:
 
     shared = True
     is_here = True
+    address = "127.0.0.1"
     worker_bytes: int | None = None
     worker_threads: int | None = None
     on_gpu: bool = False
@@ -66,30 +50,19 @@ class Inline:
         self._most_tasks = most_tasks
         self._in_turn = in_turn
         self._random = random.Random(seed)
-        self._waiting: list[tuple[Future[Record], Job, str, list[int]]] = []
+        self._waiting: list[tuple[Future[Record], str, tuple[Any, ...]]] = []
         self._changed = threading.Condition()
         self._stopped = False
 
-    def submitter(self, job: Job) -> Submit:
-        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
-            if self._most_tasks is not None and self.num_tasks >= self._most_tasks:
-                raise Stopped
-            self.num_tasks += 1
-            future: Future[Record] = Future()
-            with self._changed:
-                self._waiting.append((future, job, stage, list(units)))
-                self._changed.notify()
-            return future
-
-        return submit
-
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:  # Any: the function's
-        """Do what `function` does in the calling thread."""
+    def submit(self, app: str, *arguments: Any) -> Future[Record]:
+        """Let a thread do what the app does, in its turn."""
         if self._most_tasks is not None and self.num_tasks >= self._most_tasks:
             raise Stopped
         self.num_tasks += 1
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments))
+        future: Future[Record] = Future()
+        with self._changed:
+            self._waiting.append((future, app, arguments))
+            self._changed.notify()
         return future
 
     @contextmanager
@@ -112,11 +85,11 @@ class Inline:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
                 if self._stopped:
                     return
-                future, job, stage, units = self._waiting.pop(self._next())
-            future.set_result(perform(job, stage, units))
+                future, app, arguments = self._waiting.pop(self._next())
+            future.set_result(perform(app, *arguments))
 
     def _next(self) -> int:
         if not self._in_turn:
             return self._random.randrange(len(self._waiting))
-        priorities = [APPS[stage.partition(" ")[0]].priority for _, _, stage, _ in self._waiting]
+        priorities = [APPS[app].priority for _, app, _ in self._waiting]
         return priorities.index(min(priorities))

@@ -20,10 +20,11 @@ from volumes import fingerprint, noise, windowed, write_volume
 import volpipe
 from volpipe import cli, rehearsal
 from volpipe.interrupts import INTERRUPTED
+from volpipe.journal import Totals
 from volpipe.limits import Limits
-from volpipe.run import Progress, Totals
-from volpipe.schedule import Stage
+from volpipe.run import Progress
 from volpipe.show import Rate, count, duration, progress_line, size
+from volpipe.stage import Stage
 from volpipe.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 24, 16)

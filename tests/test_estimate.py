@@ -23,12 +23,13 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Rates, Slots, StageEstimate, estimate, upper_bounds
 from volpipe.fetches import fetched_share
 from volpipe.grid import Box, mirror
+from volpipe.journal import Totals
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.run import Totals
-from volpipe.schedule import Schedule, bundle_size
+from volpipe.schedule import Schedule
+from volpipe.stage import bundle_size
 from volpipe.sums import Sums, missed_share
 from volpipe.volume import open_volume
 from volpipe.wanted import Wanted

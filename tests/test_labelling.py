@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from arrays import make, renumbered
 from command import giver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inline import Stopped
+from inline import Stopped, perform
 from scipy import ndimage
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -45,7 +45,7 @@ class Crowd:
         self.num_sent = 0
         self._most, self._lost = most, lost
 
-    def send(self, name: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
         if self.num_sent == self._most:
             raise Stopped
         self.num_sent += 1
@@ -54,7 +54,7 @@ class Crowd:
             future: Future[Any] = Future()
             future.set_exception(WorkerLost("killed"))
             return future
-        return self._pool.submit(function, *arguments)
+        return self._pool.submit(perform, app, *arguments)
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Crowd]:
@@ -324,9 +324,9 @@ def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path:
 
 def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tmp_path: Path) -> None:
     class Overtaken(Crowd):
-        def send(self, name: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        def submit(self, app: str, *arguments: Any) -> Future[Any]:
             (tmp_path / "l.zarr.run" / "lock").write_text("another\n")
-            return super().send(name, function, *arguments)
+            return super().submit(app, *arguments)
 
     with pytest.raises(RunStopped, match="no longer held"):
         labelled(chances, tmp_path / "l.zarr", recipe((8, 8, 8)), Overtaken())

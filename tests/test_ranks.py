@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,7 +159,7 @@ class Told:
     def start(self, folder: Path) -> Iterator[Told]:
         yield self
 
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
         reason, is_peer = self.ends.pop(0)
         failed = ((0, reason),) if reason else ()
         future: Future[Any] = Future()

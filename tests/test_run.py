@@ -22,7 +22,8 @@ from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
 from volpipe.interrupts import INTERRUPTS, Interrupts
 from volpipe.journal import Journal, Record, read_records
 from volpipe.run import LARGEST_BUNDLE, RETRIES, Loop, Progress
-from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.schedule import Schedule
+from volpipe.stage import SingleStage, Stage
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ from plans import (
 
 from volpipe.grid import Box
 from volpipe.plan import Plan
-from volpipe.schedule import Schedule, SingleStage, Stage, Unit
+from volpipe.schedule import Schedule
+from volpipe.stage import SingleStage, Stage, Unit
 from volpipe.wanted import Wanted
 
 MANY = settings(max_examples=60)

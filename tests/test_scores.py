@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import tifffile
 from command import giver
+from inline import perform
 from skimage import metrics
 
 from volpipe import evaluate as evaluating
 from volpipe.errors import PlanError, RunStopped, WorkerLost
-from volpipe.evaluate import evaluate, plan_evaluation, score
+from volpipe.evaluate import evaluate, plan_evaluation
 from volpipe.formats.store import transferred
 from volpipe.grid import Box
 from volpipe.interpolate import interpolated
@@ -37,13 +38,13 @@ class Here:
         self.slots = {"cpu": 1, "gpu": 1}
         self.lost = lost
 
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self.lost -= 1
         if self.lost >= 0:
             future.set_exception(WorkerLost("killed"))
         else:
-            future.set_result(function(*arguments))
+            future.set_result(perform(app, *arguments))
         return future
 
     @contextmanager
@@ -331,7 +332,7 @@ def test_a_block_that_cannot_be_read_stops_it(pair: tuple[np.ndarray, np.ndarray
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     (tmp_path / "made.tif").unlink()
     with pytest.raises(RunStopped, match=r"block [01] cannot be scored: .*no array at"):
-        list(gather(Here(), score, found, range(2)))
+        list(gather(Here(), "score", found, range(2)))
 
 
 def test_results_come_in_order_with_a_bounded_number_under_way() -> None:
@@ -339,7 +340,7 @@ def test_results_come_in_order_with_a_bounded_number_under_way() -> None:
     most = 0
 
     class Late(Here):
-        def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        def submit(self, app: str, *arguments: Any) -> Future[Any]:
             nonlocal most
             future: Future[Any] = Future()
             waiting.append((future, arguments[1]))
@@ -350,7 +351,7 @@ def test_results_come_in_order_with_a_bounded_number_under_way() -> None:
                 waiting.clear()
             return future
 
-    assert [result[0] for result in gather(Late(), score, None, range(10))] == list(range(10))
+    assert [result[0] for result in gather(Late(), "score", None, range(10))] == list(range(10))
     assert most <= 2
 
 

@@ -348,9 +348,9 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
 
 # A block of the volume is a task, however short.
 UNBUNDLED = """
-from volpipe import schedule
+from volpipe import stage
 from volpipe.configs.slurm_single import Settings, config
-schedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0
+stage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0
 """
 
 

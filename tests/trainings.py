@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tifffile
+from inline import perform
 
 from volpipe.errors import WorkerLost
 from volpipe.training import LOSSES
@@ -79,7 +80,7 @@ class Threads:
         with ThreadPoolExecutor(self.slots["gpu"]) as self._pool:
             yield self
 
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
         folder = Path(arguments[0]).name
         self.sent.append(folder)
         if folder == self._victim and self._lose:
@@ -91,11 +92,11 @@ class Threads:
         with self._lock:
             self._running += 1
             self.most = max(self.most, self._running)
-        return self._pool.submit(self._run, function, *arguments)
+        return self._pool.submit(self._run, app, *arguments)
 
-    def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _run(self, app: str, *arguments: Any) -> Any:
         try:
-            return function(*arguments)
+            return perform(app, *arguments)
         finally:
             with self._lock:
                 self._running -= 1

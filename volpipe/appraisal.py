@@ -16,8 +16,8 @@ from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.rehearsal import OnTry, Sample, TooSlowError, rehearse, sample, unheard
-from volpipe.run import Executors
+from volpipe.pool import WorkerPool
+from volpipe.rehearsal import OnTry, Sample, TooSlowError, load_rates, rehearse, sample, store_rates, unheard
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 
@@ -81,7 +81,7 @@ class Ahead:
 def appraise(
     plan: Plan,
     folder: RunFolder,
-    executors: Executors | None = None,
+    pool: WorkerPool | None = None,
     share: float = 1.0,
     *,
     ahead: Ahead | None = None,
@@ -93,22 +93,22 @@ def appraise(
         ahead: what the plan reads, where that does not exist yet.
     """
     slots, worker_bytes = UNKNOWN_SLOTS, None
-    if executors is not None:
-        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared, executors.on_gpu)
-        worker_bytes = executors.worker_bytes
+    if pool is not None:
+        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu)
+        worker_bytes = pool.worker_bytes
     volume = plan.source.volume() if ahead is None else ahead.volume
     seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
-    rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
+    rates = load_rates(folder, plan) or (ahead.rates if ahead is not None else None)
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
-    kept_in = None if executors is None else executors.node_directory
-    threads = None if executors is None else executors.worker_threads
-    num_workers = None if executors is None else slots.gpu
+    kept_in = None if pool is None else pool.node_directory
+    threads = None if pool is None else pool.worker_threads
+    num_workers = None if pool is None else slots.gpu
     return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
 
 
 def rehearsed(
-    plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0, on_try: OnTry = unheard
+    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
 ) -> Appraisal:
     """Return what `plan` will take, after a rehearsal if there was none before; without times where that is too slow.
 
@@ -116,26 +116,26 @@ def rehearsed(
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    found = appraise(plan, folder, executors, share)
+    found = appraise(plan, folder, pool, share)
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        tried = rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal, on_try)
+        tried = rehearse(plan, found.sample.normalise, pool, found.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(found, untimed=str(error))
-    folder.store_rates(plan, tried.rates)
-    return replace(appraise(plan, folder, executors, share), first_task=tried.first_task)
+    store_rates(folder, plan, tried.rates)
+    return replace(appraise(plan, folder, pool, share), first_task=tried.first_task)
 
 
-def appraise_run(wanted: Wanted, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
+def appraise_run(wanted: Wanted, folder: RunFolder, pool: WorkerPool, share_left: float) -> Appraisal:
     """Return what is `wanted` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
     share = wanted.num_blocks / wanted.plan.num_active
-    if share_left < 1 or wanted.num_blocks < WORTH_REHEARSING * executors.slots["gpu"]:
-        return appraise(wanted.plan, folder, executors, share)
+    if share_left < 1 or wanted.num_blocks < WORTH_REHEARSING * pool.slots["gpu"]:
+        return appraise(wanted.plan, folder, pool, share)
     try:
-        return rehearsed(wanted.plan, folder, executors, share)
+        return rehearsed(wanted.plan, folder, pool, share)
     except RunStopped as error:  # blocks that fail are the run's to retry and to name
         log.warning("the rehearsal failed: %s", error)
-        return appraise(wanted.plan, folder, executors, share)
+        return appraise(wanted.plan, folder, pool, share)

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -66,11 +66,11 @@ from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, er
 
 if TYPE_CHECKING:
     from volpipe.appraisal import Appraisal
-    from volpipe.apps.start import Started
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
+    from volpipe.pool import Start
     from volpipe.recipe import Recipe
     from volpipe.run import Progress
 
@@ -341,7 +341,7 @@ def main(began: float | None = None) -> None:
     try:
         app(prog_name="volpipe")
     except RunStopped as error:
-        from volpipe.run import is_told
+        from volpipe.failures import is_told
 
         if error.detail and not is_told(error.detail):
             err.print(error.detail, markup=False)
@@ -469,7 +469,7 @@ def _choose(
     return chosen, target, RunFolder.of_output(files.locate(target))
 
 
-def _on_site(config: str, folder: RunFolder) -> Callable[[Path], AbstractContextManager[Started]]:
+def _on_site(config: str, folder: RunFolder) -> Start:
     """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
     from volpipe.apps.start import on_site
 

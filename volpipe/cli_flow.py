@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from volpipe.flow import Flow
     from volpipe.flow_cost import FlowCost, Need, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
-    from volpipe.flow_run import FlowReport, StageReport, Start
+    from volpipe.flow_run import FlowReport, StageReport
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
+    from volpipe.pool import Start, WorkerPool
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
@@ -95,13 +96,13 @@ def run(
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.flow_cost import appraise_flow
-    from volpipe.flow_run import FlowListener, FlowOptions, Site, execute_flow
+    from volpipe.flow_run import FlowListener, FlowOptions, execute_flow
 
     cost = appraise_flow(plan)
     if not fresh:
         cost.check()
 
-    def on_workers(workers: Site) -> None:
+    def on_workers(workers: WorkerPool) -> None:
         nonlocal cost
         cost = appraise_flow(plan, workers)
         cost.check()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from volpipe.label_cost import LabelTimes
     from volpipe.label_recipe import LabelRecipe
     from volpipe.labelling import Labelled, LabelPlan
-    from volpipe.tasks import Workers
+    from volpipe.pool import WorkerPool
 
 INCOMPLETE = 1
 
@@ -78,7 +78,7 @@ def label(
     out.print(planned(plan))
     times: list[LabelTimes] = []
 
-    def on_begin(workers: Workers) -> None:
+    def on_begin(workers: WorkerPool) -> None:
         times.extend(foreseen(plan, workers))
         for each in times:
             out.print(time_table(each, config))

@@ -8,23 +8,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import volpipe
-from volpipe.driver import logging_to
 from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
+from volpipe.failures import told_in
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
-from volpipe.lesson import Training, learn
+from volpipe.lesson import Training
+from volpipe.logs import logging_to
 from volpipe.nets import describe
+from volpipe.pool import Start, WorkerPool
 from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
-from volpipe.run import told_in
 from volpipe.seats import ABANDONED, PEER_LOST, Seat
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.training_data import check_data
@@ -36,26 +36,6 @@ ATTEMPTS = 3  # without a new checkpoint between them
 OURS = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # in a folder in which nothing has begun
 
 
-class Senders(Protocol):
-    """Workers that take a function by its name.
-
-    Attributes:
-        slots: how many tasks of "cpu" and of "gpu" stages run at once.
-        address: where the driver hears its workers, and so where ranks can hear each other.
-    """
-
-    @property
-    def slots(self) -> Any: ...  # Any: a mapping, of a field or of a property
-
-    @property
-    def address(self) -> str: ...
-
-    def send(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:  # Any: the function's own
-        """Return what `function` will give on a worker for "cpu" or "gpu" stages."""
-        ...
-
-
-Start = Callable[[Path], AbstractContextManager[Senders]]
 OnStep = Callable[[int], None]
 
 
@@ -187,7 +167,7 @@ class Course:
         SiteError: fewer workers than ranks.
     """
 
-    def __init__(self, folder: RunFolder, training: Training, workers: Senders, session: str) -> None:
+    def __init__(self, folder: RunFolder, training: Training, workers: WorkerPool, session: str) -> None:
         check_slots(training.recipe, workers.slots)
         self.folder, self.training, self.session = folder.path, training, session
         self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest(folder.path)
@@ -249,8 +229,8 @@ class Course:
         place = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
         log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, place)
         self._futures = [
-            self._workers.send(
-                "gpu", learn, str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
+            self._workers.submit(
+                "train", str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
             )
             for rank in range(ranks)
         ]

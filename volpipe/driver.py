@@ -9,57 +9,49 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.beats import listening
-from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
+from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
+from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
 from volpipe.formats import files
-from volpipe.formats.files import Location
+from volpipe.formats.files import Location, delete
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
-from volpipe.identity import Identity, check_same_inputs, identify, store_identities
-from volpipe.journal import Journal, read_records
+from volpipe.identity import Identity, store_identities
+from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart
+from volpipe.logs import logging_to
 from volpipe.nets import cautions, check_geometry, check_shapes, check_trained, describe, normalised
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.pace import Prospect
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
+from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Driver, Presence, StageNote, find_driver, present
-from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
+from volpipe.provenance import begin_session, is_sealed, origin, recognise, seal
 from volpipe.recipe import Recipe
 from volpipe.rehearsal import OnTry, unheard
-from volpipe.resolve import told
-from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
-from volpipe.schedule import Schedule, SingleStage, Stage
+from volpipe.run import TOLERATED_SHARE, Loop, Progress
+from volpipe.schedule import Schedule
 from volpipe.seams import Score, seam_scores
-from volpipe.tensors import Tensors, delete
+from volpipe.stage import SingleStage, Stage
+from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
 from volpipe.verify import check_present, gather_evidence, shards_of
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Wanted
-from volpipe.worker import PLAN_FILE, Job
+from volpipe.worker import PLAN_FILE, Job, submitter
 
 log = logging.getLogger(__name__)
 
 NEEDS_FAILED = "needs a part that failed"
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A unit that could not be done: which stage, which box of the output (z, y, x), and why."""
-
-    stage: str
-    unit: int
-    box: Box
-    reason: str
 
 
 @dataclass
@@ -137,9 +129,6 @@ def _open_mask(location: str | None, search_path: Path) -> Volume | None:
     return open_volume(location if "://" in location else search_path / Path(location).expanduser())
 
 
-Start = Callable[[Path], AbstractContextManager[Executors]]
-
-
 def execute(
     plan: Plan,
     start: Start,
@@ -183,14 +172,14 @@ def execute(
                 return _close(wanted, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
-            with start(folder.parsl) as executors, listening(folder.path, wanted=executors.is_here) as beats:
+            with start(folder.parsl) as pool, listening(folder.path, wanted=pool.is_here) as beats:
                 _begin(folder, plan, inputs, site)
                 job = Job(str(folder.path), plan.identity, session=session)
-                stages = Passes(executors, job, _heard(listener, presence))
+                stages = Passes(pool, job, _heard(listener, presence))
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
                 _limit(schedule, only, wanted)
-                found = _appraised(wanted, folder, executors, schedule, listener)
+                found = _appraised(wanted, folder, pool, schedule, listener)
                 prospect = Prospect(found.estimate.seconds_per_unit, wanted.num_windows, beats)
                 normalise = normalisation(stages, journal, wanted)
                 create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
@@ -219,10 +208,10 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
 
 
 def _appraised(
-    wanted: Wanted, folder: RunFolder, executors: Executors, schedule: Schedule, listener: Listener
+    wanted: Wanted, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
 ) -> Appraisal:
     """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = appraise_run(wanted, folder, executors, schedule.share_left)
+    found = appraise_run(wanted, folder, pool, schedule.share_left)
     listener.on_estimate(found)
     found.check(schedule.share_left)
     return found
@@ -253,24 +242,6 @@ def _inputs(plan: Plan) -> dict[str, Volume]:
     """Return what `plan` reads, by what it is."""
     inputs = {"volume": plan.source.volume()}
     return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
-
-
-def recognise(
-    folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
-) -> dict[str, Identity]:
-    """Return the identities of the inputs of the run in `folder`; of one that was begun, they must be as then.
-
-    Raises:
-        RunError: one has changed; the message says what of it.
-    """
-    inputs = {what: identify(volume) for what, volume in volumes.items()}
-    if folder.journal.is_file():
-        compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
-        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
-        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
-        if same_input or not folder.inputs.is_file():
-            store_identities(folder.inputs, inputs)
-    return inputs
 
 
 def _heard(listener: Listener, presence: Presence) -> Callable[[Progress], None]:
@@ -312,8 +283,8 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Apprais
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
         return appraise(plan, folder)
-    with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
-        return rehearsed(plan, folder, executors, on_try=on_try)
+    with folder.locked(), logging_to(folder.log), start(folder.parsl) as pool:
+        return rehearsed(plan, folder, pool, on_try=on_try)
 
 
 def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
@@ -341,12 +312,12 @@ def _work(
     *,
     tolerated: float,
 ) -> Report:
-    plan, executors = wanted.plan, passes.executors
+    plan, pool = wanted.plan, passes.pool
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
     job.tensors.create()
-    submit = executors.submitter(job)
+    submit = submitter(pool, job)
     loop = Loop(
-        schedule, submit, executors.slots, journal, passes.show,
+        schedule, submit, pool.slots, journal, passes.show,
         tolerated=tolerated, told=passes.told, prospect=prospect,
     )  # fmt: skip
     loop.run()
@@ -506,26 +477,3 @@ def _agree_on_tensors(folder: RunFolder, keep_tensors: bool) -> None:
             f"the run in {folder.path} was started without --keep-tensors and some tensors are gone; "
             "go on without, or use --fresh to start over"
         )
-
-
-@contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """Write volpipe's own log to the file at `path` meanwhile."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logger = logging.getLogger("volpipe")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    except VolpipeError:
-        log.exception("the run stopped")
-        raise
-    except Exception as error:  # a full disk, a lost mount, a fault of ours: the user gets a sentence, the log the rest
-        log.exception("the run stopped")
-        raise RunStopped(f"{told(error)} (traceback: {path}); the same command again goes on from here") from error
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()

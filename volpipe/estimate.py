@@ -19,7 +19,7 @@ from volpipe.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.memory import memory_bytes, net_bytes
 from volpipe.plan import Plan
-from volpipe.schedule import bundle_size
+from volpipe.stage import bundle_size
 from volpipe.sums import Sums
 from volpipe.volume import Volume
 from volpipe.windows import CACHE_BYTES

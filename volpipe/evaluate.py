@@ -23,11 +23,12 @@ from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record
 from volpipe.ops import to_dtype
 from volpipe.overlaps import LabelScores, Overlaps, label_scores
+from volpipe.pool import Start
 from volpipe.region import find_roi
 from volpipe.scores import ImageSums
-from volpipe.tasks import Start, gather
+from volpipe.task import Outcomes, work
+from volpipe.tasks import gather
 from volpipe.volume import Volume, open_volume
-from volpipe.worker import Outcomes, work
 
 AXES = "zyx"
 BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
@@ -228,7 +229,7 @@ def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
     sums: dict[str, ImageSums] = {}
     tables = Overlaps.total([])
     with start(folder) as workers:
-        for result in gather(workers, score, found, range(len(found.blocks))):
+        for result in gather(workers, "score", found, range(len(found.blocks))):
             if found.kind == "labels":
                 tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
                 continue

@@ -13,23 +13,24 @@ from functools import cached_property
 from pathlib import Path
 
 from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
-from volpipe.driver import logging_to
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.flow_run import Site, Start, is_complete
+from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
+from volpipe.formats.files import delete
 from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
 from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
+from volpipe.logs import logging_to
 from volpipe.plan import Plan
+from volpipe.pool import Start, WorkerPool
 from volpipe.rehearsal import TooSlowError, rehearse
 from volpipe.score_cost import ScoreTime, rehearse_scores
 from volpipe.stand_in import nothing
-from volpipe.tensors import delete
 from volpipe.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool = False) -> FlowCost:
+def appraise_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
     """Return what the stages of `plan` take.
 
     Args:
@@ -242,7 +243,9 @@ def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool 
     return FlowCost(plan, tuple(replace(each, times=known.get(each.stage.name, each.times)) for each in costs))
 
 
-def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None) -> StageCost:
+def _appraise(
+    stage: StagePlan, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
+) -> StageCost:
     """Return what `stage` takes; `trials` is a folder for what of a labelling or an evaluation is tried, None of none.
 
     What is complete is tried too, where its input is at hand.
@@ -266,7 +269,7 @@ def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Site | 
 
 
 def _try_scores(
-    stage: StagePlan, found: Evaluation, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None
+    stage: StagePlan, found: Evaluation, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
 ) -> ScoreTime | None:
     if executors is None or trials is None:
         return None
@@ -274,7 +277,7 @@ def _try_scores(
     return rehearse_scores(found, missing, executors, trials)
 
 
-def _check_label_memory(plan: LabelPlan, executors: Site | None) -> None:
+def _check_label_memory(plan: LabelPlan, executors: WorkerPool | None) -> None:
     """Refuse blocks that a worker has no room for, before the stages that come first."""
     if executors is not None:
         check_memory(plan, executors.worker_bytes)
@@ -296,7 +299,7 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Appraisal:
+def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: WorkerPool) -> Appraisal:
     """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
 
     That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.

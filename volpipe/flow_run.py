@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe import labelling
-from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run, logging_to
+from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run
 from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow import VOLUME, named
@@ -27,24 +26,18 @@ from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.metadata import read_json, write_json
 from volpipe.formats.remote import Remote, try_writing
-from volpipe.journal import read_records
+from volpipe.journal import Totals, read_records
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.labelling import Labelled, OnProgress, is_labelled, label
+from volpipe.logs import logging_to
 from volpipe.plan import Plan
+from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
-from volpipe.run import TOLERATED_SHARE, Executors, Totals
-from volpipe.tasks import Workers
+from volpipe.run import TOLERATED_SHARE
 from volpipe.volume import open_volume
 from volpipe.worker import PLAN_FILE
 
 FLOW_FILE = "flow.json"
-
-
-class Site(Executors, Workers, Protocol):
-    """Workers that take both units of a run and functions by their names."""
-
-
-Start = Callable[[Path], AbstractContextManager[Site]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ class FlowListener:
 
     on_stage: Callable[[StagePlan], None] = lambda stage: None
     on_end: Callable[[StageReport], None] = lambda report: None
-    on_workers: Callable[[Site], None] = lambda workers: None
+    on_workers: Callable[[WorkerPool], None] = lambda workers: None
     of_run: Callable[[Plan], AbstractContextManager[Listener]] = lambda plan: nullcontext(SILENT)
     of_labels: Callable[[], AbstractContextManager[OnProgress]] = lambda: nullcontext(lambda name, done, total: None)
 

@@ -6,8 +6,6 @@ Not here: what is planned or run. The folder lies beside the output and is named
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import socket
@@ -20,13 +18,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
-from volpipe.estimate import Rates
-from volpipe.formats.files import Location
+from volpipe.formats.files import Location, delete
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe import differences
-from volpipe.tensors import delete
 from volpipe.wanted import Wanted, read_wanted
 from volpipe.worker import PLAN_FILE, WANTED_FILE
 
@@ -146,20 +142,6 @@ class RunFolder:
         partial = self.plan_file.with_suffix(".partial")
         partial.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
         partial.replace(self.plan_file)
-
-    def load_rates(self, plan: Plan) -> Rates | None:
-        """Return what an earlier rehearsal of `plan` gave, or None."""
-        try:
-            found = json.loads(self.rates_file.read_text(encoding="utf-8"))
-            return Rates(**found["rates"]) if found["identity"] == plan.identity else None
-        except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
-            return None
-
-    def store_rates(self, plan: Plan, rates: Rates) -> None:
-        """Keep what a rehearsal of `plan` gave."""
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        found = {"identity": plan.identity, "rates": dataclasses.asdict(rates)}
-        self.rates_file.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
     def check_same(self, plan: Plan) -> None:
         """Refuse to go on with a run whose plan is not `plan`; going on would mix two outputs.

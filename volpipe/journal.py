@@ -143,3 +143,25 @@ def _whole_bytes(path: Path) -> int:
                 return start + cut + 1
             size = start
     return 0
+
+
+@dataclass
+class Totals:
+    """What the tasks of one stage took, added up; peak is the highest of any worker."""
+
+    units: int = 0
+    tasks: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def add(self, record: Record) -> None:
+        self.units += len(record.done)
+        self.tasks += 1
+        self.seconds += record.seconds
+        self.cpu_seconds += record.cpu_seconds
+        self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
+        self.read_bytes += record.read_bytes
+        self.written_bytes += record.written_bytes

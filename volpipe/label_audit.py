@@ -13,16 +13,16 @@ import numpy as np
 
 from volpipe import checksums
 from volpipe.access import Reader
-from volpipe.driver import Missing
 from volpipe.errors import RunError
+from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
 from volpipe.formats import files
+from volpipe.journal import Totals
 from volpipe.label_pieces import find_pieces
 from volpipe.label_plan import LABEL_FILE, LabelPlan
 from volpipe.label_tasks import TABLE
 from volpipe.labelling import Noted, stages_of
 from volpipe.output import level_key
-from volpipe.run import Totals, last_line
 from volpipe.verify import Recomputed, Verdict, check_files, judge
 from volpipe.volume import open_writer
 

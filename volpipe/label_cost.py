@@ -21,6 +21,7 @@ from volpipe import label_tasks
 from volpipe.errors import RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
+from volpipe.formats.files import delete
 from volpipe.grid import Box
 from volpipe.journal import Record
 from volpipe.label_graph import FIRST, solve
@@ -28,12 +29,12 @@ from volpipe.label_plan import LabelPlan
 from volpipe.label_tasks import LabelGraph, LabelJob, objects_csv
 from volpipe.lock import held
 from volpipe.output import level_key
+from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS, stopwatch
 from volpipe.stand_in import made_up, write
-from volpipe.tasks import Workers, gather
-from volpipe.tensors import delete
+from volpipe.task import Outcomes, work
+from volpipe.tasks import gather
 from volpipe.volume import ArraySpec, View, Volume, create_array
-from volpipe.worker import Outcomes, work
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Trial:
     folder: str
 
 
-def rehearse_labels(trial: Trial, workers: Workers) -> LabelTimes:
+def rehearse_labels(trial: Trial, workers: WorkerPool) -> LabelTimes:
     """Return how long the labelling of `trial` takes, from blocks that every worker tries at the same time.
 
     Raises:
@@ -121,14 +122,14 @@ def rehearse_labels(trial: Trial, workers: Workers) -> LabelTimes:
     num_workers, folder = max(1, workers.slots["cpu"]), Path(trial.folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        tried = gather(workers, try_blocks, trial, range(min(num_workers, MOST_WORKERS)), "tried")
+        tried = gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried")
         found = [LabelRates(*each) for each in tried]
     finally:
         delete(folder)
     return label_times(trial, _mean(found), num_workers)
 
 
-def foreseen(plan: LabelPlan, workers: Workers) -> list[LabelTimes]:
+def foreseen(plan: LabelPlan, workers: WorkerPool) -> list[LabelTimes]:
     """Return how long a labelling that begins takes; nothing where trying blocks costs much of it, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []

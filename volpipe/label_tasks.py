@@ -35,8 +35,8 @@ from volpipe.label_pieces import COLUMNS, find_pieces
 from volpipe.label_plan import LabelPlan, load_label_plan
 from volpipe.label_recipe import NEAREST
 from volpipe.lock import check_holder
+from volpipe.task import Outcomes, work
 from volpipe.volume import ArraySpec, create_array, open_writer
-from volpipe.worker import Outcomes, work
 
 IDS, PIECES, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")

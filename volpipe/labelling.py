@@ -17,29 +17,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe import label_tasks
-from volpipe.driver import logging_to, recognise
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.container import create_groups
-from volpipe.formats.files import Location
+from volpipe.formats.files import Location, delete
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.grid import Box
 from volpipe.identity import store_identities
-from volpipe.journal import Journal, Record, read_records
+from volpipe.journal import Journal, Record, Totals, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, LabelPlan, check_offsets, fit
 from volpipe.label_recipe import LabelRecipe, load_labelling
 from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
 from volpipe.limits import check_access, check_apart
+from volpipe.logs import logging_to
 from volpipe.output import level_key, sweep
+from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Presence, StageNote, present
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets
-from volpipe.run import Totals
-from volpipe.tasks import Start, Workers, finished
-from volpipe.tensors import delete
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets, recognise
+from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volume import open_volume
 
@@ -53,13 +52,13 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass: what a task does, whether for each block or once for all, and what becomes of a block, for messages.
+    """One pass: the app of its tasks, for each block or once for all, and what becomes of a block, for messages.
 
     `level` is that of the output whose shards are its blocks.
     """
 
     name: str
-    function: Callable[[LabelJob, int], Record]
+    app: str
     wish: str
     once: bool = False
     level: int = 0
@@ -74,10 +73,10 @@ class Stage:
 
 
 PASSES = (
-    Stage("pieces", label_tasks.pieces, "cut into pieces"),
-    Stage("edges", label_tasks.edges, "compared with its neighbours"),
-    Stage("graph", label_tasks.graph, "agglomerated", once=True),
-    Stage("paint", label_tasks.paint, "labelled"),
+    Stage("pieces", "find_fragments", "cut into pieces"),
+    Stage("edges", "find_edges", "compared with its neighbours"),
+    Stage("graph", "agglomerate", "agglomerated", once=True),
+    Stage("paint", "paint", "labelled"),
 )
 
 
@@ -86,7 +85,7 @@ def stages_of(plan: LabelPlan) -> tuple[Stage, ...]:
     levels = range(1, len(plan.factors))
     return (
         *PASSES,
-        *(Stage(f"pyramid {n}", label_tasks.coarsen, f"written at level {n}", level=n) for n in levels),
+        *(Stage(f"pyramid {n}", "coarsen_labels", f"written at level {n}", level=n) for n in levels),
     )
 
 
@@ -139,7 +138,7 @@ def label(
     *,
     fresh: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
-    on_begin: Callable[[Workers], None] = lambda workers: None,
+    on_begin: Callable[[WorkerPool], None] = lambda workers: None,
     site: str = "",
     same_input: bool = False,
     is_outside: bool = True,
@@ -305,7 +304,7 @@ def check_memory(plan: LabelPlan, there: int | None) -> None:
         )
 
 
-def _do(stage: Stage, job: LabelJob, workers: Workers, journal: Journal, on_progress: OnProgress) -> None:
+def _do(stage: Stage, job: LabelJob, workers: WorkerPool, journal: Journal, on_progress: OnProgress) -> None:
     """Do what is left of `stage`."""
     plan, done = job.plan, Noted.of(journal.path)
     total = stage.num_units(plan)
@@ -320,7 +319,7 @@ def _do(stage: Stage, job: LabelJob, workers: Workers, journal: Journal, on_prog
     num_done = len(done.results[stage.name])
     on_progress(stage.name, num_done, total)
     left = [unit for unit in range(total) if unit not in done.results[stage.name]]
-    for _, record in finished(workers, stage.function, job, left, stage.wish, on_failure=note):
+    for _, record in finished(workers, stage.app, job, left, stage.wish, on_failure=note):
         journal.append(record)
         num_done += 1
         on_progress(stage.name, num_done, total)

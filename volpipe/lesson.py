@@ -14,8 +14,8 @@ from volpipe.errors import RunError
 from volpipe.journal import Record
 from volpipe.lock import check_holder
 from volpipe.seats import ALONE, PEER_LOST, Seat
+from volpipe.task import Outcomes, work
 from volpipe.training import TrainRecipe
-from volpipe.worker import Outcomes, work
 
 TRAINING_FILE = "training.json"
 STAGE = "train"

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from volpipe.errors import PlanError, RunStopped
+from volpipe.failures import last_line
 from volpipe.folder import RunFolder
-from volpipe.journal import Journal
+from volpipe.journal import Journal, Totals
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.run import Executors, Loop, Show, Totals, last_line
-from volpipe.schedule import SingleStage, Stage
+from volpipe.pool import WorkerPool
+from volpipe.run import Loop, Show
+from volpipe.stage import SingleStage, Stage
 from volpipe.wanted import Wanted, gather, store_wanted
-from volpipe.worker import Job
+from volpipe.worker import Job, submitter
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Passes:
         first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
-    executors: Executors
+    pool: WorkerPool
     job: Job
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
@@ -58,8 +60,8 @@ class Passes:
         """
         schedule = SingleStage(stage)
         schedule.resume(done_in(journal))
-        submit = self.executors.submitter(job or self.job)
-        loop = Loop(schedule, submit, self.executors.slots, journal, self.show, told=self.told)
+        submit = submitter(self.pool, job or self.job)
+        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, told=self.told)
         loop.run()
         self.first_task = self.first_task or loop.progress.first_task
         self.totals[stage.name] = loop.progress.totals[stage.name]

@@ -11,7 +11,7 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +25,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
-from volpipe.identity import identify
+from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
@@ -34,6 +34,7 @@ from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
 from volpipe.recipe import NO_RECIPE, Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
+from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -314,3 +315,21 @@ def command_of(origin: Origin, recipe_file: Path | None = None) -> str:
     command = ["volpipe", origin.command, *site, *recipe, *settings, "-o", origin.out, origin.volume]
     folder = origin.run.get("folder")
     return (f"cd {shlex.quote(folder)} && " if folder else "") + shlex.join(command)
+
+
+def recognise(
+    folder: RunFolder, volumes: Mapping[str, Volume], out: str, *, same_input: bool, is_outside: bool = True
+) -> dict[str, Identity]:
+    """Return the identities of the inputs of the run in `folder`; of one that was begun, they must be as then.
+
+    Raises:
+        RunError: one has changed; the message says what of it.
+    """
+    inputs = {what: identify(volume) for what, volume in volumes.items()}
+    if folder.journal.is_file():
+        compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
+        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
+        check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
+        if same_input or not folder.inputs.is_file():
+            store_identities(folder.inputs, inputs)
+    return inputs

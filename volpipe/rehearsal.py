@@ -8,6 +8,7 @@ would take longer, smaller ones are tried, and smaller windows where one of the 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from volpipe import worker
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimate import Rates, upper_bounds
 from volpipe.factor import factor
+from volpipe.failures import told_in
 from volpipe.folder import RunFolder
-from volpipe.formats.files import locate
+from volpipe.formats.files import delete, locate
 from volpipe.formats.store import downsample, transferred
 from volpipe.grid import Box, Grid
 from volpipe.infer import block_sums, load_runner
@@ -35,14 +36,15 @@ from volpipe.memory import array_bytes, net_bytes
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan, make_plan
-from volpipe.run import told_in
+from volpipe.pool import WorkerPool
 from volpipe.shortage import smaller_windows
-from volpipe.tensors import Tensors, delete
+from volpipe.task import work
+from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
 from volpipe.volume import Volume
 from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, batches
-from volpipe.worker import Job
+from volpipe.worker import Job, submitter
 
 MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up
@@ -58,12 +60,6 @@ KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
 BEGUN = "begun"  # a file in a worker's folder
 TICK_SECONDS = 0.2
-
-
-class Submitter(Protocol):
-    """Workers that were started, as `run.Executors`."""
-
-    def submitter(self, job: Job) -> Callable[[str, Sequence[int]], Future[Record]]: ...
 
 
 @dataclass(frozen=True)
@@ -116,19 +112,35 @@ class Rehearsal:
     first_task: float
 
 
+def load_rates(folder: RunFolder, plan: Plan) -> Rates | None:
+    """Return what an earlier rehearsal of `plan` gave, or None."""
+    try:
+        stored = json.loads(folder.rates_file.read_text(encoding="utf-8"))
+        return Rates(**stored["rates"]) if stored["identity"] == plan.identity else None
+    except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
+        return None
+
+
+def store_rates(folder: RunFolder, plan: Plan, rates: Rates) -> None:
+    """Keep what a rehearsal of `plan` gave."""
+    folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    content = {"identity": plan.identity, "rates": dataclasses.asdict(rates)}
+    folder.rates_file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
 class TooSlowError(RunStopped):
     """Not even a window could be tried within the time that there is."""
 
 
 def rehearse(
-    plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path, on_try: OnTry = unheard
+    plan: Plan, normalise: Affine, pool: WorkerPool, num_workers: int, folder: Path, on_try: OnTry = unheard
 ) -> Rehearsal:
     """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
         plan: the plan.
         normalise: a normalisation good enough for timing.
-        executors: the workers.
+        pool: the workers.
         num_workers: of them, those that run nets.
         folder: need not exist.
         on_try: told now and then for how long workers have tried blocks, and for how long they do at the most.
@@ -142,7 +154,7 @@ def rehearse(
     try:
         for n in range(min(num_workers, MOST_WORKERS)):
             job = _job(plan, normalise, folder / str(n))
-            tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
+            tasks.append(submitter(pool, job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
         _wait(tasks, folder, on_try)
         records = [task.result() for task in tasks]
     finally:
@@ -219,7 +231,7 @@ def try_blocks(job: Job, units: Sequence[int]) -> Record:
         else:
             yield from ((unit, None) for unit in units)
 
-    record = worker.work("rehearse", units, outcomes())
+    record = work("rehearse", units, outcomes())
     return dataclasses.replace(record, result=result)
 
 

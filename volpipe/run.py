@@ -10,69 +10,22 @@ import dataclasses
 import logging
 import math
 import queue
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from volpipe.beats import Beat, read_beats
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+from volpipe.failures import kind_of, last_line, told_in
 from volpipe.interrupts import INTERRUPTS
-from volpipe.journal import Journal, Record
+from volpipe.journal import Journal, Record, Totals
 from volpipe.pace import Flights, Pace, Prospect, Reading
-from volpipe.schedule import LARGEST_BUNDLE, Schedule, SingleStage, Stage, bundle_size
-from volpipe.worker import Job
+from volpipe.pool import Submit
+from volpipe.stage import LARGEST_BUNDLE, Order, Stage, bundle_size
 
 log = logging.getLogger(__name__)
-
-Submit = Callable[[str, Sequence[int]], "Future[Record]"]
-
-
-class Executors(Protocol):
-    """Workers that were started, in whatever way."""
-
-    @property
-    def slots(self) -> Mapping[str, int]:
-        """How many tasks of "cpu" and of "gpu" stages run at a time."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether the workers of "cpu" and of "gpu" stages are the same ones."""
-        ...
-
-    @property
-    def worker_bytes(self) -> int | None:
-        """Memory that each worker may take, None where nobody can tell."""
-        ...
-
-    @property
-    def worker_threads(self) -> int | None:
-        """Cores that the site gives each worker that runs nets without a GPU, None where it does not say."""
-        ...
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether all workers that run nets have a GPU."""
-        ...
-
-    @property
-    def node_directory(self) -> str | None:
-        """Where workers keep chunks of the input on their nodes' own disks, None where they do not."""
-        ...
-
-    @property
-    def is_here(self) -> bool:
-        """Whether all workers are on the driver's machine."""
-        ...
-
-    def submitter(self, job: Job) -> Submit:
-        """Return what sends units of a stage, together with `job`, to a worker."""
-        ...
-
 
 RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
 FAILURE_COST = 1.0
@@ -84,29 +37,6 @@ TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures 
 LEAST_FAILURES = 10  # fewer never do, whatever their share
 TICK_SECONDS = 0.5
 LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
-OURS = r"^volpipe\.errors\.\w+: "  # before the sentence of an error that we raise, at the end of a traceback
-
-
-@dataclass
-class Totals:
-    """What the tasks of one stage took, added up; peak is the highest of any worker."""
-
-    units: int = 0
-    tasks: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-    def add(self, record: Record) -> None:
-        self.units += len(record.done)
-        self.tasks += 1
-        self.seconds += record.seconds
-        self.cpu_seconds += record.cpu_seconds
-        self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
-        self.read_bytes += record.read_bytes
-        self.written_bytes += record.written_bytes
 
 
 @dataclass
@@ -163,7 +93,7 @@ class Loop:
 
     def __init__(
         self,
-        schedule: Schedule | SingleStage,
+        schedule: Order,
         submit: Submit,
         slots: Mapping[str, int],
         journal: Journal | None = None,
@@ -363,23 +293,3 @@ class Loop:
                 f"the last said: {told_in(reason)}",
                 detail,
             )
-
-
-def last_line(reason: str) -> str:
-    """Return what a traceback comes to."""
-    return reason.splitlines()[-1] if reason else ""
-
-
-def told_in(reason: str) -> str:
-    """Return what a traceback comes to; of an error of ours, whose sentence says all, without its type."""
-    return re.sub(OURS, "", last_line(reason))
-
-
-def is_told(reason: str) -> bool:
-    """Return whether a traceback comes to an error of ours, which is a sentence for the user."""
-    return told_in(reason) != last_line(reason)
-
-
-def kind_of(reason: str) -> str:
-    """Return what failures that are alike have in common: their last lines without numbers."""
-    return re.sub(r"\d+", "#", last_line(reason))

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.evaluate import BLOCK, Evaluation, score
+from volpipe.formats.files import delete
 from volpipe.journal import Record
 from volpipe.label_cost import elapsed
+from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS
 from volpipe.stand_in import nothing
-from volpipe.tasks import Workers, gather
-from volpipe.tensors import delete
+from volpipe.tasks import gather
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ScoreTime:
     is_guess: bool
 
 
-def rehearse_scores(found: Evaluation, missing: Collection[str], workers: Workers, folder: Path) -> ScoreTime:
+def rehearse_scores(found: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path) -> ScoreTime:
     """Return how long `found` takes, from a block that every worker scores at the same time.
 
     Args:
@@ -45,7 +46,7 @@ def rehearse_scores(found: Evaluation, missing: Collection[str], workers: Worker
         tried = _instead(found, missing, folder)
         block = _whole_block(tried)
         units = range(min(num_workers, MOST_WORKERS))
-        took = [each for (each,) in gather(workers, try_block, (tried, block), units, "tried")]
+        took = [each for (each,) in gather(workers, "try_scoring", (tried, block), units, "tried")]
     finally:
         delete(folder)
     rate = sum(took) / len(took) / tried.blocks.box(block).num_voxels

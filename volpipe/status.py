@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.course import last_step, newest
-from volpipe.driver import Missing, inspect_run
+from volpipe.driver import inspect_run
+from volpipe.failures import Missing
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.folder import RunFolder
 from volpipe.formats import files
+from volpipe.journal import Totals
 from volpipe.label_audit import inspect_labels
 from volpipe.lesson import Training
 from volpipe.presence import Driver, StageNote, find_driver
-from volpipe.run import Totals
 from volpipe.sweep import SWEEP_FILE
 from volpipe.training import LOSSES
 from volpipe.trials import TABLE

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.complaints import show_value
-from volpipe.course import Start, check_slots, check_trainable, is_complete, logged
+from volpipe.course import check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
+from volpipe.pool import Start
 from volpipe.presence import present
 from volpipe.recipe import load_tree, typed
 from volpipe.resolve import recipe_name

@@ -12,26 +12,20 @@ writes to the output itself is not in its tensor, and inner chunks and parts tha
 
 from __future__ import annotations
 
-import errno
-import shutil
-import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from volpipe.formats import files
-from volpipe.formats.files import Location
+from volpipe.formats.files import delete
 from volpipe.grid import Box
 from volpipe.plan import Plan
+from volpipe.usage import counting_growth
 from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
-DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 NO_SUM = np.float32(-0.0)  # the neutral element of IEEE addition: -0.0 + x has the bits of x, 0.0 + -0.0 has not
 PARTS = ("core", "z", "y", "x")  # of a block tensor, as Plan.sum_parts has them
 
@@ -91,7 +85,7 @@ class Tensors:
 
         In Zarr they must be all the windows of the block: they make one shard.
         """
-        with _counted(self._window_files(numbers)):
+        with counting_growth(self._window_files(numbers)):
             self._write_windows(numbers, data)
 
     def _write_windows(self, numbers: Sequence[int], data: np.ndarray) -> None:
@@ -160,7 +154,7 @@ class Tensors:
             for shard in closed:
                 inner = plan.shards().box(shard) & region
                 whole[:, *inner.relative_to(self._origin(block, part)).slices] = 0.0
-            with _counted([self.sum_file(block, part)]):
+            with counting_growth([self.sum_file(block, part)]):
                 _write(open_writer(self.sums_path, self._sum_key(part)), (block, 0, 0, 0, 0), whole[np.newaxis])
 
     def discard_windows(self, block: int) -> None:
@@ -172,7 +166,7 @@ class Tensors:
         self._delete([self.sum_file(block, part)])
 
     def _delete(self, files: Sequence[Path]) -> None:
-        with _counted(files):
+        with counting_growth(files):
             for file in files:
                 file.unlink(missing_ok=True)
 
@@ -229,52 +223,6 @@ class Tensors:
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,
             "normalise": self.plan.recipe.normalise.model_dump(),
         }
-
-
-_lock = threading.Lock()
-_grown = 0
-
-
-def grown() -> int:
-    """Return by how many bytes this process has made scratch grow so far."""
-    return _grown
-
-
-@contextmanager
-def _counted(files: Sequence[Path]) -> Iterator[None]:
-    """Count by how much `files` grow or shrink meanwhile."""
-    global _grown
-    before = sum(map(_size, files))
-    try:
-        yield
-    finally:
-        change = sum(map(_size, files)) - before
-        with _lock:
-            _grown += change
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def delete(path: Location) -> None:
-    """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
-    if not isinstance(path, Path):
-        files.delete_remote(path)
-        return
-    for _ in range(DELETE_ATTEMPTS):
-        try:
-            shutil.rmtree(path)
-        except OSError as error:  # what was listed has gone, or what was empty has been written to
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise
-        if not path.exists():
-            return
-        time.sleep(DELETE_PAUSE_SECONDS)
-    shutil.rmtree(path)
 
 
 def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.complaints import show_value
-from volpipe.course import OURS, TICK_SECONDS, Course, Senders, TrainingFailed, claim, is_complete, newest
+from volpipe.course import OURS, TICK_SECONDS, Course, TrainingFailed, claim, is_complete, newest
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.lesson import Training
+from volpipe.pool import WorkerPool
 from volpipe.training import LOSSES, TrainRecipe, check_same
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ class Abreast:
         search_path: folder that the names in their recipes count from.
     """
 
-    def __init__(self, workers: Senders, folder: Path, search_path: Path) -> None:
+    def __init__(self, workers: WorkerPool, folder: Path, search_path: Path) -> None:
         self._workers, self._folder, self._search_path = workers, folder, search_path
         self._under_way: dict[str, tuple[Trial, Course, ExitStack]] = {}
 
@@ -221,7 +222,7 @@ class Abreast:
 
 
 @contextmanager
-def abreast(workers: Senders, folder: Path, search_path: Path) -> Iterator[Abreast]:
+def abreast(workers: WorkerPool, folder: Path, search_path: Path) -> Iterator[Abreast]:
     """Give what trains side by side in `folder`."""
     trainings = Abreast(workers, folder, search_path)
     try:

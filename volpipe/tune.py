@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from volpipe.complaints import show_value
-from volpipe.course import Senders, Start, check_slots, check_trainable, logged
+from volpipe.course import check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
+from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
 from volpipe.recipe import Section, differences, load_tree, typed
@@ -210,7 +211,7 @@ def run_tuning(
             return rows
 
 
-def _search(study: Study, workers: Senders, trainings: Abreast, on_row: OnRow) -> None:
+def _search(study: Study, workers: WorkerPool, trainings: Abreast, on_row: OnRow) -> None:
     """Begin trials while there is room, and stop those that lag behind, until there are enough."""
     check_slots(study.tuning.recipe, workers.slots)
     failed: list[Row] | None = []

@@ -12,14 +12,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from volpipe.formats.store import Transferred, transferred
-from volpipe.tensors import grown
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,33 @@ class _Shares:
 
 
 _shares = _Shares()
+_lock = threading.Lock()
+_grown = 0
+
+
+def grown() -> int:
+    """Return by how many bytes this process has made scratch grow so far."""
+    return _grown
+
+
+@contextmanager
+def counting_growth(files: Sequence[Path]) -> Iterator[None]:
+    """Count by how much `files`, scratch of a run, grow or shrink meanwhile."""
+    global _grown
+    before = sum(map(_size, files))
+    try:
+        yield
+    finally:
+        change = sum(map(_size, files)) - before
+        with _lock:
+            _grown += change
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

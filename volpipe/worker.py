@@ -8,8 +8,8 @@ stop the driver's result thread. Marks are the driver's.
 from __future__ import annotations
 
 import dataclasses
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,26 +17,24 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.beats import Beater, beating
-from volpipe.errors import ChunkError, NetError, PlanError
+from volpipe.errors import PlanError
 from volpipe.grid import Box
-from volpipe.heap import share_heap
 from volpipe.journal import Record
 from volpipe.lock import check_holder
 from volpipe.measure import Statistics, is_finite, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
-from volpipe.staging import staged, take_notes
+from volpipe.pool import Submit, WorkerPool
+from volpipe.staging import staged
+from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
-from volpipe.usage import is_alone, measured
 from volpipe.volume import AS_STORED, View, Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
 WANTED_FILE = "wanted.npy"
-
-Outcomes = Iterator[tuple[int, Exception | None]]
 
 
 @dataclass(frozen=True)
@@ -217,6 +215,17 @@ def discard(job: Job, units: Sequence[int], what: str) -> Record:
     return work(f"discard {what}", units, _each(one, units, job))
 
 
+def submitter(pool: WorkerPool, job: Job) -> Submit:
+    """Return what submits units of a stage, together with `job`; some stages carry an argument in their name."""
+
+    def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+        app, _, argument = stage.partition(" ")
+        arguments = [int(argument) if argument.isdigit() else argument] if argument else []
+        return pool.submit(app, job, list(units), *arguments)
+
+    return submit
+
+
 def window_source(job: Job) -> WindowSource:
     """Return where the net's windows come from: stored tensors, or the volume."""
     plan = job.plan
@@ -251,43 +260,3 @@ def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcome
             yield unit, error
         else:
             yield unit, None
-
-
-def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
-    """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
-    if is_alone():
-        _settle()
-    done: list[int] = []
-    failed: dict[int, str] = {}
-    hopeless: list[int] = []
-    fatal = False
-    with measured(stage) as usage:
-        try:
-            for unit, error in outcomes:
-                if error is None:
-                    done.append(unit)
-                    continue
-                failed[unit] = _reason(error)
-                if isinstance(error, ChunkError) and not error.may_mend:
-                    hopeless.append(unit)
-        except Exception as error:  # a net that does not load, say: every unit that is left fails alike
-            failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-            fatal = isinstance(error, NetError)
-    return Record(
-        stage,
-        tuple(sorted(done)),
-        tuple(sorted(failed.items())),
-        hopeless=tuple(sorted(hopeless)),
-        told=take_notes(),
-        fatal=fatal,
-        **usage,
-    )
-
-
-@lru_cache(maxsize=1)
-def _settle() -> None:
-    share_heap()
-
-
-def _reason(error: Exception) -> str:
-    return "".join(traceback.format_exception(error)).strip()

@@ -20,9 +20,9 @@ from benchmarks.row import Setting
 from volpipe.apps.start import on_site
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import VolpipeError
+from volpipe.formats.files import delete
+from volpipe.pool import WorkerPool
 from volpipe.recipe import load_recipe
-from volpipe.run import Executors
-from volpipe.tensors import delete
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"
@@ -33,7 +33,7 @@ IDENTITY = ("net.name=identity", "output.levels=0")
 class Session:
     """Workers that are up, and a folder for outputs."""
 
-    executors: Executors
+    executors: WorkerPool
     folder: Path
     report: Report | None = None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting, compared
-from volpipe.apps.start import Started, started
+from volpipe.apps.start import ParslPool, started
 from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
 from volpipe.sweep import load_sweep, run_sweep
@@ -54,7 +54,7 @@ def _sweep(setting: Setting, recipe: Path, workers: int) -> float:
     return seconds
 
 
-def _with_a_core_each(workers: int, folder: Path) -> AbstractContextManager[Started]:
+def _with_a_core_each(workers: int, folder: Path) -> AbstractContextManager[ParslPool]:
     """Start the site `local`, each of its `workers` bound to a core."""
     cores = sorted(os.sched_getaffinity(0))[:workers]
     bound = executor("local", workers, 1)

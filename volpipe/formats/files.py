@@ -6,9 +6,12 @@ Not here: how a remote place is reached (remote), or what is in the files (metad
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Location = Path | Remote
 
+DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
 
@@ -257,3 +261,20 @@ def state(folder: Location, names: Iterable[str]) -> tuple[object, ...]:
 def _note_change() -> None:
     global _last_change
     _last_change = next(_num_changes)
+
+
+def delete(path: Location) -> None:
+    """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
+    if not isinstance(path, Path):
+        delete_remote(path)
+        return
+    for _ in range(DELETE_ATTEMPTS):
+        try:
+            shutil.rmtree(path)
+        except OSError as error:  # what was listed has gone, or what was empty has been written to
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+        if not path.exists():
+            return
+        time.sleep(DELETE_PAUSE_SECONDS)
+    shutil.rmtree(path)

@@ -1,0 +1,29 @@
+"""The apps of an evaluation: scores of one block each.
+
+Not here: what they do (volpipe.evaluate, score_cost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from volpipe.apps.app import App, Resources
+from volpipe.journal import Record
+
+if TYPE_CHECKING:
+    from volpipe.evaluate import Evaluation
+
+
+def score(evaluation: Evaluation, block: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import evaluate
+
+    return evaluate.score(evaluation, block)
+
+
+def try_scoring(job: tuple[Evaluation, int], unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import score_cost
+
+    return score_cost.try_block(job, unit)
+
+
+APPS = {"score": App(score, "cpu"), "try_scoring": App(try_scoring, "cpu")}

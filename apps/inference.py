@@ -1,0 +1,58 @@
+"""The apps of a run: from a volume to windows, through the net, to the output and its coarser levels.
+
+Not here: what they do (volpipe.worker).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from volpipe import rehearsal, worker
+from volpipe.apps.app import App, Resources
+from volpipe.journal import Record
+from volpipe.worker import Job
+
+
+def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.measure(job, units)
+
+
+def rehearse(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return rehearsal.try_blocks(job, units)
+
+
+def scan(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.scan(job, units)
+
+
+def factor(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.factor(job, units)
+
+
+def infer(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.infer(job, units)
+
+
+def reassemble(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+    return worker.reassemble(job, units)
+
+
+def coarsen(job: Job, units: Sequence[int], level: int, parsl_resource_specification: Resources) -> Record:
+    return worker.coarsen(job, units, level)
+
+
+def discard(job: Job, units: Sequence[int], what: str, parsl_resource_specification: Resources) -> Record:
+    return worker.discard(job, units, what)
+
+
+APPS = {
+    "rehearse": App(rehearse, "gpu", 9),
+    "scan": App(scan, "cpu", 9),
+    "measure": App(measure, "cpu", 9),
+    "histogram": App(measure, "cpu", 9),
+    "factor": App(factor, "cpu", 9),
+    "infer": App(infer, "gpu", 5),
+    "reassemble": App(reassemble, "cpu", 2),
+    "pyramid": App(coarsen, "cpu", 1),
+    "discard": App(discard, "cpu", 0),
+}

@@ -1,0 +1,61 @@
+"""The apps of a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels.
+
+Not here: what they do (volpipe.label_tasks, label_cost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from volpipe.apps.app import App, Resources
+from volpipe.journal import Record
+
+if TYPE_CHECKING:
+    from volpipe.label_cost import Trial
+    from volpipe.label_tasks import LabelJob
+
+
+def find_fragments(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_tasks
+
+    return label_tasks.pieces(job, unit)
+
+
+def find_edges(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_tasks
+
+    return label_tasks.edges(job, unit)
+
+
+def agglomerate(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_tasks
+
+    return label_tasks.graph(job, unit)
+
+
+def paint(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_tasks
+
+    return label_tasks.paint(job, unit)
+
+
+def coarsen_labels(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_tasks
+
+    return label_tasks.coarsen(job, unit)
+
+
+def try_segmentation(trial: Trial, unit: int, parsl_resource_specification: Resources) -> Record:
+    from volpipe import label_cost
+
+    return label_cost.try_blocks(trial, unit)
+
+
+APPS = {
+    "find_fragments": App(find_fragments, "cpu"),
+    "find_edges": App(find_edges, "cpu"),
+    "agglomerate": App(agglomerate, "cpu"),
+    "paint": App(paint, "cpu"),
+    "coarsen_labels": App(coarsen_labels, "cpu"),
+    "try_segmentation": App(try_segmentation, "cpu"),
+}

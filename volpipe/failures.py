@@ -1,0 +1,43 @@
+"""Failures of tasks, from their tracebacks: the last line, the sentence for the user, what failures have in common.
+
+Not here: what follows from them (loop).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from volpipe.grid import Box
+
+OURS = r"^volpipe\.errors\.\w+: "  # before the sentence of an error that we raise, at the end of a traceback
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A unit that could not be done: which stage, which box of the output (z, y, x), and why."""
+
+    stage: str
+    unit: int
+    box: Box
+    reason: str
+
+
+def last_line(reason: str) -> str:
+    """Return what a traceback comes to."""
+    return reason.splitlines()[-1] if reason else ""
+
+
+def told_in(reason: str) -> str:
+    """Return what a traceback comes to; of an error of ours, whose sentence says all, without its type."""
+    return re.sub(OURS, "", last_line(reason))
+
+
+def is_told(reason: str) -> bool:
+    """Return whether a traceback comes to an error of ours, which is a sentence for the user."""
+    return told_in(reason) != last_line(reason)
+
+
+def kind_of(reason: str) -> str:
+    """Return what failures that are alike have in common: their last lines without numbers."""
+    return re.sub(r"\d+", "#", last_line(reason))

@@ -1,0 +1,71 @@
+"""Pools of workers, as work sees them: an app is submitted by its name, and its record comes back.
+
+Not here: how workers are started (apps.pool), or any app (apps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from volpipe.journal import Record
+
+Submit = Callable[[str, Sequence[int]], "Future[Record]"]  # of a stage and its units
+
+
+class WorkerPool(Protocol):
+    """Workers of a site that were started, in whatever way."""
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """How many tasks of "cpu" and of "gpu" apps run at a time."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether the workers of "cpu" and of "gpu" apps are the same ones."""
+        ...
+
+    @property
+    def worker_bytes(self) -> int | None:
+        """Memory of each worker, None where it is not known."""
+        ...
+
+    @property
+    def worker_threads(self) -> int | None:
+        """Cores of each worker that runs nets without a GPU, None where the site does not say."""
+        ...
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether all workers that run nets have a GPU."""
+        ...
+
+    @property
+    def node_directory(self) -> str | None:
+        """Folder on the nodes' own disks in which workers keep chunks of the input, None where they do not."""
+        ...
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all workers are on the driver's machine."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Address at which workers reach the driver, and ranks of a training each other."""
+        ...
+
+    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+        """Return the record to come of the app of that name (see apps/), on a worker.
+
+        Raises:
+            RunStopped, SiteError: no worker can answer any more.
+        """
+        ...
+
+
+Start = Callable[[Path], AbstractContextManager[WorkerPool]]  # of a folder for the site's files

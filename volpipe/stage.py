@@ -1,0 +1,191 @@
+"""Stages: units of work of one kind, a flag for each, and how many of them make a task.
+
+Not here: what one stage waits for of another (schedule), or how tasks are sent (loop).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
+LARGEST_BUNDLE = 64
+LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
+SCAN_AT_ONCE = 1 << 16  # units whose flags are turned into numbers at a time
+Unit = tuple[str, int]
+
+
+@dataclass
+class Stage:
+    """Units of one kind.
+
+    Attributes:
+        name: as the journal has it.
+        size: one more than the largest unit.
+        num_units: how many there are; fewer than `size` where some numbers are another stage's work, or nobody's.
+        label: of the executors that run it, "cpu" or "gpu".
+        active: a flag for each number, whether there is such a unit; None where there are all.
+        row: units after which one rests on what these left; 0 where none does. Tasks of all workers take one row at a
+            time, so that what they left is there.
+        waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
+        marked: whether the journal remembers it.
+        num_held: units that are not to be done in this session.
+    """
+
+    name: str
+    size: int
+    num_units: int = -1
+    label: str = "cpu"
+    row: int = 0
+    waits: Callable[[int], bool] | None = None
+    marked: bool = True
+    active: np.ndarray | None = field(default=None, repr=False)
+    done: np.ndarray = field(init=False, repr=False)
+    taken: np.ndarray = field(init=False, repr=False)
+    failed: set[int] = field(default_factory=set)
+    ready: deque[int] = field(default_factory=deque, repr=False)
+    num_done: int = 0
+    num_taken: int = 0
+    num_held: int = 0
+    _scan: Iterator[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_units < 0:
+            self.num_units = self.size if self.active is None else int(np.count_nonzero(self.active))
+        self.done = np.zeros(self.size, bool)
+        self.taken = np.zeros(self.size, bool)
+        self._scan = iter(()) if self.waits else self._units()
+
+    @property
+    def num_left(self) -> int:
+        return self.num_units - self.num_done - len(self.failed) - self.num_held
+
+    def mark(self, unit: int) -> None:
+        if not self.done[unit]:
+            self._take(unit)
+            self.done[unit] = True
+            self.num_done += 1
+
+    def look_again(self) -> None:
+        """Go through all units once more: a resumed run has inputs that nobody will announce."""
+        self._scan = self._units()
+
+    def offer(self, unit: int) -> None:
+        """Let `unit` start when its turn comes, if its inputs are there and nobody has it."""
+        if self._may_start(unit):
+            self._take(unit)
+            self.ready.append(unit)
+
+    def give_back(self, unit: int) -> None:
+        """Let a unit that failed start once more, before others."""
+        self.ready.appendleft(unit)
+
+    def take(self, most: int) -> list[int]:
+        """Return up to `most` units that may start, in ascending order where nothing speaks against it."""
+        units: list[int] = []
+        while len(units) < most:
+            if self.ready:
+                units.append(self.ready.popleft())
+                continue
+            unit = next(self._scan, None)
+            if unit is None:
+                break
+            if self._may_start(unit):
+                self._take(unit)
+                units.append(unit)
+        return units
+
+    def has(self, unit: int) -> bool:
+        """Return whether there is such a unit."""
+        return self.active is None or bool(self.active[unit])
+
+    def leave_out(self, units: np.ndarray) -> None:
+        """Never start those of `units`, a flag for each."""
+        self.taken |= units
+        self.num_taken = int(np.count_nonzero(self.taken))
+
+    def hold(self, units: np.ndarray) -> None:
+        """Do none of `units`, a flag for each, in this session; to be called once, before anything is taken."""
+        held = units & ~self.done
+        self.num_held = int(np.count_nonzero(held if self.active is None else held & self.active))
+        self.leave_out(units)
+
+    def _take(self, unit: int) -> None:
+        self.num_taken += not self.taken[unit]
+        self.taken[unit] = True
+
+    def _may_start(self, unit: int) -> bool:
+        return self.has(unit) and not self.taken[unit] and not (self.waits is not None and self.waits(unit))
+
+    def _units(self) -> Iterator[int]:
+        if self.active is None:
+            yield from range(self.size)
+            return
+        for start in range(0, self.size, SCAN_AT_ONCE):
+            yield from (np.flatnonzero(self.active[start : start + SCAN_AT_ONCE]) + start).tolist()
+
+
+def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
+    """Return how many units, which take `pace` seconds each, make a task.
+
+    Args:
+        pace: of one unit.
+        row: as of a `Stage`: the tasks of all workers take a row at a time, unless that would make them tiny.
+        num_workers: of the stage.
+    """
+    pace = max(pace, 1e-6)
+    wanted = BUNDLE_SECONDS / pace
+    if row:
+        wanted = min(wanted, max(row // num_workers, LEAST_SECONDS / pace))
+    return max(1, min(int(wanted), LARGEST_BUNDLE))
+
+
+class Order(Protocol):
+    """Stages, and which of their units may start now."""
+
+    stages: list[Stage]
+    by_name: dict[str, Stage]
+
+    @property
+    def shown(self) -> list[Stage]:
+        """Stages that have units, in the order of a voxel's life."""
+        ...
+
+    def take(self, stage: Stage, most: int) -> list[int]:
+        """Return up to `most` units of `stage` that may start now."""
+        ...
+
+    def finish(self, stage: Stage, unit: int) -> None:
+        """Mark `unit` done."""
+        ...
+
+
+class SingleStage:
+    """A schedule of one stage whose units wait for nothing."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stages = [stage]
+        self.by_name = {stage.name: stage}
+
+    @property
+    def shown(self) -> list[Stage]:
+        """The one stage."""
+        return self.stages
+
+    def resume(self, done: Iterable[Unit]) -> None:
+        """Mark what an earlier session finished; to be called before anything is taken."""
+        for name, unit in done:
+            if name in self.by_name:
+                self.by_name[name].mark(unit)
+
+    def take(self, stage: Stage, most: int) -> list[int]:
+        """Return up to `most` units of `stage` that may start now."""
+        return stage.take(most)
+
+    def finish(self, stage: Stage, unit: int) -> None:
+        """Mark `unit` done."""
+        stage.mark(unit)
