@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from parsl.config import Config
 
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.pods import PodProvider
-from volpipe.apps.podstatus import Patience
-from volpipe.apps.settings import read_settings
-from volpipe.apps.surroundings import (
+from volpipe.apps import (
+    HoldingExecutor,
+    Patience,
+    PodProvider,
     affinity_to,
     check_folder,
     check_gpus,
@@ -19,6 +18,7 @@ from volpipe.apps.surroundings import (
     node_disk,
     pod_user,
     read_claims,
+    read_settings,
     run_mark,
 )
 

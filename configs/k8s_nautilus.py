@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from parsl.config import Config
 
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.pods import PodProvider
-from volpipe.apps.podstatus import Patience
-from volpipe.apps.settings import read_settings
-from volpipe.apps.surroundings import (
+from volpipe.apps import (
+    HoldingExecutor,
+    Patience,
+    PodProvider,
     check_folder,
     driver_address,
     driver_pod,
     node_disk,
     pod_user,
     read_claims,
+    read_settings,
     run_mark,
 )
 

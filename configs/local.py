@@ -9,7 +9,7 @@ from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
-from volpipe.apps.executors import HoldingExecutor
+from volpipe.apps import HoldingExecutor
 
 
 def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> HoldingExecutor:

@@ -8,8 +8,7 @@ from parsl.addresses import address_by_hostname
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.slurm import SlurmJobs, read_slurm_settings
+from volpipe.apps import HoldingExecutor, SlurmJobs, read_slurm_settings
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parsl.config import Config
 
-from volpipe.apps.slurm import read_slurm_settings
+from volpipe.apps import read_slurm_settings
 from volpipe.configs.slurm_htex import Jobs, executor, with_executors
 
 
