@@ -1,8 +1,8 @@
 from .executors import HoldingExecutor
 from .pods import PodProvider
 from .podstatus import Patience
-from .settings import read_settings
-from .slurm import SlurmJobs, read_slurm_settings
+from .settings import read_settings, read_slurm_settings
+from .slurm import SlurmJobs
 from .surroundings import (
     affinity_to,
     check_folder,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tomllib
 import types
 from collections.abc import Callable
@@ -143,3 +144,14 @@ def _called(kind: Any) -> str:  # Any: a type as it was annotated
 
 def _example(kind: Any) -> str:  # Any: a type as it was annotated
     return NAMES[_plain(kind)][1]
+
+
+def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
+    """Return the dataclass `kind`, filled by the TOML file of the `site` and by VOLPIPE_SLURM_...
+
+    Raises:
+        SiteError: there is no Slurm here, or a setting is missing, unknown or of the wrong type.
+    """
+    if shutil.which("sbatch") is None:
+        raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
+    return read_settings(kind, site, "VOLPIPE_SLURM")

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import SlurmProvider
 from parsl.providers.errors import SubmitException
 
-from volpipe.apps.settings import read_settings
 from volpipe.errors import SiteError
-
-Chosen = TypeVar("Chosen")
 
 STATES = {
     JobState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD",
@@ -40,17 +36,6 @@ BUSY = (
     "Resource temporarily unavailable", "Zero Bytes were transmitted", "does not answer",
 )  # fmt: skip
 NO_ANSWER = 124  # exit code of a command that took too long, as timeout(1) has it
-
-
-def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:
-    """Return the dataclass `kind`, filled by the TOML file of the `site` and by VOLPIPE_SLURM_...
-
-    Raises:
-        SiteError: there is no Slurm here, or a setting is missing, unknown or of the wrong type.
-    """
-    if shutil.which("sbatch") is None:
-        raise SiteError("no sbatch on the PATH; give the command on a machine that can submit Slurm jobs")
-    return read_settings(kind, site, "VOLPIPE_SLURM")
 
 
 class SlurmJobs(SlurmProvider):
