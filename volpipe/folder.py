@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from volpipe.errors import RunError
 from volpipe.estimate import Rates
-from volpipe.formats.files import Location
+from volpipe.formats.files import Location, atomic_write, partial_files
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
@@ -143,9 +143,7 @@ class RunFolder:
 
     def store_plan(self, plan: Plan) -> None:
         """Store `plan` whole, or leave what was there."""
-        partial = self.plan_file.with_suffix(".partial")
-        partial.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
-        partial.replace(self.plan_file)
+        atomic_write(self.plan_file, plan.model_dump_json(indent=1).encode())
 
     def load_rates(self, plan: Plan) -> Rates | None:
         """Return what an earlier rehearsal of `plan` gave, or None."""
@@ -204,6 +202,8 @@ class RunFolder:
     def _locked(self) -> Iterator[str]:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
         with held(self.path, session, RunError):
+            for path in partial_files(self.path):
+                path.unlink(missing_ok=True)
             yield session
 
     def clear(self) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from volpipe.formats.remote import Remote, Stamp
 log = logging.getLogger(__name__)
 
 Location = Path | Remote
+
+PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
 
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
@@ -133,17 +136,32 @@ def write(file: Location, data: bytes) -> None:
         _note_change()
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    atomic_write(file, data)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write the file at `path`, in a folder that exists, whole or not at all, also through a crash."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
-        sync_folder(file.parent)
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def partial_files(folder: Path) -> list[Path]:
+    """Return the unfinished files in `folder` of writers that were killed, or are at work."""
+    return [path for path in folder.glob(".*") if re.fullmatch(PARTIAL, path.name)]
 
 
 def delete_file(file: Location) -> None:
