@@ -111,6 +111,12 @@ class Volume:
         return length.get("z", 1), length.get("y", 1), length.get("x", 1)
 
     @property
+    def spatial_chunks(self) -> tuple[int, int, int]:
+        """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
+        length = dict(zip(self.axes, self.chunks, strict=True))
+        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+
+    @property
     def num_channels(self) -> int:
         """How many channels are read: one where it is chosen, else all that are stored."""
         return self.num_stored_channels if self.view.channel is None else 1

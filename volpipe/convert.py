@@ -251,8 +251,8 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     shape, unit = volume.spatial_shape, target.unit
     # Any rows of a flat file cost what they are; of slices each time that it is opened.
     is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
-    stored = {} if is_flat else dict(zip(volume.axes, volume.chunks, strict=True))
-    cell = [_up(max(u, min(stored.get(a, 1), n)), u) for a, u, n in zip("zyx", unit, shape, strict=True)]
+    chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
+    cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
     for i in (1, 2, 0):
         if math.prod(cell) * voxel > MAX_BOX_BYTES:

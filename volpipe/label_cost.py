@@ -149,7 +149,7 @@ def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes
     """Return how long the labelling of `trial` takes on `num_workers` by `rates`."""
     plan, near = trial.plan, _near(trial.plan)
     num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
-    reading = rates.read_seconds * _touched(plan, near, _chunk(trial.volume))
+    reading = rates.read_seconds * _touched(plan, near, trial.volume.spatial_chunks)
     parts = rates.graph_parts * num_voxels
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
@@ -199,11 +199,6 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
     return min(size, -(-high // cell) * cell) - low // cell * cell
 
 
-def _chunk(volume: Volume) -> tuple[int, ...]:
-    known = dict(zip(volume.axes, volume.chunks, strict=True))
-    return tuple(known.get(axis, 1) for axis in "zyx")
-
-
 def try_blocks(trial: Trial, number: int) -> Record:
     """Label some blocks in a folder of the worker's own; the record's result are the values of their `LabelRates`."""
     result: list[float] = []
@@ -247,7 +242,7 @@ def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tu
     """Return a copy at `place` of what lies in `box`, and what it took to read and decode one voxel."""
     with stopwatch() as reading:
         data = volume.open().read(box)
-    bounds = zip(box.start, box.stop, _chunk(volume), volume.spatial_shape, strict=True)
+    bounds = zip(box.start, box.stop, volume.spatial_chunks, volume.spatial_shape, strict=True)
     return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 
 
@@ -259,7 +254,7 @@ def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> 
     rest = [n - s for n, s in zip(size, shape, strict=True)]
     dice = np.random.default_rng([SEED, number])
     starts = [[n // 2 for n in rest], *([int(dice.integers(n + 1)) for n in rest] for _ in range(NUM_PLACES))]
-    aligned = [tuple(a // c * c for a, c in zip(start, _chunk(trial.volume), strict=True)) for start in starts]
+    aligned = [tuple(a // c * c for a, c in zip(start, trial.volume.spatial_chunks, strict=True)) for start in starts]
 
     def variance(start: tuple[int, ...]) -> float:
         probe = tuple(a + (n - min(n, PROBE)) // 2 for a, n in zip(start, shape, strict=True))

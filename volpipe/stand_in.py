@@ -29,9 +29,9 @@ def nothing(volume: Volume, place: Path) -> Volume:
 
 def made_up(volume: Volume, shape: tuple[int, ...], place: Path) -> Volume:
     """Return an array at `place` of made-up affinities of `shape` (z, y, x), with channels and chunks of `volume`."""
-    known = dict(zip(volume.axes, volume.chunks, strict=True))
+    num_channels = dict(zip(volume.axes, volume.chunks, strict=True)).get("c", 1)
     whole = (volume.num_channels, *shape)
-    return write(place, as_type(chances(whole), volume.dtype), tuple(known.get(axis, 1) for axis in AXES))
+    return write(place, as_type(chances(whole), volume.dtype), (num_channels, *volume.spatial_chunks))
 
 
 def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "zstd") -> Volume:

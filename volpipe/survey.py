@@ -274,8 +274,7 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
 
 def _cell(volume: Volume) -> Triple:
     """Return the chunk's shape (z, y, x), or that of a part of a large one."""
-    length = dict(zip(volume.axes, volume.chunks, strict=True))
-    z, y, x = (min(length.get(axis, 1), n, MAX_CELL) for axis, n in zip("zyx", volume.spatial_shape, strict=True))
+    z, y, x = (min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
     return z, y, x
 
 
@@ -326,8 +325,7 @@ def _boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) 
 
 def _box_shape(volume: Volume, seconds: float, seconds_per_chunk: float) -> Triple:
     """Return the largest of EDGES as a box's edges, clipped to the volume, that can be read in `seconds`."""
-    chunk = dict(zip(volume.axes, volume.chunks, strict=True))
-    sizes = [(n, chunk.get(axis, 1)) for axis, n in zip("zyx", volume.spatial_shape, strict=True)]
+    sizes = list(zip(volume.spatial_shape, volume.spatial_chunks, strict=True))
     for edge in reversed(EDGES):
         num_chunks = math.prod(-(-min(edge, n) // c) for n, c in sizes)
         if edge == EDGES[0] or num_chunks * seconds_per_chunk <= seconds:

@@ -26,7 +26,7 @@ from volpipe.measure import Statistics, is_finite, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
-from volpipe.staging import staged, take_notes
+from volpipe.staging import take_warnings, through_cache
 from volpipe.tensors import PARTS, Tensors
 from volpipe.usage import is_alone, measured
 from volpipe.volume import AS_STORED, View, Volume, open_volume
@@ -239,7 +239,7 @@ def open_source(job: Job) -> Volume:
 
 @lru_cache(maxsize=4)
 def _open_volume(identity: str, path: str, key: str, view: View = AS_STORED) -> Volume:
-    return staged(open_volume(path, key, view=view), identity)
+    return through_cache(open_volume(path, key, view=view), identity)
 
 
 def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:
@@ -278,7 +278,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
         tuple(sorted(done)),
         tuple(sorted(failed.items())),
         hopeless=tuple(sorted(hopeless)),
-        told=take_notes(),
+        told=take_warnings(),
         fatal=fatal,
         **usage,
     )

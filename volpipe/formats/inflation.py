@@ -1,7 +1,9 @@
-"""How much a compressed chunk unpacks to, found out before the memory is taken; for decoders that take all.
+"""The decoded size of compressed chunks and pictures, checked before a decoder takes the memory.
 
-Not here: tensorstore's decoders, which stop at the end of a chunk. What is allowed here is what Zarr v2 calls codecs:
-the rest of numcodecs makes objects of bytes (pickle above all), and is code.
+Not here: decoders that stop at the end of a chunk, strip or tile: tensorstore's, and most of TIFF's. Only the codecs of
+Zarr v2 below are allowed: the rest of numcodecs makes objects of bytes (pickle above all), and is code. Pictures in a
+TIFF state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), PNG (RFC 2083, 4.1.1) and WebP (RFC
+9649, 2).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import re
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -23,6 +26,10 @@ MOST_GROWTH = 8  # of what a filter is given: bits to bytes, bytes to float64
 SPARE_BYTES = 1024  # for a checksum or a scale
 DTYPE = re.compile(r"[<>|=]?(b1|bool|[iuf][1248]|u?int(8|16|32|64)|float(16|32|64))")
 LZMA_DICTIONARY_BYTES = 2**30
+UNSIZED = ("jpegxl", "jpegxr", "lerc", "jetraw")  # pictures whose size is not read; no volume is known to use them
+PNG = b"\x89PNG\r\n\x1a\n"
+J2K = b"\xff\x4f\xff\x51"
+J2K_SEARCHED_BYTES = 4096  # the codestream of a JP2 file stands behind a few small boxes
 
 
 class _Decoder(Protocol):
@@ -124,3 +131,50 @@ def _blosc(text: bytes) -> int:
     if len(text) < 16 or stored != len(text):
         raise ChunkError(f"blosc: it has {len(text)} bytes and says {stored}")
     return int.from_bytes(text[4:8], "little")
+
+
+def count_values(text: bytes) -> int | None:
+    """Return the number of values of the picture in `text`, samples counted; None where it is no picture."""
+    try:
+        if text.startswith(b"\xff\xd8"):
+            return _jpeg(text)
+        if text.startswith(PNG):
+            width, height = struct.unpack_from(">II", text, 16)
+            return int(width * height * 4)
+        if text.startswith(b"RIFF") and text[8:12] == b"WEBP":
+            return _webp(text)
+        place = text[:J2K_SEARCHED_BYTES].find(J2K)
+        if place == 0 or (place > 0 and text[4:8] == b"jP  "):
+            return _j2k(text, place)
+    except struct.error:  # cut short: the decoder says so
+        return 0
+    return None
+
+
+def _jpeg(text: bytes) -> int:
+    """Return the values of the largest frame."""
+    most = 0
+    for found in re.finditer(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]", text):
+        if found.end() + 8 <= len(text):
+            height, width, samples = struct.unpack_from(">HHB", text, found.end() + 3)
+            is_frame = struct.unpack_from(">H", text, found.end())[0] == 8 + 3 * samples
+            most = max(most, height * width * samples if is_frame else 0)
+    return most
+
+
+def _j2k(text: bytes, place: int) -> int:
+    right, bottom, left, top = struct.unpack_from(">4I", text, place + 8)
+    (samples,) = struct.unpack_from(">H", text, place + 40)
+    return int(max(0, right - left) * max(0, bottom - top) * samples)
+
+
+def _webp(text: bytes) -> int:
+    kind = text[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(text[i : i + 3], "little") + 1 for i in (24, 27))
+    elif kind == b"VP8L":
+        bits = int.from_bytes(text[21:25], "little")
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", text, 26))
+    return width * height * 4

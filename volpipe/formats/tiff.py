@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import pictures, tags
+from volpipe.formats import inflation, tags
 from volpipe.formats.files import check_beside
 from volpipe.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.formats.metadata import ArraySpec, Header, Place, check_memory, voxel_dtype, voxels
@@ -191,7 +191,7 @@ def _codec(page: TiffPage, file: Path) -> str:
     if page.compression == 1:
         return "raw"
     name = NAMES(page.compression).name.lower() if page.compression in set(NAMES) else str(page.compression)
-    if name.startswith(pictures.UNSIZED):
+    if name.startswith(inflation.UNSIZED):
         raise VolumeError(
             f"{file} is compressed with {name}, which takes memory that nothing bounds; use deflate or zstd"
         )
