@@ -32,7 +32,7 @@ from volpipe.formats.flat import Part, num_bytes
 from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import Box, Grid
-from volpipe.growth import FOLDERS, Target, growing
+from volpipe.growth import FOLDERS, Target, atomic_copy
 from volpipe.identity import identify
 from volpipe.quota import find_quotas
 from volpipe.volume import ArraySpec, Volume, open_volume
@@ -113,7 +113,7 @@ def convert(
     target = plan_copy(volume, out, choice or Choice())
     boxes = Grid(volume.spatial_shape, _cell(target, volume))
     tell = on_progress or (lambda done, total: None)
-    with growing(target, _identity(target, volume, boxes)) as tally:
+    with atomic_copy(target, _identity(target, volume, boxes)) as tally:
         if target.is_folder:
             for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
                 tally.add(number)
@@ -199,8 +199,8 @@ def _attributes(volume: Volume, format: str) -> dict[str, object]:
     if size is None or format not in ("n5", "zarr2", "zarr3", "hdf5"):
         return {}
     turn = -1 if format == "n5" else 1
-    found = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
-    return found | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
+    attributes = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
+    return attributes | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
 
 
 def _check_free(target: Target, volume: Volume) -> None:

@@ -28,7 +28,7 @@ from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
 from volpipe.rehearsal import TooSlowError, rehearse
 from volpipe.score_cost import ScoreTime, rehearse_scores
-from volpipe.stand_in import nothing
+from volpipe.stand_in import zeros_like
 from volpipe.tensors import delete
 from volpipe.volume import Volume
 
@@ -306,7 +306,7 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Ap
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
     place = stage.folder.path / "stand_in"
-    nothing(stage.given, place)
+    zeros_like(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
         rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates

@@ -29,7 +29,7 @@ from volpipe.label_tasks import LabelGraph, LabelJob, objects_csv
 from volpipe.lock import held
 from volpipe.output import level_key
 from volpipe.rehearsal import MOST_WORKERS, stopwatch
-from volpipe.stand_in import made_up, write
+from volpipe.stand_in import synthetic_affinities, write
 from volpipe.tasks import Workers, gather
 from volpipe.tensors import delete
 from volpipe.volume import ArraySpec, View, Volume, create_array
@@ -249,7 +249,7 @@ def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tu
 def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
     """Return what is read for a trial, and the box of `shape` in it."""
     if not trial.is_there:
-        return made_up(trial.volume, shape, folder / "made_up"), Box.of(shape)
+        return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.of(shape)
     reader, size = trial.volume.open(), trial.volume.spatial_shape
     rest = [n - s for n, s in zip(size, shape, strict=True)]
     dice = np.random.default_rng([SEED, number])

@@ -19,7 +19,7 @@ from volpipe.formats.files import atomic_write
 from volpipe.grid import Box, Grid, Shape, align_up
 from volpipe.label_recipe import NEAREST, LabelRecipe
 from volpipe.levels import Triple, level_factors, level_shape, level_step
-from volpipe.volume import View, Volume, open_volume, viewed
+from volpipe.volume import View, Volume, open_volume, with_view
 
 LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -189,7 +189,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     Raises:
         PlanError: the two do not fit.
     """
-    volume = viewed(volume, recipe.input.view)
+    volume = with_view(volume, recipe.input.view)
     _check_channels(volume, recipe)
     shape, output = volume.spatial_shape, recipe.output
     edge = LARGE_BLOCK if math.prod(shape) >= MANY else BLOCK

@@ -47,20 +47,20 @@ DECODERS: Mapping[str, Callable[[], Any]] = {  # Any: _Decoder, which zlib's do 
 }
 
 
-def refused(filters: object, compressor: object) -> str:
-    """Return which of the codecs of a Zarr v2 array is not read, "" where all are."""
+def unsupported_codec(filters: object, compressor: object) -> str:
+    """Return the first codec of a Zarr v2 array that is not read, "" where all are."""
     for entry in filters if isinstance(filters, list) else []:
-        said = entry if isinstance(entry, dict) else {}
-        if said.get("id") not in FILTERS:
-            return f"filter {said.get('id')!r}"
-        types = {key: value for key, value in said.items() if key.endswith(("dtype", "astype"))}
+        codec = entry if isinstance(entry, dict) else {}
+        if codec.get("id") not in FILTERS:
+            return f"filter {codec.get('id')!r}"
+        types = {key: value for key, value in codec.items() if key.endswith(("dtype", "astype"))}
         for key, value in types.items():
             if value is not None and not DTYPE.fullmatch(str(value)):
-                return f"filter {said['id']!r} with {key} {str(value)[:60]!r}"
-    said = compressor if isinstance(compressor, dict) else {}
-    if said and said.get("id") not in COMPRESSORS:
-        return f"compressor {said.get('id')!r}"
-    if said.get("id") == "lzma" and said.get("format", 1) not in (0, 1, 2):
+                return f"filter {codec['id']!r} with {key} {str(value)[:60]!r}"
+    codec = compressor if isinstance(compressor, dict) else {}
+    if codec and codec.get("id") not in COMPRESSORS:
+        return f"compressor {codec.get('id')!r}"
+    if codec.get("id") == "lzma" and codec.get("format", 1) not in (0, 1, 2):
         return "compressor 'lzma' without a header"
     return ""
 
@@ -73,7 +73,7 @@ def check(text: bytes, compressor: str, chunk_bytes: int) -> None:
     """
     limit = MOST_GROWTH * chunk_bytes + SPARE_BYTES
     if compressor in DECODERS:
-        size = _inflated(text, DECODERS[compressor], limit)
+        size = _inflated_size(text, DECODERS[compressor], limit)
     elif compressor == "zstd":
         size = _zstd(text, limit)
     elif compressor == "blosc":
@@ -84,7 +84,7 @@ def check(text: bytes, compressor: str, chunk_bytes: int) -> None:
         raise ChunkError(f"it unpacks to more than {limit} bytes and a chunk has {chunk_bytes}")
 
 
-def _inflated(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
+def _inflated_size(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
     """Return the size of `text` unpacked, all members of it, or one more than `limit` if it is larger."""
     size = 0
     try:
@@ -154,10 +154,10 @@ def count_values(text: bytes) -> int | None:
 def _jpeg(text: bytes) -> int:
     """Return the values of the largest frame."""
     most = 0
-    for found in re.finditer(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]", text):
-        if found.end() + 8 <= len(text):
-            height, width, samples = struct.unpack_from(">HHB", text, found.end() + 3)
-            is_frame = struct.unpack_from(">H", text, found.end())[0] == 8 + 3 * samples
+    for match in re.finditer(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]", text):
+        if match.end() + 8 <= len(text):
+            height, width, samples = struct.unpack_from(">HHB", text, match.end() + 3)
+            is_frame = struct.unpack_from(">H", text, match.end())[0] == 8 + 3 * samples
             most = max(most, height * width * samples if is_frame else 0)
     return most
 

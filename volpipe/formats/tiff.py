@@ -122,11 +122,11 @@ def _check_chain(file: Path) -> None:
         raise VolumeError(f"{file} has {size} bytes: it is cut short; copy it again")
     number, counter, tag = (struct.Struct(order + form) for form in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
     (offset,) = number.unpack(start[number.size : 2 * number.size])
-    seen: set[int] = set()
+    offsets: set[int] = set()
     while offset:
-        if offset in seen or len(seen) >= MAX_PAGES:
+        if offset in offsets or len(offsets) >= MAX_PAGES:
             raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
-        seen.add(offset)
+        offsets.add(offset)
         check_end(file, offset + counter.size)
         text = raw.read(offset, min(PROBED_BYTES, size - offset))
         (count,) = counter.unpack_from(text)
@@ -309,7 +309,7 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
             dtype=spec.dtype,
             photometric="minisblack",
             compression=COMPRESSION[spec.codec],
-            **tags.written(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
+            **tags.write_arguments(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
         )
 
 
