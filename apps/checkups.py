@@ -231,8 +231,7 @@ def _question(volume: Volume | None, mark: Path) -> Question:
 
 def _middle(volume: Volume) -> Part:
     """Return the chunk in the middle of a volume, or a part of it where it is large."""
-    sizes = dict(zip(volume.axes, volume.chunks, strict=True))
-    edges = [min(sizes.get(axis, 1), LONGEST_EDGE) for axis in "zyx"]
+    edges = [min(edge, LONGEST_EDGE) for edge in volume.spatial_chunks]
     start = [n // 2 // edge * edge for n, edge in zip(volume.spatial_shape, edges, strict=True)]
     stop = [min(a + edge, n) for a, edge, n in zip(start, edges, volume.spatial_shape, strict=True)]
     return {"path": volume.path, "key": volume.key, "start": start, "stop": stop}

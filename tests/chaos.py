@@ -125,8 +125,9 @@ class Round:
         self._count()
         if fingerprint(self.slow.out) != whole:
             self.troubles.append("the output differs from that of an undisturbed run")
-        left = [path.name for path in self.slow.out.rglob("*") if LEFT_BEHIND.fullmatch(path.name)]
-        left += [path.name for name in ("tensors.*", "rehearsal", "*.partial") for path in self.slow.run.glob(name)]
+        everything = (path for folder in (self.slow.out, self.slow.run) for path in folder.rglob("*"))
+        left = [path.name for path in everything if LEFT_BEHIND.fullmatch(path.name)]
+        left += [path.name for name in ("tensors.*", "rehearsal") for path in self.slow.run.glob(name)]
         if left:
             self.troubles.append(f"files are left: {left}")
         stop = time.monotonic() + GONE_SECONDS

@@ -24,7 +24,7 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int6
 @pytest.fixture(scope="module", autouse=True)
 def _one_process() -> Iterator[None]:
     """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
-    with probe.kept():
+    with probe.keep_process():
         yield
 
 

@@ -28,7 +28,7 @@ from volpipe.label_plan import LabelPlan, fit
 from volpipe.label_recipe import LabelRecipe
 from volpipe.label_tasks import LabelGraph
 from volpipe.labelling import label, plan_labels
-from volpipe.stand_in import chances, nothing
+from volpipe.stand_in import affinities, zeros_like
 from volpipe.volume import Volume
 
 Triple = tuple[int, int, int]
@@ -101,7 +101,7 @@ def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
 ) -> None:
     still(0.0)
     near = (1, 1, 1) if "method" in objects else (3, 3, 3)
-    plan, volume = planned_over(tmp_path, chances((9, 20, 44, 40)), recipe((16, 20, 24), **objects))
+    plan, volume = planned_over(tmp_path, affinities((9, 20, 44, 40)), recipe((16, 20, 24), **objects))
     reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
     rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
     inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
@@ -165,7 +165,7 @@ def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable
     times = []
     for number, length in enumerate((48, 96)):
         (tmp_path / str(number)).mkdir()
-        plan, volume = planned_over(tmp_path / str(number), chances((9, 24, 24, length)), recipe((24, 24, 24)))
+        plan, volume = planned_over(tmp_path / str(number), affinities((9, 24, 24, length)), recipe((24, 24, 24)))
         times.append(rehearse_labels(trial_of(tmp_path / str(number), plan, volume), Inline()))
     graphs = [each.stages[2].seconds for each in times]
     assert 2.0 < graphs[0] < graphs[1] < 2.0 * graphs[0] * 1.2
@@ -173,7 +173,7 @@ def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable
 
 
 def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> None:
-    plan, _ = planned_over(tmp_path, chances((9, 32, 32, 32)), recipe((16, 16, 16)))
+    plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)))
     graphs: list[LabelGraph] = []
 
     class Kept(Inline):
@@ -209,7 +209,7 @@ def test_larger_blocks_are_tried_where_that_is_quick(
 
 
 def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> None:
-    data = chances((9, 64, 64, 64))
+    data = affinities((9, 64, 64, 64))
     data[:, 20:44, 20:44, 20:44] = 0
     plan, volume = planned_over(tmp_path, data, recipe((8, 8, 8), method="components", background=0.2), 8)
     trial = dataclasses.replace(trial_of(tmp_path, plan, volume), folder=str(tmp_path))
@@ -221,7 +221,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *, is_there: bool) -> None:
-    plan, volume = planned_over(tmp_path, chances((9, 20, 24, 40)), recipe((16, 16, 16)))
+    plan, volume = planned_over(tmp_path, affinities((9, 20, 24, 40)), recipe((16, 16, 16)))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     found = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -230,7 +230,7 @@ def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *,
 
 
 def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
-    plan, volume = planned_over(tmp_path, chances((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
+    plan, volume = planned_over(tmp_path, affinities((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
     times = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=False), Inline())
     assert times.is_guess
@@ -240,7 +240,7 @@ def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
 def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: Path) -> None:
     chosen = recipe((16, 16, 16)).model_dump()
     chosen["output"]["levels"] = 2
-    plan, volume = planned_over(tmp_path, chances((9, 32, 48, 40)), LabelRecipe.model_validate(chosen))
+    plan, volume = planned_over(tmp_path, affinities((9, 32, 48, 40)), LabelRecipe.model_validate(chosen))
     trial = trial_of(tmp_path, plan, volume)
     times = label_times(trial, dataclasses.replace(NO_RATES, coarse_seconds=1e-3), 1)
     coarser = {stage.name: (stage.num_tasks, stage.seconds) for stage in times.stages[-2:]}
@@ -252,7 +252,7 @@ def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_made_up_affinities_are_the_same_each_time_and_of_the_type_that_is_wanted(tmp_path: Path, dtype: str) -> None:
     volume = dataclasses.replace(make(tmp_path / "a.zarr", np.zeros((4, 9, 9, 9), np.uint8)), dtype=np.dtype(dtype))
-    parts = [label_cost.made_up(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
+    parts = [label_cost.synthetic_affinities(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
     first, second = (part.open().read(Box.of((20, 30, 25))) for part in parts)
     assert np.array_equal(first, second)
     assert first.shape == (4, 20, 30, 25)
@@ -265,7 +265,7 @@ def test_made_up_affinities_are_the_same_each_time_and_of_the_type_that_is_wante
 
 def test_nothing_stands_in_for_a_volume_at_no_cost(tmp_path: Path) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((9, 30, 30, 30), np.uint16), chunks=(9, 10, 10, 10))
-    found = nothing(volume, tmp_path / "nothing")
+    found = zeros_like(volume, tmp_path / "nothing")
     assert (found.shape, found.dtype, found.chunks) == (volume.shape, volume.dtype, volume.chunks)
     assert not found.open()[...].any()
     assert sum(path.stat().st_size for path in (tmp_path / "nothing").rglob("*")) < 20_000
@@ -274,7 +274,7 @@ def test_nothing_stands_in_for_a_volume_at_no_cost(tmp_path: Path) -> None:
 def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan, _ = planned_over(tmp_path, chances((9, 32, 32, 32)), recipe((16, 16, 16)), 8)
+    plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)), 8)
     assert len(foreseen(plan, Inline())) == 1
     assert foreseen(plan, Inline(slots=2)) == []
     chunks = [path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name != "zarr.json"]
@@ -286,7 +286,7 @@ def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
 
 
 def test_a_labelling_tells_of_its_workers_once_where_nothing_was_done_before(tmp_path: Path) -> None:
-    plan, _ = planned_over(tmp_path, chances((9, 16, 16, 32)), recipe((16, 16, 16)))
+    plan, _ = planned_over(tmp_path, affinities((9, 16, 16, 32)), recipe((16, 16, 16)))
     heard: list[object] = []
     stopped = Inline(most_tasks=2)
     with pytest.raises(Stopped):
@@ -300,7 +300,7 @@ def test_a_labelling_tells_of_its_workers_once_where_nothing_was_done_before(tmp
 def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make(tmp_path / "a.zarr", chances((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
+    make(tmp_path / "a.zarr", affinities((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
     monkeypatch.setattr(label_cost, "WORTH_TRYING", 0)
     give = giver(tmp_path, monkeypatch, capsys)
     ended = give("label", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")

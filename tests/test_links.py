@@ -32,7 +32,7 @@ SECRET = np.full(DATA.shape, 77, "u1")
 @pytest.fixture(scope="module", autouse=True)
 def _one_process() -> Iterator[None]:
     """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
-    with probe.kept():
+    with probe.keep_process():
         yield
 
 

@@ -35,12 +35,12 @@ LAYOUTS = {
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that the site names on this node, for this process; emptied by all that it opened."""
-    staging.take_notes()
+    staging.take_warnings()
     monkeypatch.setenv("HERE", str(tmp_path))
     monkeypatch.setenv(staging.VARIABLE, "$HERE/node")
     yield tmp_path / "node"
-    staging.close_shelves()
-    assert not (tmp_path / "node").exists() or shelves(tmp_path / "node") == []
+    staging.close_caches()
+    assert not (tmp_path / "node").exists() or caches(tmp_path / "node") == []
 
 
 def written(folder: Path, layout: str, data: np.ndarray) -> Volume:
@@ -55,8 +55,8 @@ def written(folder: Path, layout: str, data: np.ndarray) -> Volume:
 def test_every_box_is_what_it_is_without(node: Path, tmp_path: Path, layout: str) -> None:
     data = noise(SHAPE)
     data[16:] = 0  # not stored
-    volume = staging.staged(written(tmp_path / "in", layout, data), "a run")
-    assert isinstance(volume, staging.StagedVolume)
+    volume = staging.through_cache(written(tmp_path / "in", layout, data), "a run")
+    assert isinstance(volume, staging.CachedVolume)
 
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.tuples(*(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True).map(sorted) for n in SHAPE)))
@@ -66,14 +66,14 @@ def test_every_box_is_what_it_is_without(node: Path, tmp_path: Path, layout: str
             np.testing.assert_array_equal(volume.open(cache_bytes=cache_bytes).read(box)[0], data[box.slices])
 
     check()
-    assert staging.take_notes() == ()
+    assert staging.take_warnings() == ()
     assert volume.open().is_stored(Box((0, 0, 0), (16, 16, 16)))
     assert not volume.open().is_stored(Box((16, 0, 0), (20, 16, 16)))
 
 
 def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_path: Path) -> None:
     data = noise((16, *SHAPE[1:]))
-    volume = staging.staged(written(tmp_path / "in", "n5", data), "a run")
+    volume = staging.through_cache(written(tmp_path / "in", "n5", data), "a run")
     stored = sum(
         file.stat().st_size for file in (tmp_path / "in/raw").rglob("*") if file.is_file() and file.name.isdecimal()
     )
@@ -88,13 +88,13 @@ def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_p
 )
 def test_a_spoilt_copy_is_read_where_it_comes_from_and_said_to_be(node: Path, tmp_path: Path, spoil: object) -> None:
     data = noise((16, *SHAPE[1:]))
-    volume = staging.staged(written(tmp_path / "in", "n5", data), "a run")
+    volume = staging.through_cache(written(tmp_path / "in", "n5", data), "a run")
     box = Box((0, 0, 0), (8, 8, 8))
     volume.open().read(box)
     (copy,) = [file for file in node.glob("*/*") if file.name == "0_0_0"]
     spoil(copy)  # type: ignore[operator]  # as parametrised
     np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
-    (word,) = staging.take_notes()
+    (word,) = staging.take_warnings()
     assert word.startswith(f"the input is read straight, not by way of {node}: ")
     np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
     assert copy.read_bytes() == (tmp_path / "in/raw/0/0/0").read_bytes()
@@ -108,21 +108,21 @@ def test_a_folder_that_cannot_be_is_told_and_the_input_read_straight(
     (tmp_path / "file").touch()
     for place, why in (("here", "is 'here'"), ("/$NOBODY/node", "NOBODY"), (f"{tmp_path}/file", "file")):
         monkeypatch.setenv(staging.VARIABLE, place)
-        found = staging.staged(volume, "a run").open().read(Box((0, 0, 0), (8, 8, 8)))
+        found = staging.through_cache(volume, "a run").open().read(Box((0, 0, 0), (8, 8, 8)))
         np.testing.assert_array_equal(found[0], data[:8, :8, :8])
-        (word,) = staging.take_notes()
+        (word,) = staging.take_warnings()
         assert why in word
 
 
 def test_what_is_no_file_of_a_chunk_is_read_where_it_lies(node: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", noise((8, 8, 8)))
     volume = open_volume(tmp_path / "in.npy")
-    assert staging.staged(volume, "a run") is volume
+    assert staging.through_cache(volume, "a run") is volume
     assert staging.obstacle(volume) == "npy is read in parts of files"
     shards = ArraySpec((1024, 512, 512), np.dtype(np.uint8), (64, 64, 64), shards=(512, 512, 512), codec="zstd")
     create_array(tmp_path / "big", "raw", shards, "zarr3")
     large = open_volume(tmp_path / "big/raw")
-    assert staging.staged(large, "a run") is large
+    assert staging.through_cache(large, "a run") is large
     assert staging.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
 
 
@@ -193,7 +193,7 @@ def test_a_run_whose_node_is_full_reads_straight_and_says_so(tmp_path: Path) -> 
     assert "of the disk is free" in word
 
 
-def shelves(node: Path) -> list[Path]:
+def caches(node: Path) -> list[Path]:
     return list(node.glob("volpipe-*"))
 
 
@@ -205,7 +205,7 @@ def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -
     slow = Slow(tmp_path / "run", mode="streamed", environment={staging.VARIABLE: str(node)})
     slow.begin()
     slow.wait_for_calls(20)
-    assert len(shelves(node)) == 1
+    assert len(caches(node)) == 1
     if what == "worker":
         slow.workers()[0].kill()
     elif what == "pool":
@@ -221,10 +221,10 @@ def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -
     assert code == (-signal.SIGKILL if what in ("driver", "all") else 0)
     wait_until(lambda: not processes_in(slow.folder), 60)
     if what == "all":
-        assert len(shelves(node)) == 1
+        assert len(caches(node)) == 1
         slow.begin()
         assert slow.finish().code == 0
-    wait_until(lambda: not shelves(node), 20)
+    wait_until(lambda: not caches(node), 20)
 
 
 PLACES = ("worker_port", "heartbeat_period", "heartbeat_threshold")

@@ -24,7 +24,7 @@ from volpipe.label_recipe import LabelRecipe
 from volpipe.labelling import plan_labels
 from volpipe.plan import check_thickness
 from volpipe.recipe import load_recipe
-from volpipe.volume import View, open_volume, viewed
+from volpipe.volume import View, open_volume, with_view
 
 SHAPE = (2, 5, 3, 20, 24)  # t, z, c, y, x
 NAMES = ["DAPI", "GFP", "488"]
@@ -91,9 +91,9 @@ def test_what_there_is_none_of_is_refused(tmp_path: Path, series: np.ndarray, vi
 
 def test_an_array_without_channels_has_channel_0(tmp_path: Path) -> None:
     volume = make(tmp_path / "a", noise((4, 5, 6)))
-    assert viewed(volume, View(channel=0, time=0)) == volume
+    assert with_view(volume, View(channel=0, time=0)) == volume
     with pytest.raises(VolumeError, match=r"no channel 1; input\.channel is one of its 1 channel"):
-        viewed(volume, View(channel=1))
+        with_view(volume, View(channel=1))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_run_reads_what_was_chosen_and_says_so(tmp_path: Path, series: np.ndar
 )
 def test_a_wrong_number_of_channels_names_the_remedy(view: View, channels: int, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
-        planned(of=viewed(reference(num_channels=3), view), net=facts(in_channels=channels))
+        planned(of=with_view(reference(num_channels=3), view), net=facts(in_channels=channels))
 
 
 def test_labels_are_made_of_the_channel_that_is_chosen(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.js
 
 @dataclass(frozen=True)
 class View:
-    """What is read of an array and where it lies, as the user gives it; None: all of it, and as the array itself says.
+    """The part of an array that is read, and its place, as given by the user; None: all, and as the array says.
 
     Attributes:
         channel: the only one that is read, from 0; a name until the array is open.
@@ -111,6 +111,12 @@ class Volume:
         return length.get("z", 1), length.get("y", 1), length.get("x", 1)
 
     @property
+    def spatial_chunks(self) -> tuple[int, int, int]:
+        """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
+        length = dict(zip(self.axes, self.chunks, strict=True))
+        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+
+    @property
     def num_channels(self) -> int:
         """How many channels are read: one where it is chosen, else all that are stored."""
         return self.num_stored_channels if self.view.channel is None else 1
@@ -168,7 +174,7 @@ class Reader:
         self._through: store.StoredArray | None = None
 
     def read_through(self, wrap: Callable[[Header, store.StoredArray], store.StoredArray]) -> None:
-        """Let voxels come through what `wrap` makes of the array, the first time that this is asked."""
+        """Read voxels through the array that `wrap` returns; only the first call counts."""
         with _lock:
             self._through = self._through or wrap(self._header, self._array)
 
@@ -202,8 +208,8 @@ class Reader:
         """
         if not isinstance(self._array, store.TensorStoreArray):
             return True
-        seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
-        index = self._stored_index(Box(tuple(int(p.min()) for p in seen), tuple(int(p.max()) + 1 for p in seen)))
+        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
+        index = self._stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))
         with _naming(self.volume, box, self._folder):
             return self._array.is_stored(index)
 
@@ -246,10 +252,10 @@ class Reader:
         if box.is_empty:
             raise VolumeError(f"{self.volume}: box {box} is empty")
         shape = self.volume.spatial_shape
-        seen = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
-        low = tuple(int(positions.min()) for positions in seen)
-        data = self.read(Box(low, tuple(int(positions.max()) + 1 for positions in seen)))
-        for i, (positions, start, a, b, n) in enumerate(zip(seen, low, box.start, box.stop, shape, strict=True)):
+        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
+        low = tuple(int(positions.min()) for positions in sources)
+        data = self.read(Box(low, tuple(int(positions.max()) + 1 for positions in sources)))
+        for i, (positions, start, a, b, n) in enumerate(zip(sources, low, box.start, box.stop, shape, strict=True)):
             if a < 0 or b > n:
                 data = data.take(positions - start, axis=i + 1)
         return data
@@ -327,7 +333,7 @@ _lock = threading.Lock()
 
 
 def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
-    """Return what was made for this folder and purpose in this process, anew if the metadata have changed since."""
+    """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
     place = (os.getpid(), folder, purpose)
     now = state(folder)
     known = _opened.get(place)
@@ -340,12 +346,12 @@ def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
 
 
 def state(folder: Location) -> tuple[object, ...]:
-    """Return what changes when an array's metadata do; a folder of slices has none but its names."""
+    """Return a value that changes when an array's metadata do; those of slices are their names."""
     within = single.split(folder)
     if within is not None:
         return files.state(within[0].parent, [within[0].name])
-    found = files.state(folder, METADATA_FILES.values())
-    return found if found or not isinstance(folder, Path) else files.state(folder.parent, [folder.name])
+    states = files.state(folder, METADATA_FILES.values())
+    return states if states or not isinstance(folder, Path) else files.state(folder.parent, [folder.name])
 
 
 def _reopen(volume: Volume, cache_bytes: int) -> Reader:
@@ -368,7 +374,7 @@ def _open_for_reading(header: Header, cache_bytes: int) -> store.StoredArray:
 
 @contextmanager
 def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
-    """Turn what goes wrong with a chunk into an error that names the array and the place."""
+    """Turn errors of a chunk into one that names the array and the box."""
     try:
         yield
     except VolumeError:

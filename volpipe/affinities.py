@@ -1,4 +1,4 @@
-"""Affinities: whether a voxel and another, at a fixed offset, are of one object; what nets for segmentation give.
+"""Affinities: whether a voxel and its neighbour at a fixed offset are of one object, as segmentation nets predict it.
 
 Not here: training to them (samples, losses), or objects made from them (labelling).
 """
@@ -26,7 +26,7 @@ OFFSETS: tuple[Offset, ...] = (
 
 
 def name_of(offset: Offset) -> str:
-    """Return what the affinities at `offset` are called: "z-1", or "z-1 x+3" where it leads along several axes."""
+    """Return the name of the affinities at `offset`: "z-1", or "z-1 x+3" along several axes."""
     return " ".join(f"{axis}{step:+d}" for axis, step in zip("zyx", offset, strict=True) if step)
 
 

@@ -5,9 +5,7 @@ Not here: what is in them (train). They are tensors, numbers and text, and load 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from volpipe.errors import RunError
+from volpipe.formats.files import atomic_write, whole_file
 
 SUFFIX = ".pt"
 
@@ -63,23 +62,4 @@ def step_of(path: Path) -> int:
 
 def save_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write `tensors` to `path` as safetensors, whole or not at all."""
-    with whole_file(path) as partial:
-        partial.write_bytes(save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    fd = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    atomic_write(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))

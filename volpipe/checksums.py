@@ -1,6 +1,6 @@
-"""Checksums of what is stored: the CRC-32C of the files of a box of an array, read back from where they lie.
+"""Checksums of stored data: the CRC-32C of the files of a box of an array, read back from storage.
 
-Not here: when they are taken (output), where they are kept (journal), or who compares them (verify).
+Not here: their use (output), storage (journal) or comparison (verify).
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ def take(header: Header, box: Box) -> str:
 
 
 def split(sums: str) -> list[int]:
-    """Return the numbers that `take` wrote."""
+    """Return the checksums in a text of `take`, as numbers."""
     return [int(sums[i : i + DIGITS], 16) for i in range(0, len(sums), DIGITS)]

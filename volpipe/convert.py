@@ -32,7 +32,7 @@ from volpipe.formats.flat import Part, num_bytes
 from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote, check_writable
 from volpipe.grid import Box, Grid
-from volpipe.growth import FOLDERS, Target, growing
+from volpipe.growth import FOLDERS, Target, atomic_copy
 from volpipe.identity import identify
 from volpipe.quota import find_quotas
 from volpipe.volume import ArraySpec, Volume, open_volume
@@ -113,7 +113,7 @@ def convert(
     target = plan_copy(volume, out, choice or Choice())
     boxes = Grid(volume.spatial_shape, _cell(target, volume))
     tell = on_progress or (lambda done, total: None)
-    with growing(target, _identity(target, volume, boxes)) as tally:
+    with atomic_copy(target, _identity(target, volume, boxes)) as tally:
         if target.is_folder:
             for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
                 tally.add(number)
@@ -199,8 +199,8 @@ def _attributes(volume: Volume, format: str) -> dict[str, object]:
     if size is None or format not in ("n5", "zarr2", "zarr3", "hdf5"):
         return {}
     turn = -1 if format == "n5" else 1
-    found = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
-    return found | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
+    attributes = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
+    return attributes | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
 
 
 def _check_free(target: Target, volume: Volume) -> None:
@@ -251,8 +251,8 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     shape, unit = volume.spatial_shape, target.unit
     # Any rows of a flat file cost what they are; of slices each time that it is opened.
     is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
-    stored = {} if is_flat else dict(zip(volume.axes, volume.chunks, strict=True))
-    cell = [_up(max(u, min(stored.get(a, 1), n)), u) for a, u, n in zip("zyx", unit, shape, strict=True)]
+    chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
+    cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
     for i in (1, 2, 0):
         if math.prod(cell) * voxel > MAX_BOX_BYTES:

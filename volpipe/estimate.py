@@ -263,7 +263,7 @@ class _Sums:
 
     def _axis(self, axis: int) -> _Axis:
         plan, n = self.plan, self.plan.source.shape[axis]
-        chunk, shard = _spatial(self.volume, self.volume.chunks)[axis], 0
+        chunk, shard = self.volume.spatial_chunks[axis], 0
         if self.volume.shards is not None:
             shard = _spatial(self.volume, self.volume.shards)[axis]
         windows, ends = _windows_along(plan, axis), _ends(plan, axis)
@@ -297,7 +297,7 @@ class _Sums:
 
     @property
     def num_chunks(self) -> int:
-        chunk = _spatial(self.volume, self.volume.chunks)
+        chunk = self.volume.spatial_chunks
         return self.channel_chunks * math.prod(-(-n // c) for n, c in zip(self.plan.source.shape, chunk, strict=True))
 
     @cached_property
@@ -314,7 +314,7 @@ class _Sums:
         capacity = CACHE_BYTES // chunk_bytes if any(self.plan.overlap) else 0
         if not capacity:
             return 1.0
-        chunk = _spatial(self.volume, self.volume.chunks)
+        chunk = self.volume.spatial_chunks
         along = tuple(tuple((a // c, b // c) for a, b in _ends(self.plan, axis)) for axis, c in enumerate(chunk))
         stored = self.plan.mode == "stored"
         seconds = self.product("windows") * (self.rates.factor_seconds if stored else self.rates.infer_seconds)

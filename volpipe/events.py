@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from volpipe.formats.files import whole_file
+
 NAME = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
@@ -21,13 +23,10 @@ VERSION = b"brain.Event:2"
 def write_events(folder: Path, entries: Iterable[Mapping[str, float]]) -> None:
     """Write the scalars of all `entries` of a log, each with its "step" and "time", to the event file in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME
-    partial = path.with_name(f".{NAME}")
-    with partial.open("wb") as file:
+    with whole_file(folder / NAME) as partial, partial.open("wb") as file:
         file.write(record(_double(1, 0.0) + _bytes(3, VERSION)))
         for entry in entries:
             file.write(event(entry))
-    partial.replace(path)
 
 
 def append_event(folder: Path, entry: Mapping[str, float]) -> None:

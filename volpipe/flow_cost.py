@@ -30,7 +30,7 @@ from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.rehearsal import TooSlowError, rehearse
 from volpipe.score_cost import ScoreTime, rehearse_scores
-from volpipe.stand_in import nothing
+from volpipe.stand_in import zeros_like
 from volpipe.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: WorkerPool)
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
     place = stage.folder.path / "stand_in"
-    nothing(stage.given, place)
+    zeros_like(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
         rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates

@@ -24,7 +24,7 @@ from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
 from volpipe.recipe import Input
-from volpipe.volume import Volume, absolute, open_volume, viewed
+from volpipe.volume import Volume, absolute, open_volume, with_view
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 
@@ -152,7 +152,7 @@ def _fed(feed: StagePlan, choice: Input | LabelInput) -> Volume:
     """Return what a stage that says `choice` reads of the stage `feed`."""
     if choice.key is not None:
         raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
-    return viewed(volume_of(feed, choice.level), choice.view)
+    return with_view(volume_of(feed, choice.level), choice.view)
 
 
 def volume_of(stage: StagePlan, level: int = 0) -> Volume:

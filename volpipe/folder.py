@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
-from volpipe.formats.files import Location, delete
+from volpipe.formats.files import Location, atomic_write, delete, partial_files
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
@@ -139,9 +139,7 @@ class RunFolder:
 
     def store_plan(self, plan: Plan) -> None:
         """Store `plan` whole, or leave what was there."""
-        partial = self.plan_file.with_suffix(".partial")
-        partial.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
-        partial.replace(self.plan_file)
+        atomic_write(self.plan_file, plan.model_dump_json(indent=1).encode())
 
     def check_same(self, plan: Plan) -> None:
         """Refuse to go on with a run whose plan is not `plan`; going on would mix two outputs.
@@ -186,6 +184,8 @@ class RunFolder:
     def _locked(self) -> Iterator[str]:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
         with held(self.path, session, RunError):
+            for path in partial_files(self.path):
+                path.unlink(missing_ok=True)
             yield session
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
-"""A copy while it grows: where it does, which of its boxes are whole, and how it gets its name.
+"""Atomic copies: an unfinished copy, its finished boxes, and its move to its final name.
 
-Not here: what is copied, or in which boxes (convert). On a disk a copy grows in the folder `OUT.partial` and is renamed
-when it is whole. A bucket cannot rename, so that there chunks go to their place at once, and the metadata, without
-which they are no array, follow the last of them; `OUT.partial` holds what is known meanwhile.
+Not here: the source, or the boxes (convert). On a disk a copy is written in the folder `OUT.partial` and renamed when
+it is whole. A bucket cannot rename: there chunks are written in place, and the metadata, without which they are no
+array, follow the last chunk; `OUT.partial` holds the tally meanwhile.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Target:
 
     @property
     def place(self) -> Location:
-        """What must not exist before, and does afterwards."""
+        """The place of the finished copy, which must be free."""
         return self.path / self.key if self.is_folder else self.path
 
     @property
     def work(self) -> Location:
-        """The folder of what is under way."""
+        """The folder of the unfinished copy."""
         return self.path.parent / f"{self.path.name}.partial"
 
     @property
@@ -93,11 +93,11 @@ class Target:
 
 @dataclass
 class Tally:
-    """Which boxes are whole, kept in a file that is written after each of them: it never speaks of one that is not.
+    """The finished boxes of a copy, stored in a file after each box; it never lists an unfinished one.
 
     Attributes:
         file: where it is kept.
-        identity: what the copy is of, and how it is stored; another one's boxes would be others.
+        identity: the source, and how the copy is stored; boxes of another copy differ.
         below: boxes with a lower number are whole.
         beyond: others that are.
     """
@@ -138,10 +138,10 @@ class Tally:
             return False
         try:
             tree = json.loads(text)
-            found, self.below, self.beyond = tree["copy"], int(tree["below"]), set(map(int, tree["beyond"]))
+            stored, self.below, self.beyond = tree["copy"], int(tree["below"]), set(map(int, tree["beyond"]))
             own = {key: value for key, value in self.identity.items() if key != "source"}
-            changed = [f"{key} {found.get(key)} -> {value}" for key, value in own.items() if found.get(key) != value]
-            sources = [Identity.model_validate(copy["source"]) for copy in (found, self.identity) if "source" in copy]
+            changed = [f"{key} {stored.get(key)} -> {value}" for key, value in own.items() if stored.get(key) != value]
+            sources = [Identity.model_validate(copy["source"]) for copy in (stored, self.identity) if "source" in copy]
             changed += changes(*sources) if len(sources) == 2 and not changed else []
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise VolumeError(f"{self.file} is damaged; remove {self.file.parent} to start over") from error
@@ -154,7 +154,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class _Growth:
+class _AtomicCopy:
     """A copy under way, which this process alone works at if it is on a disk."""
 
     target: Target
@@ -245,30 +245,29 @@ def _delete(place: Path) -> None:
 
 
 @contextlib.contextmanager
-def growing(target: Target, identity: Mapping[str, object]) -> Iterator[Tally]:
-    """Give the tally of a copy that starts, or goes on; then put the copy in its place.
+def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tally]:
+    """Give the tally of a new or resumed copy; then move the copy to its place.
 
-    On any other way out, boxes that are whole stay for the same command to go on with, in N5 and Zarr; a single file is
-    removed.
+    After an error, finished boxes stay for the same command to resume, in N5 and Zarr; a single file is removed.
 
     Raises:
-        VolumeError: it cannot be made there, or another process is at it.
+        VolumeError: it cannot be made there, or another process is making it.
     """
     if target.is_folder and files.exists(target.path):
         create_groups(target.path, target.key, FOLDERS[target.format])
     with _held(target):
         tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
-        growth = _Growth(target, tally)
-        growth.begin()
+        copy = _AtomicCopy(target, tally)
+        copy.begin()
         try:
             yield tally
         except BaseException as error:
             if not target.is_folder or not len(tally):
-                growth.discard()
+                copy.discard()
             elif isinstance(error, VolumeError):
                 raise VolumeError(f"{error} ({target.work} keeps what is whole; the same command goes on)") from error
             raise
-        growth.publish()
+        copy.publish()
 
 
 def _foreign(work: Path) -> VolumeError:

@@ -1,7 +1,7 @@
-"""The identity of a volume: its metadata, the state of its files and the voxels of some boxes; and what has changed.
+"""The identity of a volume: its metadata, the state of its files and the voxels of some boxes; and its changes.
 
-Not here: who notes it (driver, labelling). Of a container only the metadata and the chunk files that hold the first
-voxels of the boxes are looked at, so that a volume of a million files costs as much as one of ten.
+Not here: its users (driver, labelling). Of a container only the metadata and the chunk files with the first voxels of
+the boxes are read: a volume of a million files costs as much as one of ten.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Identity(BaseModel):
 
 
 def identify(volume: Volume) -> Identity:
-    """Return the identity of `volume` as it is now; a box that cannot be read is noted as that."""
-    said = {
+    """Return the present identity of `volume`; a box that cannot be read is marked as unreadable."""
+    metadata = {
         "format": volume.format, "shape": volume.shape, "type": str(volume.dtype), "chunks": volume.chunks,
         "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
     }  # fmt: skip
-    digest = hashlib.sha256(json.dumps([*said.values()]).encode())
+    digest = hashlib.sha256(json.dumps([*metadata.values()]).encode())
     boxes, places = _boxes(volume), _places(volume)
     contents: dict[Box, bytes] = {}
     for box in boxes:
@@ -74,10 +74,10 @@ def identify(volume: Volume) -> Identity:
             contents[box] = _content(volume, box)
         digest.update(contents[box])
     sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
-    names = [*_metadata_files(volume), *(each.file for each in sampled if each.file)]
+    names = [*_metadata_files(volume), *(sample.file for sample in sampled if sample.file)]
     return Identity(
         name=str(volume),
-        metadata={name: json.dumps(value) for name, value in said.items()},
+        metadata={name: json.dumps(value) for name, value in metadata.items()},
         files={name: files.stamp(_root(volume) / name) for name in dict.fromkeys(names)},
         boxes=tuple(sampled),
         fingerprint=digest.hexdigest()[:32],
@@ -123,7 +123,7 @@ def _metadata_files(volume: Volume) -> list[str]:
 
 
 def _places(volume: Volume) -> Callable[[Box], str]:
-    """Return what maps a box to the file with its first voxel, "" where all are in one that is metadata too."""
+    """Return a function from a box to the file with its first voxel, "" for a volume in one file."""
     header = read_header(volume.folder)
     if header is None or single.split(volume.folder) is not None:
         return lambda box: ""
@@ -139,21 +139,21 @@ def _places(volume: Volume) -> Callable[[Box], str]:
 
 
 def changes(old: Identity, new: Identity) -> list[str]:
-    """Return what differs between two states of a volume, in words; boxes that could not be read do not count."""
+    """Return the differences of two states of a volume, in words; unreadable boxes do not count."""
     pairs = ((name, old.metadata.get(name), now) for name, now in new.metadata.items())
-    found = [f"{name} {before} is now {now}" for name, before, now in pairs if before != now]
-    unread = {each.file for each in (*old.boxes, *new.boxes) if each.voxels == UNREADABLE}
+    differences = [f"{name} {before} is now {now}" for name, before, now in pairs if before != now]
+    unread = {sample.file for sample in (*old.boxes, *new.boxes) if sample.voxels == UNREADABLE}
     both = [name for name in old.files if name in new.files and name not in unread]
-    found += _some(
+    differences += _some(
         [
             f"{name} was {_state(old.files[name])} and is now {_state(new.files[name])}"
             for name in both
             if not files.is_same(old.files[name], new.files[name])
         ]
     )
-    if found or not is_alike(old, new):
-        found.append(_voxels(old, new))
-    return found
+    if differences or not is_alike(old, new):
+        differences.append(_voxels(old, new))
+    return differences
 
 
 def is_alike(old: Identity, new: Identity) -> bool:
@@ -162,10 +162,10 @@ def is_alike(old: Identity, new: Identity) -> bool:
 
 
 def _other_boxes(old: Identity, new: Identity) -> list[str]:
-    before = {each.box: each.voxels for each in old.boxes}
+    before = {sample.box: sample.voxels for sample in old.boxes}
     return [
-        each.box for each in new.boxes
-        if each.voxels != before.get(each.box) and UNREADABLE not in (each.voxels, before.get(each.box))
+        sample.box for sample in new.boxes
+        if sample.voxels != before.get(sample.box) and UNREADABLE not in (sample.voxels, before.get(sample.box))
     ]  # fmt: skip
 
 
@@ -198,15 +198,15 @@ def read_identities(file: Path) -> dict[str, Identity] | None:
     if not file.is_file():
         return None
     try:
-        return {what: Identity.model_validate(said) for what, said in json.loads(file.read_bytes()).items()}
+        return {what: Identity.model_validate(tree) for what, tree in json.loads(file.read_bytes()).items()}
     except (ValueError, AttributeError, ValidationError) as error:
         raise RunError(f"{file} cannot be understood; run with --fresh to start over") from error
 
 
 def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
     """Write the identities of volumes to `file`, whole or not at all."""
-    said = {what: identity.model_dump(mode="json") for what, identity in identities.items()}
-    files.write(file, json.dumps(said, indent=1).encode())
+    trees = {what: identity.model_dump(mode="json") for what, identity in identities.items()}
+    files.write(file, json.dumps(trees, indent=1).encode())
 
 
 def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, noted: str = "") -> None:
@@ -230,7 +230,7 @@ def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, 
             )
         return
     for what, identity in now.items():
-        if what not in before or not (found := changes(before[what], identity)):
+        if what not in before or not (differences := changes(before[what], identity)):
             continue
         alike = is_alike(before[what], identity)
         if alike and accept:
@@ -238,6 +238,6 @@ def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, 
         touched = "If it was only copied or touched, --same-input goes on with it; else use --fresh to start over"
         other = "Put the old one back, choose another --out, or use --fresh to start over"
         raise RunError(
-            f"the {what} {identity.name} has changed since this output was begun: {'; '.join(found)}. "
+            f"the {what} {identity.name} has changed since this output was begun: {'; '.join(differences)}. "
             f"{touched if alike else other}"
         )

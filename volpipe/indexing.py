@@ -1,4 +1,4 @@
-"""Indexing as with numpy: what a user writes in brackets becomes one slice or integer for each axis.
+"""Indexing as in numpy: brackets become one slice or integer for each axis.
 
 Not here: reading (volume).
 """
@@ -12,12 +12,12 @@ from volpipe.formats.store import Index
 
 def plain_index(index: object, shape: tuple[int, ...]) -> Index:
     """Return a numpy index as one slice (not negative, step above zero) or integer for each axis."""
-    given: list[object] = list(index) if isinstance(index, tuple) else [index]
-    if given.count(Ellipsis) > 1 or len(given) - given.count(Ellipsis) > len(shape):
+    entries: list[object] = list(index) if isinstance(index, tuple) else [index]
+    if entries.count(Ellipsis) > 1 or len(entries) - entries.count(Ellipsis) > len(shape):
         raise IndexError(f"index {index} has too many axes for shape {shape}")
-    missing = len(shape) - len(given) + given.count(Ellipsis)
-    at = given.index(Ellipsis) if Ellipsis in given else len(given)
-    full = given[:at] + [slice(None)] * missing + given[at + 1 :]
+    missing = len(shape) - len(entries) + entries.count(Ellipsis)
+    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
+    full = entries[:at] + [slice(None)] * missing + entries[at + 1 :]
     return tuple(_plain_axis(entry, n) for entry, n in zip(full, shape, strict=True))
 
 

@@ -31,7 +31,7 @@ from volpipe.lock import held
 from volpipe.output import level_key
 from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS, stopwatch
-from volpipe.stand_in import made_up, write
+from volpipe.stand_in import synthetic_affinities, write
 from volpipe.task import Outcomes, work
 from volpipe.tasks import gather
 from volpipe.volume import ArraySpec, View, Volume, create_array
@@ -150,7 +150,7 @@ def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes
     """Return how long the labelling of `trial` takes on `num_workers` by `rates`."""
     plan, near = trial.plan, _near(trial.plan)
     num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
-    reading = rates.read_seconds * _touched(plan, near, _chunk(trial.volume))
+    reading = rates.read_seconds * _touched(plan, near, trial.volume.spatial_chunks)
     parts = rates.graph_parts * num_voxels
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
@@ -200,11 +200,6 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
     return min(size, -(-high // cell) * cell) - low // cell * cell
 
 
-def _chunk(volume: Volume) -> tuple[int, ...]:
-    known = dict(zip(volume.axes, volume.chunks, strict=True))
-    return tuple(known.get(axis, 1) for axis in "zyx")
-
-
 def try_blocks(trial: Trial, number: int) -> Record:
     """Label some blocks in a folder of the worker's own; the record's result are the values of their `LabelRates`."""
     result: list[float] = []
@@ -248,19 +243,19 @@ def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tu
     """Return a copy at `place` of what lies in `box`, and what it took to read and decode one voxel."""
     with stopwatch() as reading:
         data = volume.open().read(box)
-    bounds = zip(box.start, box.stop, _chunk(volume), volume.spatial_shape, strict=True)
+    bounds = zip(box.start, box.stop, volume.spatial_chunks, volume.spatial_shape, strict=True)
     return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 
 
 def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
     """Return what is read for a trial, and the box of `shape` in it."""
     if not trial.is_there:
-        return made_up(trial.volume, shape, folder / "made_up"), Box.of(shape)
+        return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.of(shape)
     reader, size = trial.volume.open(), trial.volume.spatial_shape
     rest = [n - s for n, s in zip(size, shape, strict=True)]
     dice = np.random.default_rng([SEED, number])
     starts = [[n // 2 for n in rest], *([int(dice.integers(n + 1)) for n in rest] for _ in range(NUM_PLACES))]
-    aligned = [tuple(a // c * c for a, c in zip(start, _chunk(trial.volume), strict=True)) for start in starts]
+    aligned = [tuple(a // c * c for a, c in zip(start, trial.volume.spatial_chunks, strict=True)) for start in starts]
 
     def variance(start: tuple[int, ...]) -> float:
         probe = tuple(a + (n - min(n, PROBE)) // 2 for a, n in zip(start, shape, strict=True))

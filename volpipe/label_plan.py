@@ -15,10 +15,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError, RunError
+from volpipe.formats.files import atomic_write
 from volpipe.grid import Box, Grid, Shape, align_up
 from volpipe.label_recipe import NEAREST, LabelRecipe
 from volpipe.levels import Triple, level_factors, level_shape, level_step
-from volpipe.volume import View, Volume, open_volume, viewed
+from volpipe.volume import View, Volume, open_volume, with_view
 
 LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -151,9 +152,7 @@ class LabelPlan(BaseModel):
 
     def store(self, folder: Path) -> None:
         """Write this into `folder`, whole or not at all."""
-        partial = folder / f".{LABEL_FILE}"
-        partial.write_text(self.model_dump_json(indent=1), encoding="utf-8")
-        partial.replace(folder / LABEL_FILE)
+        atomic_write(folder / LABEL_FILE, self.model_dump_json(indent=1).encode())
 
     @classmethod
     def load(cls, folder: Path) -> LabelPlan | None:
@@ -190,7 +189,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     Raises:
         PlanError: the two do not fit.
     """
-    volume = viewed(volume, recipe.input.view)
+    volume = with_view(volume, recipe.input.view)
     _check_channels(volume, recipe)
     shape, output = volume.spatial_shape, recipe.output
     edge = LARGE_BLOCK if math.prod(shape) >= MANY else BLOCK

@@ -14,8 +14,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ import numpy as np
 from volpipe import checksums
 from volpipe.access import Reader
 from volpipe.affinities import Offset
+from volpipe.formats.files import atomic_write
 from volpipe.grid import Box
 from volpipe.journal import Record
 from volpipe.label_fields import nearest, read_chances
@@ -141,7 +140,7 @@ def graph(job: LabelJob, unit: int) -> Record:
         plan, told = job.plan, LabelGraph.read(job)
         found = solve(told.table, told.joins, told.pairs, told.sums, plan.recipe.objects)
         job_is_ours(job)
-        _replace(job.path / TABLE, objects_csv(found.objects, plan).encode())
+        atomic_write(job.path / TABLE, objects_csv(found.objects, plan).encode())
         save(job.path / NAMES, labels=found.labels.astype(plan.dtype), bases=told.bases)
         return len(found.objects), checksums.checksum(job.path / TABLE)
 
@@ -319,21 +318,7 @@ def save(path: Path, **arrays: np.ndarray) -> None:
     """Write `arrays` to the file at `path`, whole or not at all."""
     data = io.BytesIO()
     np.savez(data, allow_pickle=False, **arrays)
-    _replace(path, data.getvalue())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with partial.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())  # the journal is about to say that it is there
-    partial.replace(path)
-
-
-def partials(folder: Path) -> list[Path]:
-    """Return what killed writers left of the files for all blocks in `folder`; none may be at work."""
-    return [path for name in (NAMES, TABLE) for path in folder.glob(f".{name}.*")]
+    atomic_write(path, data.getvalue())
 
 
 def _load(path: Path) -> Any:  # Any: numpy's archive

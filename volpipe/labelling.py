@@ -31,7 +31,7 @@ from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, LabelPlan, check_offsets, fit
 from volpipe.label_recipe import LabelRecipe, load_labelling
-from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, partials
+from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
 from volpipe.output import level_key, sweep
@@ -362,7 +362,7 @@ def _close(folder: RunFolder, plan: LabelPlan, journal: Journal, site: str) -> N
         if (folder.path / name).exists():
             delete(folder.path / name)
     (folder.path / NAMES).unlink(missing_ok=True)
-    for path in partials(folder.path):
+    for path in files.partial_files(folder.path):
         path.unlink(missing_ok=True)
     records = [record for record in journal.records() if record.done]
     moment = "%Y-%m-%dT%H:%M:%SZ"

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError
+from volpipe.formats.files import atomic_write
 from volpipe.journal import Record
 from volpipe.lock import check_holder
 from volpipe.seats import ALONE, PEER_LOST, Seat
@@ -36,9 +37,7 @@ class Training(BaseModel):
 
     def store(self, folder: Path) -> None:
         """Write this into `folder`, whole or not at all."""
-        partial = folder / f".{TRAINING_FILE}"
-        partial.write_text(self.model_dump_json(indent=1), encoding="utf-8")
-        partial.replace(folder / TRAINING_FILE)
+        atomic_write(folder / TRAINING_FILE, self.model_dump_json(indent=1).encode())
 
     @classmethod
     def load(cls, folder: Path) -> Training | None:

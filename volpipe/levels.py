@@ -1,4 +1,4 @@
-"""Levels: by how much each is coarser than level 0, along which axes, and how many there are.
+"""Levels of a pyramid: their number, and their factors against level 0 per axis.
 
 Not here: their voxels (pyramid), or their metadata (output).
 """
@@ -26,8 +26,8 @@ def level_factors(
     while True:
         last = factors[-1]
         sizes = level_shape(shape, last)
-        wanted = max(sizes) > SMALLEST_LEVEL if levels == "auto" else len(factors) <= levels
-        if not wanted or max(sizes) == 1:
+        goes_on = max(sizes) > SMALLEST_LEVEL if levels == "auto" else len(factors) <= levels
+        if not goes_on or max(sizes) == 1:
             return tuple(factors)
         lengths = [v * f for v, f in zip(voxel, last, strict=True)]
         # An axis is halved when its voxels are shorter than 3/2 of the shortest: the level tends to cubes.
@@ -45,6 +45,6 @@ def level_shape(shape: tuple[int, ...], factor: Triple) -> Triple:
 
 
 def level_step(factors: tuple[Triple, ...], level: int) -> Triple:
-    """Return by how much `level` is coarser than the level before it, per axis."""
+    """Return the factor (z, y, x) of `level` against the level before it."""
     z, y, x = (b // a for a, b in zip(factors[level - 1], factors[level], strict=True))
     return z, y, x

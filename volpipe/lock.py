@@ -1,6 +1,6 @@
-"""Folders that one process at a time works in: held by a lock file in them, which says who holds it.
+"""Locks of folders, for one process at a time: a lock file in the folder names its holder.
 
-The system lets go of it when the process ends, however it ends.
+The system releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Holder:
 
 
 def find_holder(folder: Path) -> Holder | None:
-    """Return who holds `folder` or held it last; None where nobody ever did."""
+    """Return the holder of `folder`, or its last one; None where there was none."""
     try:
         lock = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

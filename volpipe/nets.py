@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from volpipe import descriptions, programs
 from volpipe.complaints import complain
 from volpipe.errors import NetError, PlanError, VolpipeError
+from volpipe.formats import files
 from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError
 from volpipe.grid import align_up
 from volpipe.programs import short_hash
@@ -186,11 +187,8 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
 
 
 def _remember(memory: Path, text: str) -> None:
-    partial = memory.with_suffix(f".{os.getpid()}")
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(memory)
+        files.write(memory, text.encode())
     except OSError as error:  # a home that cannot be written to costs the time again, no more
         log.debug("%s cannot be written: %s", memory, error)
 

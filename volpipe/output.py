@@ -17,7 +17,7 @@ from volpipe import checksums
 from volpipe.affinities import name_of
 from volpipe.errors import PlanError
 from volpipe.formats.container import locate
-from volpipe.formats.files import Location
+from volpipe.formats.files import PARTIAL, Location
 from volpipe.formats.metadata import Display
 from volpipe.grid import Box, Grid
 from volpipe.levels import Triple
@@ -90,7 +90,7 @@ def with_format(recipe: Recipe, out: str | Location) -> Recipe:
 
 
 # What a writer killed in the middle leaves beside the file that it was making: tensorstore's, and that of our JSON.
-LEFT_BEHIND = re.compile(r".+\.__lock|\..+\.[0-9a-f]{32}")
+LEFT_BEHIND = re.compile(rf".+\.__lock|{PARTIAL}")
 
 
 def sweep(out: Location) -> list[Path]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from volpipe.formats.files import atomic_write
 from volpipe.lock import find_holder
 
 FILE = "progress.json"
@@ -106,10 +107,8 @@ class Presence:
     def _write(self) -> None:
         self._last = time.monotonic()
         self.note = _changed(self.note, at=time.time())
-        partial = self.path.with_suffix(".partial")
         with suppress(OSError):
-            partial.write_text(json.dumps(asdict(self.note)), encoding="utf-8")
-            partial.replace(self.path)
+            atomic_write(self.path, json.dumps(asdict(self.note)).encode())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Quotas: what the user, the group, the project or a folder may still write, which free space does not show.
+"""Quotas of the user, the group, the project or a folder, which free space does not show.
 
 Not here: free space itself, or what a plan needs (limits). Each file system is asked in its own way, without the rights
 of root; one that does not answer within a few seconds, or not as expected, is taken to have no quota. Project quotas of
@@ -32,7 +32,7 @@ GET_QUOTA, USER, GROUP = 0x800007, 0, 1
 
 @dataclass(frozen=True)
 class Quota:
-    """What one quota leaves.
+    """The rest of one quota.
 
     Attributes:
         name: whose it is, for people.
@@ -59,14 +59,14 @@ def find_quotas(folder: Path) -> list[Quota]:
     mount = _mount_of(place)
     if mount is None:
         return []
-    found = []
+    quotas = []
     try:
         for quota in WAYS.get(mount.kind, _ask_kernel)(place, mount):
             if quota.bytes_left is not None or quota.files_left is not None:
-                found.append(quota)
+                quotas.append(quota)
     except (OSError, ValueError, IndexError, KeyError, subprocess.TimeoutExpired) as error:
         log.info("the quota of %s (%s) cannot be told: %s", place, mount.kind, error)
-    return found
+    return quotas
 
 
 def _mount_of(place: Path) -> Mount | None:
@@ -75,9 +75,9 @@ def _mount_of(place: Path) -> Mount | None:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    found = [mount for line in lines if place.is_relative_to((mount := _parse_mount(line)).point)]
+    mounts = [mount for line in lines if place.is_relative_to((mount := _parse_mount(line)).point)]
     # Of two at the same place the later one covers the earlier.
-    return max(reversed(found), key=lambda mount: len(mount.point.parts), default=None)
+    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def _parse_mount(line: str) -> Mount:
@@ -115,7 +115,7 @@ def _group_of(folder: Path) -> int:
 
 
 def _left(used: int, hard: int, soft: int = 0) -> int | None:
-    """Return what a limit leaves; one of 0 is none. The soft limit counts where it is the only one."""
+    """Return the rest of a limit; 0 is no limit. The soft limit counts where it is the only one."""
     limit = hard or soft
     return max(0, limit - used) if limit else None
 
@@ -222,14 +222,14 @@ def _ask_kernel(folder: Path, mount: Mount) -> Iterable[Quota]:
     """Return the quotas of a file system on a disk of this machine, of which anybody may ask for their own."""
     if not mount.source.startswith("/dev/"):
         return []
-    found = []
+    quotas = []
     for what, kind, number in (("user", USER, os.geteuid()), ("group", GROUP, _group_of(folder))):
         block = _get_quota(mount.source, kind, number)
         if block is not None:
             num_bytes = _left(block.used_bytes, KIB * block.hard_kib, KIB * block.soft_kib)
             files = _left(block.files, block.hard_files, block.soft_files)
-            found.append(Quota(f"{what} {number} on {mount.source}", num_bytes, files))
-    return found
+            quotas.append(Quota(f"{what} {number} on {mount.source}", num_bytes, files))
+    return quotas
 
 
 def _get_quota(device: str, kind: int, number: int) -> _Block | None:

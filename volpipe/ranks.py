@@ -27,6 +27,7 @@ import torch.distributed
 from torch import Tensor
 
 from volpipe.errors import RunError
+from volpipe.formats.files import atomic_write
 from volpipe.seats import ABANDONED, SERVICE_VARIABLE, Seat
 
 log = logging.getLogger(__name__)
@@ -174,9 +175,7 @@ def _meet(crew: Crew, seat: Seat, folder: Path) -> Any:  # Any: torch's store
 
 
 def _publish(folder: Path, place: Mapping[str, object]) -> None:
-    partial = folder / f".{MEETING}"
-    partial.write_text(json.dumps(place), encoding="utf-8")
-    partial.replace(folder / MEETING)
+    atomic_write(folder / MEETING, json.dumps(place).encode())
 
 
 def _found(crew: Crew, seat: Seat, folder: Path, deadline: float) -> dict[str, Any]:  # Any: JSON

@@ -72,8 +72,7 @@ class Sample:
 
 def sample(plan: Plan, volume: Volume) -> Sample:
     """Read chunks of `volume` here and there, for half a second at most where those are enough."""
-    reader, known = volume.open(), dict(zip(volume.axes, volume.chunks, strict=True))
-    chunk = tuple(known.get(axis, 1) for axis in "zyx")
+    reader, chunk = volume.open(), volume.spatial_chunks
     grid = Grid(plan.source.shape, chunk)
     boxes = [grid.box(n) for n in Random(SEED).sample(range(len(grid)), min(SAMPLED_CHUNKS, len(grid)))]
     at_once = max(1, VOXELS_AT_ONCE // math.prod(chunk))

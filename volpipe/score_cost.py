@@ -17,7 +17,7 @@ from volpipe.journal import Record
 from volpipe.label_cost import elapsed
 from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS
-from volpipe.stand_in import nothing
+from volpipe.stand_in import zeros_like
 from volpipe.tasks import gather
 
 
@@ -59,9 +59,9 @@ def _instead(found: Evaluation, missing: Collection[str], folder: Path) -> Evalu
     """Return `found` with what stands in for volumes that do not exist yet."""
     output, given = found.output, found.given
     if output.path in missing:
-        output = found.reference if found.kind == "labels" else nothing(output, folder / "output")
+        output = found.reference if found.kind == "labels" else zeros_like(output, folder / "output")
     if given is not None and given.path in missing:
-        given = nothing(given, folder / "given")
+        given = zeros_like(given, folder / "given")
     return dataclasses.replace(found, output=output, given=given)
 
 

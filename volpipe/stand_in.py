@@ -1,6 +1,6 @@
-"""What stands in for a volume that does not exist yet, so that work on it can be tried: nothing, or made-up affinities.
+"""Placeholders for a volume that does not exist yet, so that work on it can be timed: zeros, or synthetic affinities.
 
-Not here: what is tried (rehearsal, label_cost, score_cost). Who makes one deletes it.
+Not here: what is tried (rehearsal, label_cost, score_cost). The caller deletes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRAIN = 24  # of 255, by which voxels differ at the most
 AXES = ("c", "z", "y", "x")
 
 
-def nothing(volume: Volume, place: Path) -> Volume:
+def zeros_like(volume: Volume, place: Path) -> Volume:
     """Return an array like `volume` at `place`, all zeros, which take no room."""
     codec = "gzip" if volume.format == "n5" else "zstd"
     spec = ArraySpec(volume.shape, volume.dtype, volume.chunks, volume.shards, volume.axes, codec)
@@ -27,11 +27,11 @@ def nothing(volume: Volume, place: Path) -> Volume:
     return open_volume(place, volume.key, view=volume.view)
 
 
-def made_up(volume: Volume, shape: tuple[int, ...], place: Path) -> Volume:
-    """Return an array at `place` of made-up affinities of `shape` (z, y, x), with channels and chunks of `volume`."""
-    known = dict(zip(volume.axes, volume.chunks, strict=True))
+def synthetic_affinities(volume: Volume, shape: tuple[int, ...], place: Path) -> Volume:
+    """Return an array at `place` of synthetic affinities of `shape` (z, y, x), with channels and chunks of `volume`."""
+    num_channels = dict(zip(volume.axes, volume.chunks, strict=True)).get("c", 1)
     whole = (volume.num_channels, *shape)
-    return write(place, as_type(chances(whole), volume.dtype), tuple(known.get(axis, 1) for axis in AXES))
+    return write(place, as_type(affinities(whole), volume.dtype), (num_channels, *volume.spatial_chunks))
 
 
 def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "zstd") -> Volume:
@@ -42,24 +42,24 @@ def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "z
     return open_volume(place)
 
 
-def chances(shape: tuple[int, ...]) -> np.ndarray:
+def affinities(shape: tuple[int, ...]) -> np.ndarray:
     """Return affinities (c, z, y, x), uint8, that fall towards walls between cells; the same each time."""
     num_channels, *spatial = shape
-    dice = np.random.default_rng(SEED)
-    field = dice.normal(size=[n // STEP + 2 for n in spatial])
+    rng = np.random.default_rng(SEED)
+    field = rng.normal(size=[n // STEP + 2 for n in spatial])
     for axis, n in enumerate(spatial):
-        field = _interpolated(field, axis, n)
+        field = _interpolate(field, axis, n)
     inside = (255 * np.clip(STEEPNESS * np.abs(field), 0, 1)).astype(np.uint8)
-    grain = dice.integers(0, GRAIN + 1, spatial, np.uint8)
-    found = np.empty(shape, np.uint8)
+    grain = rng.integers(0, GRAIN + 1, spatial, np.uint8)
+    result = np.empty(shape, np.uint8)
     for channel in range(num_channels):
         axis, step = channel % 3, channel // 3 + 1
         joined = np.minimum(inside, np.roll(inside, step, axis))
-        found[channel] = joined - np.minimum(joined, np.roll(grain, step, axis))
-    return found
+        result[channel] = joined - np.minimum(joined, np.roll(grain, step, axis))
+    return result
 
 
-def _interpolated(field: np.ndarray, axis: int, size: int) -> np.ndarray:
+def _interpolate(field: np.ndarray, axis: int, size: int) -> np.ndarray:
     """Return `field` with STEP times the voxels along `axis`, linearly, the first `size` of them."""
     place = np.arange(size) / STEP
     first = place.astype(int)

@@ -1,7 +1,7 @@
-"""A survey of a volume: what lies on disk of it, its intensities, and what other codecs and chunks would give.
+"""A survey of a volume: its size on disk, its intensities, and the effect of other codecs and chunks.
 
-Not here: printing (show), or what the volume says of itself (volume). Each part takes a bounded time whatever the
-volume's size: what is too much is sampled, in an order that the seed decides, and the result says how much was seen.
+Not here: printing (show), or metadata (volume). Each part takes a bounded time whatever the volume's size: large
+volumes are sampled, in an order that the seed decides, and the result says how much was sampled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Footprint:
-    """What lies on disk of one array.
+    """The files of one array.
 
     Attributes:
         num_files, num_bytes: of its folder, metadata included; estimates unless `is_counted`.
@@ -94,7 +94,7 @@ class Intensities:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one codec and chunk shape give, on one thread.
+    """Size and speed of one codec and chunk shape, on one thread.
 
     Attributes:
         codec: such as "zstd 3".
@@ -136,7 +136,7 @@ class Codec(Protocol):
 
 
 def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SECONDS) -> Footprint:
-    """Return what lies on disk of `volume`, counted where `seconds` allow, estimated from a sample where not.
+    """Return the files of `volume`, counted where `seconds` allow, otherwise estimated from a sample.
 
     Raises:
         VolumeError: the volume is gone.
@@ -146,21 +146,27 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
         return Footprint(1, container.stat().st_size, True, num_seen=1)
     header = read_header(volume.folder)
     chunks = ChunkFiles(header) if header is not None and header.format in CHUNKED else None  # not of TIFF slices
-    seen = _list(volume, chunks, seconds)
-    if not seen.is_complete and chunks is not None:
-        return _estimate(chunks, seen, seed, seconds)
+    listing = _list(volume, chunks, seconds)
+    if not listing.is_complete and chunks is not None:
+        return _estimate(chunks, listing, seed, seconds)
     num_chunks = 0 if chunks is None else chunks.num_chunks
-    stored: int | None = None if chunks is None else len(seen.indices)
-    is_exact = seen.is_complete and chunks is not None
+    stored: int | None = None if chunks is None else len(listing.indices)
+    is_exact = listing.is_complete and chunks is not None
     if chunks is not None and volume.shards is not None:
-        stored, is_exact = _count_in_shards(chunks, seen.indices, seed, seconds)
+        stored, is_exact = _count_in_shards(chunks, listing.indices, seed, seconds)
     return Footprint(
-        seen.num_files, seen.num_bytes, seen.is_complete, num_chunks, stored, is_exact, num_seen=seen.num_files
+        listing.num_files,
+        listing.num_bytes,
+        listing.is_complete,
+        num_chunks,
+        stored,
+        is_exact,
+        num_seen=listing.num_files,
     )
 
 
 @dataclass
-class _Seen:
+class _Listing:
     """Files that a listing came across."""
 
     num_files: int = 0
@@ -169,42 +175,42 @@ class _Seen:
     is_complete: bool = False
 
 
-def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Seen:
+def _list(volume: Volume, chunks: ChunkFiles | None, seconds: float) -> _Listing:
     """Return the files of the volume's folder, as far as they can be listed in `seconds`."""
-    seen, stop = _Seen(), time.perf_counter() + seconds
+    listing, stop = _Listing(), time.perf_counter() + seconds
     try:
         for name, size in files.list_files(volume.folder):
-            seen.num_files += 1
-            seen.num_bytes += size
+            listing.num_files += 1
+            listing.num_bytes += size
             index = None if chunks is None else chunks.index(name)
-            seen.indices += [] if index is None else [index]
+            listing.indices += [] if index is None else [index]
             if time.perf_counter() > stop:
-                return seen
+                return listing
     except VolumeError as error:
         log.info("%s", error)  # on the web, or in a bucket that may only be read
-        return seen
-    seen.is_complete = True
-    return seen
+        return listing
+    listing.is_complete = True
+    return listing
 
 
-def _estimate(chunks: ChunkFiles, seen: _Seen, seed: int, seconds: float) -> Footprint:
-    """Return a footprint from looking for a sample of the files by name; at least what a listing has `seen`."""
+def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) -> Footprint:
+    """Return a footprint from looking for a sample of the files by name; at least those of `listing`."""
     grid, stop = chunks.grid, time.perf_counter() + seconds
-    found: list[tuple[tuple[int, ...], int]] = []
+    entries: list[tuple[tuple[int, ...], int]] = []
     num_seen = 0
-    for number in itertools.islice(_shuffled(grid, seed), MAX_SAMPLED):
+    for number in itertools.islice(_shuffle(grid, seed), MAX_SAMPLED):
         index = grid.index(number)
         size = files.size(chunks.header.folder / chunks.name(index))
         num_seen += 1
-        found += [] if size is None else [(index, size)]
+        entries += [] if size is None else [(index, size)]
         if time.perf_counter() > stop:
             break
     scale = math.prod(grid.counts) / num_seen
-    num_files = max(seen.num_files, round(len(found) * scale))
-    num_bytes = max(seen.num_bytes, round(sum(size for _, size in found) * scale))
-    stored: float | None = max(len(seen.indices), len(found) * scale)
+    num_files = max(listing.num_files, round(len(entries) * scale))
+    num_bytes = max(listing.num_bytes, round(sum(size for _, size in entries) * scale))
+    stored: float | None = max(len(listing.indices), len(entries) * scale)
     if chunks.header.shards is not None:
-        in_shards, _ = _count_in_shards(chunks, [index for index, _ in found], seed, seconds)
+        in_shards, _ = _count_in_shards(chunks, [index for index, _ in entries], seed, seconds)
         stored = None if in_shards is None else in_shards * scale
     everything = num_seen == math.prod(grid.counts)
     return Footprint(
@@ -235,7 +241,7 @@ def _count_in_shards(
     return round(total * len(shards) / num_seen), False
 
 
-def _shuffled(grid: Grid, seed: int) -> Iterator[int]:
+def _shuffle(grid: Grid, seed: int) -> Iterator[int]:
     """Yield numbers of cells, each at most once, in an order that `seed` decides; all of them if they are not many."""
     rng, count = np.random.default_rng(seed), math.prod(grid.counts)
     if count <= MAX_LISTED:
@@ -258,7 +264,7 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
     grid = Grid(volume.spatial_shape, _cell(volume))
     num_all = math.prod(grid.counts)
     started, parts, num_voxels = time.perf_counter(), [], 0
-    for number in _shuffled(grid, seed):
+    for number in _shuffle(grid, seed):
         parts.append(reader.read(grid.box(number)).ravel())
         num_voxels += parts[-1].size
         if time.perf_counter() - started > seconds or num_voxels >= MAX_VOXELS:
@@ -267,22 +273,21 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
     values = np.concatenate(parts)
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)].astype(np.float64)
-    found = np.percentile(values, PERCENTILES) if values.size else np.empty(0)
-    pairs = tuple(zip(PERCENTILES, found.tolist(), strict=False))
+    levels = np.percentile(values, PERCENTILES) if values.size else np.empty(0)
+    pairs = tuple(zip(PERCENTILES, levels.tolist(), strict=False))
     return Intensities(pairs, len(parts), num_all, num_voxels, took, num_voxels - values.size)
 
 
 def _cell(volume: Volume) -> Triple:
     """Return the chunk's shape (z, y, x), or that of a part of a large one."""
-    length = dict(zip(volume.axes, volume.chunks, strict=True))
-    z, y, x = (min(length.get(axis, 1), n, MAX_CELL) for axis, n in zip("zyx", volume.spatial_shape, strict=True))
+    z, y, x = (min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
     return z, y, x
 
 
 def try_codecs(
     volume: Volume, *, seed: int = 0, seconds: float = TRIAL_SECONDS, seconds_per_chunk: float = 0.0
 ) -> Trials:
-    """Return what usual codecs and chunk shapes make of boxes of `volume`, on one thread.
+    """Return size and speed of usual codecs and chunk shapes on boxes of `volume`, on one thread.
 
     Args:
         volume: of which the first channel is taken.
@@ -297,8 +302,8 @@ def try_codecs(
     with _one_thread():
         for data in boxes:
             for edge, (name, codec) in itertools.product(edges, _codecs(data.dtype).items()):
-                found = _try(codec, _pieces(data, edge))
-                totals[name, edge] = [a + b for a, b in zip(totals.get((name, edge), [0.0] * 4), found, strict=True)]
+                result = _try(codec, _pieces(data, edge))
+                totals[name, edge] = [a + b for a, b in zip(totals.get((name, edge), [0.0] * 4), result, strict=True)]
             num_boxes += 1
             if time.perf_counter() > stop:
                 break
@@ -311,23 +316,22 @@ def _boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) 
     """Return boxes (z, y, x) of the first channel that are not all one value, or one that is."""
     reader, shape = volume.open(), volume.spatial_shape
     grid = Grid(shape, _box_shape(volume, seconds, seconds_per_chunk))
-    found: list[np.ndarray] = []
+    boxes: list[np.ndarray] = []
     stop = time.perf_counter() + seconds
-    for number in itertools.islice(_shuffled(grid, seed), MAX_DRAWS):
+    for number in itertools.islice(_shuffle(grid, seed), MAX_DRAWS):
         data = reader.read(grid.box(number))[0]
         varies = bool((data != data.flat[0]).any())
-        if varies and found and not (found[0] != found[0].flat[0]).any():
-            found.clear()
-        found += [data] if varies or not found else []
-        if len(found) == MAX_BOXES or time.perf_counter() > stop:
+        if varies and boxes and not (boxes[0] != boxes[0].flat[0]).any():
+            boxes.clear()
+        boxes += [data] if varies or not boxes else []
+        if len(boxes) == MAX_BOXES or time.perf_counter() > stop:
             break
-    return found
+    return boxes
 
 
 def _box_shape(volume: Volume, seconds: float, seconds_per_chunk: float) -> Triple:
     """Return the largest of EDGES as a box's edges, clipped to the volume, that can be read in `seconds`."""
-    chunk = dict(zip(volume.axes, volume.chunks, strict=True))
-    sizes = [(n, chunk.get(axis, 1)) for axis, n in zip("zyx", volume.spatial_shape, strict=True)]
+    sizes = list(zip(volume.spatial_shape, volume.spatial_chunks, strict=True))
     for edge in reversed(EDGES):
         num_chunks = math.prod(-(-min(edge, n) // c) for n, c in sizes)
         if edge == EDGES[0] or num_chunks * seconds_per_chunk <= seconds:

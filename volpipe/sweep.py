@@ -17,6 +17,7 @@ from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, is_complete, logged
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
+from volpipe.formats.files import atomic_write
 from volpipe.pool import Start
 from volpipe.presence import present
 from volpipe.recipe import load_tree, typed
@@ -160,8 +161,6 @@ def _number(folder: Path, sweep: Sweep) -> list[Trial]:
         raise RunError(f"{path} is damaged ({error}); use --fresh to start over") from error
     plain = json.loads(json.dumps(sweep.combinations))
     known += [values for i, values in enumerate(plain) if values not in known and values not in plain[:i]]
-    partial = path.with_name(f".{SWEEP_FILE}")
-    partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    partial.replace(path)
+    atomic_write(path, json.dumps(known, indent=1).encode())
     pairs = {known.index(values): recipe for values, recipe in zip(plain, sweep.recipes, strict=True)}
     return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]

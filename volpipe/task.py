@@ -12,7 +12,7 @@ from functools import lru_cache
 from volpipe.errors import ChunkError, NetError
 from volpipe.heap import share_heap
 from volpipe.journal import Record
-from volpipe.staging import take_notes
+from volpipe.staging import take_warnings
 from volpipe.usage import is_alone, measured
 
 Outcomes = Iterator[tuple[int, Exception | None]]
@@ -43,7 +43,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
         tuple(sorted(done)),
         tuple(sorted(failed.items())),
         hopeless=tuple(sorted(hopeless)),
-        told=take_notes(),
+        told=take_warnings(),
         fatal=fatal,
         **usage,
     )

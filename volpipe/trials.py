@@ -239,7 +239,7 @@ def check_place(folder: RunFolder, file: str, *, fresh: bool) -> None:
     """
     if fresh:
         folder.clear()
-    others = [entry.name for entry in folder.path.iterdir() if entry.name not in (*OURS, f".{file}")]
+    others = [entry.name for entry in folder.path.iterdir() if entry.name not in OURS]
     if others and not (folder.path / file).is_file():
         raise RunError(
             f"{folder.path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it"

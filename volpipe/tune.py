@@ -19,6 +19,7 @@ from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, logged
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
+from volpipe.formats.files import atomic_write
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
@@ -322,9 +323,7 @@ class Study:
     def _store_best(self) -> None:
         best = self._study.best_trial
         values: Values = {key: self._plain(key, value) for key, value in best.params.items()}
-        partial = self.folder / f".{BEST}"
-        partial.write_text(to_toml(self.tuning.recipe_with(values)), encoding="utf-8")
-        partial.replace(self.folder / BEST)
+        atomic_write(self.folder / BEST, to_toml(self.tuning.recipe_with(values)).encode())
 
     def _check_same(self) -> None:
         """Refuse another recipe or other ranges than the study was begun with; more trials are welcome."""

@@ -1,4 +1,4 @@
-"""Volumes: which array a location means, what it says of itself, and a reference to it.
+"""Volumes: the array at a location, its metadata, and a reference to it.
 
 Not here: voxels (access), or what the formats write (formats).
 """
@@ -45,7 +45,7 @@ __all__ = [
     "open_volume",
     "open_writer",
     "typed",
-    "viewed",
+    "with_view",
 ]
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     volume = _resolve(container, key, level)
     if volume.format == "tiff" and files.is_folder(container / volume.key):
         check_files(container / volume.key)
-    volume = viewed(volume, view)
+    volume = with_view(volume, view)
     count = _length(volume, "t")
     if count > 1 and view.time is None:
         raise VolumeError(
@@ -84,8 +84,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     return volume
 
 
-def viewed(volume: Volume, view: View) -> Volume:
-    """Return `volume` as `view` says, its channel by number; what is said of it twice is noted.
+def with_view(volume: Volume, view: View) -> Volume:
+    """Return `volume` with `view` applied, its channel by number; values that replace the file's are in its notes.
 
     Raises:
         VolumeError: there is no such channel or point in time.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,6 +24,7 @@ import numpy as np
 
 from volpipe.blend import support
 from volpipe.errors import RunError
+from volpipe.formats.files import whole_file
 from volpipe.grid import Box, ravel
 from volpipe.plan import Plan, load_plan
 
@@ -261,12 +261,8 @@ def _put(wanted: Wanted, block: int, packed: np.ndarray) -> None:
 def store_wanted(path: Path, wanted: Wanted) -> None:
     """Write the cells to `path`, whole or not at all; a resume rests on them."""
     assert wanted.cells is not None
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.save(file, wanted.cells)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def read_wanted(path: Path, plan: Plan) -> Wanted:

@@ -26,7 +26,7 @@ from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
 from volpipe.pool import Submit, WorkerPool
-from volpipe.staging import staged
+from volpipe.staging import through_cache
 from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
 from volpipe.volume import AS_STORED, View, Volume, open_volume
@@ -248,7 +248,7 @@ def open_source(job: Job) -> Volume:
 
 @lru_cache(maxsize=4)
 def _open_volume(identity: str, path: str, key: str, view: View = AS_STORED) -> Volume:
-    return staged(open_volume(path, key, view=view), identity)
+    return through_cache(open_volume(path, key, view=view), identity)
 
 
 def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:

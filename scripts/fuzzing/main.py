@@ -81,7 +81,7 @@ def work(pipe: Connection, folder: str) -> None:
     os.environ["VOLPIPE_THREADS"] = "2"
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process lives
     probe.SECONDS = PROBE_SECONDS
-    with probe.kept():
+    with probe.keep_process():
         _try_batches(pipe, Path(folder))
     pipe.close()
 

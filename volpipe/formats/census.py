@@ -1,6 +1,6 @@
-"""Where the chunks of an array lie: the names of their files, and which chunks a shard holds.
+"""The chunk and shard files of an array: their names, and the chunks in a shard.
 
-Not here: voxels (store), or how much of an array is looked at (survey).
+Not here: voxels (store), or sampling (survey).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ChunkFiles:
 
     @property
     def _naming(self) -> tuple[str, str]:
-        """What comes before and between the numbers in a file's name."""
+        """The prefix of a file's name, and the separator of its numbers."""
         known = self.header.known
         if self.header.format == "n5":
             return "", "/"
@@ -70,8 +70,7 @@ class ChunkFiles:
     def count_in_shard(self, index: tuple[int, ...]) -> int | None:
         """Return how many chunks of the array lie in the shard at `index`, which exists.
 
-        None where that is not known: shards in shards, transposed ones, an index in an encoding of its own, a damaged
-        file.
+        None where it is unknown: nested or transposed shards, an index with its own encoding, a damaged file.
         """
         places = self.places_in_shard(index)
         if places is None:
@@ -109,5 +108,5 @@ class ChunkFiles:
     def _read_index(self, file: Location, num_bytes: int, settings: Tree) -> bytes | None:
         tail = CHECKSUM_BYTES if len(settings["index_codecs"]) == 2 else 0
         at_end = settings.get("index_location", "end") == "end"
-        found = files.read_end(file, num_bytes + tail) if at_end else files.read(file, num_bytes)
-        return found[:num_bytes] if found is not None and len(found) >= num_bytes else None
+        data = files.read_end(file, num_bytes + tail) if at_end else files.read(file, num_bytes)
+        return data[:num_bytes] if data is not None and len(data) >= num_bytes else None

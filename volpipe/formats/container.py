@@ -1,6 +1,6 @@
-"""What lies in a folder: arrays, groups of levels, plates; found, and made, whatever the format.
+"""The contents of a folder: arrays, multiscale groups and plates, listed and created in any format.
 
-Not here: what a volume is (volume), or the voxels (store).
+Not here: references to volumes (volume), or voxels (store).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def read_header(folder: Location) -> Header | None:
     within = single.split(folder)
     if within is not None:
         return single.read_header(*within)
-    found = n5.read_header(folder) or zarr.read_header(folder)
-    return found or (slices.read_header(folder) if isinstance(folder, Path) else None)
+    header = n5.read_header(folder) or zarr.read_header(folder)
+    return header or (slices.read_header(folder) if isinstance(folder, Path) else None)
 
 
 def check_files(folder: Location) -> None:
@@ -125,7 +125,7 @@ def _holds_array(folder: Location) -> bool:
     except RemoteError:
         raise
     except VolumeError:
-        return True  # a broken one, which is for whoever opens it to hear of
+        return True  # a broken one: opening it gives the error
 
 
 def read_place(header: Header, container: Location) -> Place:
@@ -152,11 +152,11 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
     if isinstance(root, remote.Remote) and not root.is_s3:
         yield from _named_arrays(root, enter_groups=enter_groups)
         return
-    stack, seen = [""], 0
+    stack, num_folders = [""], 0
     while stack:
         key = stack.pop()
-        seen += 1
-        if seen > MAX_FOLDERS:
+        num_folders += 1
+        if num_folders > MAX_FOLDERS:
             raise VolumeError(f"{root} has more than {MAX_FOLDERS} folders; name the array by its key")
         if _holds_array(root / key) or (not enter_groups and _holds_levels(root / key)):
             yield key
@@ -165,7 +165,7 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
 
 
 def _named_arrays(root: remote.Remote, *, enter_groups: bool) -> Iterator[str]:
-    """Yield the same where folders cannot be listed: the keys that the consolidated metadata of `root` name."""
+    """Yield the keys in the consolidated metadata of `root`, where folders cannot be listed."""
     names = zarr.consolidated_arrays(root)
     if names is None:
         raise VolumeError(

@@ -9,17 +9,17 @@ from __future__ import annotations
 from volpipe.formats.metadata import Level, Multiscale, Place, Tree, floats, place, plain
 
 
-def read_place(said: object) -> Place | None:
-    """Return the place that the attribute `transform` says, None where it says none."""
-    if not isinstance(said, dict) or not isinstance(said.get("axes"), list):
+def read_place(transform: object) -> Place | None:
+    """Return the place in the attribute `transform`, None where it has none."""
+    if not isinstance(transform, dict) or not isinstance(transform.get("axes"), list):
         return None
-    axes = [str(name).lower() for name in said["axes"]]
-    scale, shift = floats(said.get("scale")), floats(said.get("translate"))
+    axes = [str(name).lower() for name in transform["axes"]]
+    scale, shift = floats(transform.get("scale")), floats(transform.get("translate"))
     if scale is None or len(scale) != len(axes):
         return None
     if shift is None or len(shift) != len(axes):
         shift = (0.0,) * len(axes)
-    units = said.get("units")
+    units = transform.get("units")
     units = units if isinstance(units, list) and len(units) == len(axes) else ["nm"] * len(axes)
     return place(
         dict(zip(axes, scale, strict=True)), dict(zip(axes, shift, strict=True)), dict(zip(axes, units, strict=True))

@@ -1,6 +1,6 @@
-"""Damaged chunks: found, and named by dataset, chunk and file; and what libraries would read without a word.
+"""Damaged chunks, named by dataset, chunk and file; also those that libraries read without an error.
 
-Not here: the reading (store, single, zarr). Each check costs a look at a few bytes of a file, once for each chunk.
+Not here: reading (store, single, zarr). Each check reads a few bytes of a file, once for each chunk.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check_chunk(header: Header) -> None:
 
 @contextmanager
 def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iterator[None]:
-    """Turn what goes wrong while `spans` of `array` are read into an error that names array, box, chunk and file."""
+    """Turn errors of reading `spans` of `array` into one that names array, box, chunk and file."""
     try:
         yield
     except RemoteError:
@@ -89,9 +89,9 @@ def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iter
             raise VolumeError(f"{place}: {remote.explain(header.folder, error)}") from error
         chunk, reason = _find(header, array, spans) or (None, error)
         if chunk is None:
-            raise VolumeError(f"{place}: {_told(reason)}") from error
+            raise VolumeError(f"{place}: {_message(reason)}") from error
         raise ChunkError(
-            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_told(reason)}",
+            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_message(reason)}",
             may_mend=_is_of_system(reason),
         ) from error
 
@@ -109,22 +109,22 @@ def _find(header: Header, array: StoredArray, spans: Spans) -> tuple[tuple[int, 
 
 
 def _is_of_system(error: Exception) -> bool:
-    """Return whether `error` says that the system could not read just now, rather than what it read."""
-    found = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it
-    number = int(found[1]) if found else getattr(error, "errno", None)
+    """Return whether `error` is a passing failure of the system, not damage of the file."""
+    match = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it
+    number = int(match[1]) if match else getattr(error, "errno", None)
     return number in PASSING
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).partition("\n\nDebug source")[0].split())
 
 
 def _spans(header: Header, index: Index) -> Spans:
-    found = []
+    spans = []
     for i, n in zip(index, header.shape, strict=True):
         positions = range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
-        found.append((positions[0], positions[-1] + 1) if positions else (0, 0))
-    return found
+        spans.append((positions[0], positions[-1] + 1) if positions else (0, 0))
+    return spans
 
 
 def _chunks(header: Header, spans: Spans) -> Iterator[tuple[int, ...]]:
@@ -163,10 +163,10 @@ def _check_before(place: str, header: Header, spans: Spans) -> None:
         file = file_of(header, chunk)
         assert isinstance(file, Path)
         if header.shards:
-            found = _place_in_shard(header, chunk, places)
-            if found is None:
+            start = _place_in_shard(header, chunk, places)
+            if start is None:
                 continue
-            offset = found
+            offset = start
         try:
             _check_blosc(file, offset, most)
         except ChunkError as error:
@@ -205,7 +205,7 @@ def _blosc_offset(header: Header) -> int | None:
 
 
 def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location, np.ndarray | None]) -> int | None:
-    """Return at which byte of its shard's file `chunk` begins, None where it is not stored or nobody can tell.
+    """Return the first byte of `chunk` in its shard's file, None where it is not stored or unknown.
 
     The indices of shards are `known` for as long as one reading lasts: a shard may be written anew.
     """
@@ -221,7 +221,7 @@ def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location
     return None if place == ABSENT else place
 
 
-@lru_cache(maxsize=KNOWN_CHUNKS)  # of those that are right: what raises is looked at again
+@lru_cache(maxsize=KNOWN_CHUNKS)  # of valid chunks: one that raises is checked again
 def _check_blosc(file: Path, offset: int, most: int) -> None:
     text = files.read_part(file, offset, BLOSC_BYTES)
     if len(text) == BLOSC_BYTES:
@@ -243,13 +243,13 @@ def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> 
         return
     axes = zip(index, header.shape, header.chunks, strict=True)
     chunks, last = zip(*(_last_of_chunks(i, n, c) for i, n, c in axes), strict=True)
-    kept = tuple(at for i, at in zip(index, last, strict=True) if not isinstance(i, int))
-    corners = data[np.ix_(*kept)] if kept else data
+    ends = tuple(at for i, at in zip(index, last, strict=True) if not isinstance(i, int))
+    corners = data[np.ix_(*ends)] if ends else data
     for zero in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
         chunk = tuple(int(numbers[k]) for numbers, k in zip(chunks, zero, strict=True))
-        due = tuple(min(c, n - k * c) for k, c, n in zip(chunk, header.chunks, header.shape, strict=True))
+        expected = tuple(min(c, n - k * c) for k, c, n in zip(chunk, header.chunks, header.shape, strict=True))
         try:
-            _check_n5(file_of(header, chunk), due)
+            _check_n5(file_of(header, chunk), expected)
         except ChunkError as error:
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
@@ -262,11 +262,11 @@ def _last_of_chunks(i: slice | int, n: int, chunk: int) -> tuple[np.ndarray, np.
 
 
 @lru_cache(maxsize=KNOWN_CHUNKS)
-def _check_n5(file: Location, due: tuple[int, ...]) -> None:
-    """Raise where the N5 chunk in `file`, if there is one, says that it has fewer voxels than `due`, C order."""
-    end = N5_SIZES + 4 * len(due)
+def _check_n5(file: Location, expected: tuple[int, ...]) -> None:
+    """Raise where the N5 chunk in `file`, if there is one, says that it has fewer voxels than `expected`, C order."""
+    end = N5_SIZES + 4 * len(expected)
     text = files.read(file, end) or b""
     if len(text) == end:
-        found = struct.unpack(f">{len(due)}I", text[N5_SIZES:])[::-1]
-        if any(f < n for f, n in zip(found, due, strict=True)):
-            raise ChunkError(f"{file} holds {found} voxels instead of {due}: it is damaged")
+        shape = struct.unpack(f">{len(expected)}I", text[N5_SIZES:])[::-1]
+        if any(f < n for f, n in zip(shape, expected, strict=True)):
+            raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")

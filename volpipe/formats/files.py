@@ -1,6 +1,6 @@
-"""Small files by name, on a disk or in a remote place: read, written whole, looked for, listed, deleted.
+"""Small files on a disk or in a remote place: read, written whole, found, listed, deleted.
 
-Not here: how a remote place is reached (remote), or what is in the files (metadata).
+Not here: access to remote places (remote), or the content of the files (metadata).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import itertools
 import logging
 import os
+import re
 import shutil
 import time
 import uuid
@@ -25,14 +26,16 @@ log = logging.getLogger(__name__)
 Location = Path | Remote
 
 DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
+PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
+
 _num_changes = itertools.count(1)
 _last_change = 0  # to files in remote places, by this process
 
 
 def locate(location: str | os.PathLike[str] | Remote) -> Location:
-    """Return the place that `location` names: a path from the root, links as they are, or a remote place.
+    """Return the place that `location` names: an absolute path, links unresolved, or a remote place.
 
-    Links stay because what they lead to may differ between machines.
+    Links stay because their targets may differ between machines.
     """
     if isinstance(location, Remote):
         return location
@@ -58,7 +61,7 @@ def read(file: Location, limit: int) -> bytes | None:
 
 
 def _without_waiting(name: str, flags: int) -> int:
-    """Open a file, also if it is a pipe that nobody writes to, which would be waited for."""
+    """Open a file; a pipe without a writer does not block."""
     return os.open(name, flags | os.O_NONBLOCK)
 
 
@@ -70,14 +73,14 @@ def check_beside(name: str, file: Path) -> Path:
     Raises:
         VolumeError: it lies elsewhere.
     """
-    found = Path(os.path.abspath(file.parent / name))  # noqa: PTH100  # links stay as they are
+    target = Path(os.path.abspath(file.parent / name))  # noqa: PTH100  # links stay as they are
     allowed = [file.parent, *map(Path, filter(None, os.environ.get("VOLPIPE_LINKS", "").split(os.pathsep)))]
-    if not any(found.is_relative_to(folder) for folder in allowed):
+    if not any(target.is_relative_to(folder) for folder in allowed):
         raise VolumeError(
             f"{file} refers to {name}, which does not lie in its folder {file.parent}; put it there, or set "
-            f"VOLPIPE_LINKS to the folder {found.parent} if you trust {file.name}"
+            f"VOLPIPE_LINKS to the folder {target.parent} if you trust {file.name}"
         )
-    return found
+    return target
 
 
 def read_end(file: Location, num_bytes: int) -> bytes | None:
@@ -98,7 +101,7 @@ def read_part(file: Path, offset: int, count: int) -> bytes:
         with open(file, "rb", opener=_without_waiting) as stream:
             stream.seek(offset)
             return stream.read(count)
-    except (OSError, ValueError, OverflowError):  # whoever reads the chunk will tell
+    except (OSError, ValueError, OverflowError):  # reading the chunk gives the error
         return b""
 
 
@@ -137,17 +140,32 @@ def write(file: Location, data: bytes) -> None:
         _note_change()
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    atomic_write(file, data)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write the file at `path`, in a folder that exists, whole or not at all, also through a crash."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with partial.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
-        sync_folder(file.parent)
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def partial_files(folder: Path) -> list[Path]:
+    """Return the unfinished files in `folder`, left by killed writers or still being written."""
+    return [path for path in folder.glob(".*") if re.fullmatch(PARTIAL, path.name)]
 
 
 def delete_file(file: Location) -> None:
@@ -242,20 +260,20 @@ def delete_remote(folder: Remote) -> None:
 
 
 def state(folder: Location, names: Iterable[str]) -> tuple[object, ...]:
-    """Return what changes when one of the files `names` in `folder` does.
+    """Return a value that changes when one of the files `names` in `folder` does.
 
-    Of a remote place, only changes that this process makes are known: asking would cost a request for each block.
+    In a remote place only changes by this process count: asking would cost a request for each block.
     """
     if isinstance(folder, Remote):
         return (_last_change,)
-    found = []
+    states = []
     for name in names:
         try:
             status = (folder / name).stat()
         except OSError:
             continue
-        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(found)
+        states.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(states)
 
 
 def _note_change() -> None:

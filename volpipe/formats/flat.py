@@ -141,9 +141,9 @@ def check_size(path: Path, offset: int, shape: tuple[int, ...], stored: np.dtype
 
 def check_end(path: Path, end: int) -> None:
     """Raise unless the file reaches byte `end`."""
-    found = path.stat().st_size
-    if found < end:
-        raise VolumeError(f"{path} has {found} bytes, its header asks for {end}: it is cut short; copy it again")
+    size = path.stat().st_size
+    if size < end:
+        raise VolumeError(f"{path} has {size} bytes, its header asks for {end}: it is cut short; copy it again")
 
 
 def num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -58,15 +58,15 @@ def read_header(file: Path, key: str) -> Header | None:
         VolumeError: the file is damaged or cut short, or the dataset holds what volpipe cannot read.
     """
     with _Opened(file) as opened:
-        found = _get(opened.file, key)
-        return None if found is None or not _is_dataset(found) else _header(file, key, found)
+        node = _get(opened.file, key)
+        return None if node is None or not _is_dataset(node) else _header(file, key, node)
 
 
 def read_attributes(file: Path, key: str) -> Tree:
     """Return the attributes of the group or dataset `key` in `file`, {} where there is none."""
     with _Opened(file) as opened:
-        found = _get(opened.file, key)
-        return {} if found is None else _attributes(found)
+        node = _get(opened.file, key)
+        return {} if node is None else _attributes(node)
 
 
 def exists(file: Path, key: str) -> bool:
@@ -93,23 +93,23 @@ def walk(file: Path, key: str) -> Iterator[str]:
 def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
     """Return the number of axes of each dataset of numbers below `group`, by its key there."""
     ranks: dict[str, int] = {}
-    stack, seen = [""], 0
+    stack, num_objects = [""], 0
     while stack:
         key = stack.pop()
-        seen += 1
+        num_objects += 1
         try:
-            found = _get(group, key)
-        except VolumeError as error:  # it leads elsewhere; the others are read all the same
+            node = _get(group, key)
+        except VolumeError as error:  # a link to another folder; the others are still listed
             log.warning("%s", error)
             continue
-        if seen > MAX_OBJECTS:
+        if num_objects > MAX_OBJECTS:
             raise VolumeError(f"{file} has more than {MAX_OBJECTS} groups and datasets; name the dataset by its key")
-        if found is None:
+        if node is None:
             continue
-        if not _is_dataset(found):
-            stack += [f"{key}/{name}".lstrip("/") for name in _members(found)] if key.count("/") < MAX_DEPTH else []
-        elif found.shape and found.dtype.kind in "iufb" and 0 not in found.shape:
-            ranks[key] = len(found.shape)
+        if not _is_dataset(node):
+            stack += [f"{key}/{name}".lstrip("/") for name in _members(node)] if key.count("/") < MAX_DEPTH else []
+        elif node.shape and node.dtype.kind in "iufb" and 0 not in node.shape:
+            ranks[key] = len(node.shape)
     return ranks
 
 
@@ -146,7 +146,7 @@ class Hdf5Array:
 def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
     """Return the corners and bytes of chunks too short to hold their checksum, which make HDF5 2.0 crash.
 
-    All are looked at, as damaged trees hold a chunk twice, of which the library reads one and tells of the other.
+    All are checked: damaged trees hold a chunk twice, and the library may report the one that it does not read.
     """
     short: dict[tuple[int, ...], int] = {}
 
@@ -209,28 +209,28 @@ def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
     Raises:
         VolumeError: a link leads to a file elsewhere.
     """
-    found, file = group, Path(group.file.filename)
+    node, file = group, Path(group.file.filename)
     try:
         for part in filter(None, key.split("/")):
-            link = found.get(part, getlink=True)
+            link = node.get(part, getlink=True)
             if hasattr(link, "filename"):
-                check_beside(link.filename, Path(found.file.filename))
-            found = found[part]
+                check_beside(link.filename, Path(node.file.filename))
+            node = node[part]
     except VolumeError:
         raise
     except (KeyError, OSError, RuntimeError, AttributeError):  # RuntimeError: links in a circle; a dataset has no parts
         return None
-    check_beside(found.file.filename, file)  # a soft link may have led through another
-    return found
+    check_beside(node.file.filename, file)  # a soft link may have led through another
+    return node
 
 
-def _members(found: h5py.Group) -> list[str]:
-    names = list(found) if hasattr(found, "keys") else []  # a stored type has none
+def _members(group: h5py.Group) -> list[str]:
+    names = list(group) if hasattr(group, "keys") else []  # a stored type has none
     return [name for name in names if name not in (".", "..")]  # which would lead out of the file
 
 
-def _is_dataset(found: h5py.Group | h5py.Dataset) -> bool:
-    return hasattr(found, "chunks")
+def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
+    return hasattr(node, "chunks")
 
 
 def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
@@ -290,9 +290,9 @@ def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = (
 
 
 def _check_source(file: h5py.File, key: str, chain: tuple[tuple[str, str], ...]) -> None:
-    found = _get(file, key)
-    if found is not None and _is_dataset(found):
-        _check_sources(found, chain)
+    node = _get(file, key)
+    if node is not None and _is_dataset(node):
+        _check_sources(node, chain)
 
 
 def _check_numbered(file: Path, name: str) -> None:
@@ -309,14 +309,14 @@ def _check_numbered(file: Path, name: str) -> None:
 
 
 def _codec(dataset: h5py.Dataset, name: str) -> str:
-    """Return what compresses the chunks, for people; raise if this machine cannot undo it."""
+    """Return the codec of the chunks, for people; raise if it is not installed."""
     import h5py
 
     settings = dataset.id.get_create_plist()
     label = "raw"
     for i in range(settings.get_nfilters()):
-        number, _, values, said = settings.get_filter(i)
-        known = FILTERS.get(number, said.decode(errors="replace") or "unknown")
+        number, _, values, label_bytes = settings.get_filter(i)
+        known = FILTERS.get(number, label_bytes.decode(errors="replace") or "unknown")
         if not h5py.h5z.filter_avail(number):
             raise VolumeError(
                 f"{name} is compressed with HDF5 filter {number} ({known}), which is not installed here; point "
@@ -347,17 +347,17 @@ def _axistags(attributes: Tree) -> list[Tree]:
 def read_place(header: Header) -> Place:
     """Return where a dataset says that it lies: as Zarr's do, or by ImageJ's and plant-seg's `element_size_um`."""
     size = floats(header.attributes.get("element_size_um"))
-    found = zarr.read_place(header)
-    if found.voxel_size_nm is not None or size is None or len(size) != 3:
-        return found
+    result = zarr.read_place(header)
+    if result.voxel_size_nm is not None or size is None or len(size) != 3:
+        return result
     axes = header.axes or usual_axes(len(header.shape))
     by_axis = {axis: value for axis, value in zip("zyx", size, strict=True) if axis in axes}
     return place(by_axis, {}, dict.fromkeys(by_axis, "um"))
 
 
-def _attributes(found: h5py.Group | h5py.Dataset) -> Tree:
-    """Return the attributes as JSON has them; what it cannot hold is left out."""
-    return {name: value for name in found.attrs if (value := _value(found.attrs, name)) is not None}
+def _attributes(node: h5py.Group | h5py.Dataset) -> Tree:
+    """Return the attributes as JSON values; others are left out."""
+    return {name: value for name in node.attrs if (value := _value(node.attrs, name)) is not None}
 
 
 def _value(attributes: Mapping[str, Any], name: str) -> object:

@@ -1,7 +1,9 @@
-"""How much a compressed chunk unpacks to, found out before the memory is taken; for decoders that take all.
+"""The decoded size of compressed chunks and pictures, checked before a decoder takes the memory.
 
-Not here: tensorstore's decoders, which stop at the end of a chunk. What is allowed here is what Zarr v2 calls codecs:
-the rest of numcodecs makes objects of bytes (pickle above all), and is code.
+Not here: decoders that stop at the end of a chunk, strip or tile: tensorstore's, and most of TIFF's. Only the codecs of
+Zarr v2 below are allowed: the rest of numcodecs makes objects of bytes (pickle above all), and is code. Pictures in a
+TIFF state their own size: JPEG (ITU T.81, B.1), JPEG 2000 (ITU T.800, A.5.1), PNG (RFC 2083, 4.1.1) and WebP (RFC
+9649, 2).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import re
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -23,6 +26,10 @@ MOST_GROWTH = 8  # of what a filter is given: bits to bytes, bytes to float64
 SPARE_BYTES = 1024  # for a checksum or a scale
 DTYPE = re.compile(r"[<>|=]?(b1|bool|[iuf][1248]|u?int(8|16|32|64)|float(16|32|64))")
 LZMA_DICTIONARY_BYTES = 2**30
+UNSIZED = ("jpegxl", "jpegxr", "lerc", "jetraw")  # pictures whose size is not read; no volume is known to use them
+PNG = b"\x89PNG\r\n\x1a\n"
+J2K = b"\xff\x4f\xff\x51"
+J2K_SEARCHED_BYTES = 4096  # the codestream of a JP2 file stands behind a few small boxes
 
 
 class _Decoder(Protocol):
@@ -40,20 +47,20 @@ DECODERS: Mapping[str, Callable[[], Any]] = {  # Any: _Decoder, which zlib's do 
 }
 
 
-def refused(filters: object, compressor: object) -> str:
-    """Return which of the codecs of a Zarr v2 array is not read, "" where all are."""
+def unsupported_codec(filters: object, compressor: object) -> str:
+    """Return the first codec of a Zarr v2 array that is not read, "" where all are."""
     for entry in filters if isinstance(filters, list) else []:
-        said = entry if isinstance(entry, dict) else {}
-        if said.get("id") not in FILTERS:
-            return f"filter {said.get('id')!r}"
-        types = {key: value for key, value in said.items() if key.endswith(("dtype", "astype"))}
+        codec = entry if isinstance(entry, dict) else {}
+        if codec.get("id") not in FILTERS:
+            return f"filter {codec.get('id')!r}"
+        types = {key: value for key, value in codec.items() if key.endswith(("dtype", "astype"))}
         for key, value in types.items():
             if value is not None and not DTYPE.fullmatch(str(value)):
-                return f"filter {said['id']!r} with {key} {str(value)[:60]!r}"
-    said = compressor if isinstance(compressor, dict) else {}
-    if said and said.get("id") not in COMPRESSORS:
-        return f"compressor {said.get('id')!r}"
-    if said.get("id") == "lzma" and said.get("format", 1) not in (0, 1, 2):
+                return f"filter {codec['id']!r} with {key} {str(value)[:60]!r}"
+    codec = compressor if isinstance(compressor, dict) else {}
+    if codec and codec.get("id") not in COMPRESSORS:
+        return f"compressor {codec.get('id')!r}"
+    if codec.get("id") == "lzma" and codec.get("format", 1) not in (0, 1, 2):
         return "compressor 'lzma' without a header"
     return ""
 
@@ -66,7 +73,7 @@ def check(text: bytes, compressor: str, chunk_bytes: int) -> None:
     """
     limit = MOST_GROWTH * chunk_bytes + SPARE_BYTES
     if compressor in DECODERS:
-        size = _inflated(text, DECODERS[compressor], limit)
+        size = _inflated_size(text, DECODERS[compressor], limit)
     elif compressor == "zstd":
         size = _zstd(text, limit)
     elif compressor == "blosc":
@@ -77,7 +84,7 @@ def check(text: bytes, compressor: str, chunk_bytes: int) -> None:
         raise ChunkError(f"it unpacks to more than {limit} bytes and a chunk has {chunk_bytes}")
 
 
-def _inflated(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
+def _inflated_size(text: bytes, make: Callable[[], _Decoder], limit: int) -> int:
     """Return the size of `text` unpacked, all members of it, or one more than `limit` if it is larger."""
     size = 0
     try:
@@ -124,3 +131,50 @@ def _blosc(text: bytes) -> int:
     if len(text) < 16 or stored != len(text):
         raise ChunkError(f"blosc: it has {len(text)} bytes and says {stored}")
     return int.from_bytes(text[4:8], "little")
+
+
+def count_values(text: bytes) -> int | None:
+    """Return the number of values of the picture in `text`, samples counted; None where it is no picture."""
+    try:
+        if text.startswith(b"\xff\xd8"):
+            return _jpeg(text)
+        if text.startswith(PNG):
+            width, height = struct.unpack_from(">II", text, 16)
+            return int(width * height * 4)
+        if text.startswith(b"RIFF") and text[8:12] == b"WEBP":
+            return _webp(text)
+        place = text[:J2K_SEARCHED_BYTES].find(J2K)
+        if place == 0 or (place > 0 and text[4:8] == b"jP  "):
+            return _j2k(text, place)
+    except struct.error:  # cut short: the decoder says so
+        return 0
+    return None
+
+
+def _jpeg(text: bytes) -> int:
+    """Return the values of the largest frame."""
+    most = 0
+    for match in re.finditer(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]", text):
+        if match.end() + 8 <= len(text):
+            height, width, samples = struct.unpack_from(">HHB", text, match.end() + 3)
+            is_frame = struct.unpack_from(">H", text, match.end())[0] == 8 + 3 * samples
+            most = max(most, height * width * samples if is_frame else 0)
+    return most
+
+
+def _j2k(text: bytes, place: int) -> int:
+    right, bottom, left, top = struct.unpack_from(">4I", text, place + 8)
+    (samples,) = struct.unpack_from(">H", text, place + 40)
+    return int(max(0, right - left) * max(0, bottom - top) * samples)
+
+
+def _webp(text: bytes) -> int:
+    kind = text[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(text[i : i + 3], "little") + 1 for i in (24, 27))
+    elif kind == b"VP8L":
+        bits = int.from_bytes(text[21:25], "little")
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", text, 26))
+    return width * height * 4

@@ -350,7 +350,7 @@ def mapping(value: object, what: str, file: Location) -> Tree:
 
 
 def voxel_dtype(stored: np.dtype, what: object) -> np.dtype:
-    """Return what voxels stored as `stored` are read as: the same in native byte order, bool as uint8.
+    """Return the type as which voxels of type `stored` are read: native byte order, bool as uint8.
 
     Raises:
         VolumeError: they are no numbers that volpipe reads; `what` is named.
@@ -363,7 +363,7 @@ def voxel_dtype(stored: np.dtype, what: object) -> np.dtype:
 
 
 def flat_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a plane: what is cheap to read at once where voxels lie one after another."""
+    """Return the shape of one plane, which is contiguous in an uncompressed file."""
     return (1,) * (len(shape) - 2) + shape[-2:]
 
 
@@ -428,13 +428,13 @@ def named_axes(names: object, rank: int) -> tuple[str, ...] | None:
 
 
 def usual_axes(rank: int) -> tuple[str, ...]:
-    """Return what `rank` unnamed axes are taken for: x, yx, zyx, czyx, tczyx; any before those are d0, d1 …"""
+    """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
     extra = max(0, rank - len(AXES))
     return tuple(f"d{i}" for i in range(extra)) + AXES[len(AXES) - rank + extra :]
 
 
 def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping[str, object]) -> Place:
-    """Return the place that voxel sizes, shifts and units per axis name come to.
+    """Return the place of an array from its voxel sizes, shifts and units per axis name.
 
     An axis that the array lacks counts as one voxel of 1 nm. Where a unit is unknown or a size is not above zero the
     voxel size is None and the origin zero: a wrong size would do more harm than none.

@@ -2,7 +2,7 @@
 
 Not here: the reading itself (flat). Format: MRC2014 (Cheng et al., J. Struct. Biol. 192 (2015) 146, www.ccpem.ac.uk);
 its dialect: bio3d.colorado.edu/imod/doc/mrc_format.txt. The header counts x, y, z in Å; what is stored is sections of
-rows of columns, and which axis each of these is, is said too.
+rows of columns; the header says which axis each of these is.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def read_header(file: Path) -> Header:
     Raises:
         VolumeError: it is broken or cut short, or holds what volpipe does not read.
     """
-    said, order = _fields(file)
-    shape, axes = _shape(said, file)
-    stored = _stored(said, file).newbyteorder(order)
-    offset = SIZE + int(said["extended"])
+    fields, order = _fields(file)
+    shape, axes = _shape(fields, file)
+    stored = _stored(fields, file).newbyteorder(order)
+    offset = SIZE + int(fields["extended"])
     if offset < SIZE:
         raise VolumeError(f"{file}: an extended header of {offset - SIZE} bytes cannot be")
     check_size(file, offset, shape, stored)
@@ -65,10 +65,10 @@ def read_header(file: Path) -> Header:
         shards=None,
         codec="raw",
         axes=axes,
-        attributes={"labels": _labels(said)},
+        attributes={"labels": _labels(fields)},
         known={"offset": offset, "stored": stored},
         unsupported="an MRC file",
-        place=_place(said),
+        place=_place(fields),
     )
 
 
@@ -87,18 +87,18 @@ def _fields(file: Path) -> tuple[np.void, Order]:
     stamped = stamps.get(text[212])
     orders: tuple[Order, ...] = (stamped,) if stamped else ("<", ">")
     for order in orders:
-        said = np.frombuffer(text, FIELDS.newbyteorder(order))[0]
-        if int(said["mode"]) in {*MODES, *OTHER_MODES} and (said["shape"] > 0).all():
-            return said, order
-    said = np.frombuffer(text, FIELDS.newbyteorder(orders[0]))[0]
+        fields = np.frombuffer(text, FIELDS.newbyteorder(order))[0]
+        if int(fields["mode"]) in {*MODES, *OTHER_MODES} and (fields["shape"] > 0).all():
+            return fields, order
+    fields = np.frombuffer(text, FIELDS.newbyteorder(orders[0]))[0]
     raise VolumeError(
-        f"{file}: mode {said['mode']} and shape {tuple(said['shape'].tolist())} make no MRC header; it is damaged"
+        f"{file}: mode {fields['mode']} and shape {tuple(fields['shape'].tolist())} make no MRC header; it is damaged"
     )
 
 
-def _shape(said: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _shape(fields: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return shape and axes as stored: sections, rows, columns; a stack of volumes has an axis before these."""
-    columns = [int(n) for n in said["axes"]]
+    columns = [int(n) for n in fields["axes"]]
     if columns == [0, 0, 0]:  # not said, in old files
         columns = [1, 2, 3]
     if sorted(columns) != [1, 2, 3]:
@@ -106,65 +106,65 @@ def _shape(said: np.void, file: Path) -> tuple[tuple[int, ...], tuple[str, ...]]
             f"{file}: columns, rows and sections are axes {columns}; they must be 1, 2 and 3 in any order"
         )
     axes = tuple("xyz"[n - 1] for n in reversed(columns))
-    shape = voxels([int(n) for n in reversed(said["shape"])], "shape", file)
-    sections = int(said["grid"][2])
-    if int(said["space_group"]) not in VOLUMES:
+    shape = voxels([int(n) for n in reversed(fields["shape"])], "shape", file)
+    sections = int(fields["grid"][2])
+    if int(fields["space_group"]) not in VOLUMES:
         return shape, axes
     if sections < 1 or shape[0] % sections:
         raise VolumeError(f"{file}: {shape[0]} sections are no stack of volumes of {sections}")
     return (shape[0] // sections, sections, *shape[1:]), ("t", *axes)
 
 
-def _stored(said: np.void, file: Path) -> np.dtype:
-    """Return the type of the voxels; bytes are signed, but for those of IMOD without its flag, and of old software.
+def _stored(fields: np.void, file: Path) -> np.dtype:
+    """Return the type of the voxels; bytes are signed, except IMOD's without its flag, and those of old software.
 
-    Which wrote unsigned ones without saying so; a header that speaks of a maximum above 127 gives them away.
+    Old software wrote unsigned bytes without a flag; a maximum above 127 in the header shows them.
     """
-    mode = int(said["mode"])
+    mode = int(fields["mode"])
     if mode in OTHER_MODES:
         raise VolumeError(
             f"{file} has mode {mode}, {OTHER_MODES[mode]}; volpipe reads modes {', '.join(map(str, MODES))}"
         )
     if mode == 0:
-        from_imod = int(said["imod_stamp"]) == IMOD_STAMP
-        unsigned = not int(said["imod_flags"]) & IMOD_SIGNED if from_imod else said["statistics"][1] > 127
+        from_imod = int(fields["imod_stamp"]) == IMOD_STAMP
+        unsigned = not int(fields["imod_flags"]) & IMOD_SIGNED if from_imod else fields["statistics"][1] > 127
         return np.dtype("u1" if unsigned else "i1")
     return np.dtype(MODES[mode])
 
 
-def _place(said: np.void) -> Place:
+def _place(fields: np.void) -> Place:
     """Return where the array lies: ORIGIN if there is one, or else NSTART in voxels, which is what viewers do."""
-    grid, cell = said["grid"].astype(np.float64), said["cell"].astype(np.float64)
+    grid, cell = fields["grid"].astype(np.float64), fields["cell"].astype(np.float64)
     if not ((grid > 0).all() and np.isfinite(cell).all()):
         return Place()
     size = cell / grid
-    origin = said["origin"].astype(np.float64)
+    origin = fields["origin"].astype(np.float64)
     if not np.isfinite(origin).all() or not origin.any():
-        columns = [int(n) - 1 for n in said["axes"]] if said["axes"].any() else [0, 1, 2]
+        columns = [int(n) - 1 for n in fields["axes"]] if fields["axes"].any() else [0, 1, 2]
         start = np.zeros(3)
-        start[columns] = said["start"]
+        start[columns] = fields["start"]
         origin = start * size
-    elif int(said["imod_stamp"]) == IMOD_STAMP and not int(said["imod_flags"]) & IMOD_ORIGIN:
+    elif int(fields["imod_stamp"]) == IMOD_STAMP and not int(fields["imod_flags"]) & IMOD_ORIGIN:
         origin = -origin
     by_axis = [dict(zip("xyz", map(float, values), strict=True)) for values in (size, origin)]
     return place(by_axis[0], by_axis[1], dict.fromkeys("xyz", "angstrom"))
 
 
-def _labels(said: np.void) -> list[str]:
-    count = min(10, max(0, int(said["num_labels"])))
-    return [label.decode("ascii", errors="replace").strip("\0 ") for label in said["labels"][:count]]
+def _labels(fields: np.void) -> list[str]:
+    count = min(10, max(0, int(fields["num_labels"])))
+    return [label.decode("ascii", errors="replace").strip("\0 ") for label in fields["labels"][:count]]
 
 
 def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> None:
     """Write an array (z, y, x) to the file `path` from its parts, whole planes, in any order."""
     with path.open("wb") as stream:
         stream.truncate(SIZE + num_bytes(spec.shape, spec.dtype))
-        found = _Statistics()
+        statistics = _Statistics()
         for box, data in parts:
             write_planes(stream, SIZE, spec.shape[0], box.start[0], data)
-            found.add(data)
+            statistics.add(data)
         stream.seek(0)
-        stream.write(_made(spec, where, found).tobytes())
+        stream.write(_new_header(spec, where, statistics).tobytes())
 
 
 def stored_dtype(dtype: np.dtype, shape: tuple[int, ...], path: Path) -> np.dtype:
@@ -207,23 +207,23 @@ class _Statistics:
         return float(np.sqrt(max(0.0, self._squares / self._num - self.mean**2)))
 
 
-def _made(spec: ArraySpec, where: Place, found: _Statistics) -> np.ndarray:
+def _new_header(spec: ArraySpec, where: Place, statistics: _Statistics) -> np.ndarray:
     """Return the header of a new file: MRC2014, little-endian; an unknown voxel size is a cell of 0."""
-    made = np.zeros((), FIELDS)
+    header = np.zeros((), FIELDS)
     shape = np.array(spec.shape[::-1])
-    made["shape"] = made["grid"] = shape
-    made["mode"] = WRITTEN[spec.dtype.name]
+    header["shape"] = header["grid"] = shape
+    header["mode"] = WRITTEN[spec.dtype.name]
     if where.voxel_size_nm is not None:
-        made["cell"] = np.array(where.voxel_size_nm[::-1]) * 10 * shape
-        made["origin"] = np.array(where.origin_nm[::-1]) * 10
-    made["angles"] = 90
-    made["axes"] = (1, 2, 3)
-    made["statistics"] = (found.low, found.high, found.mean)
-    made["rms"] = found.deviation
-    made["space_group"] = 1
-    made["version"] = 20141
-    made["map"] = b"MAP "
-    made["stamp"] = (0x44, 0x44, 0, 0)
-    made["num_labels"] = 1
-    made["labels"][0] = b"written by volpipe"
-    return made
+        header["cell"] = np.array(where.voxel_size_nm[::-1]) * 10 * shape
+        header["origin"] = np.array(where.origin_nm[::-1]) * 10
+    header["angles"] = 90
+    header["axes"] = (1, 2, 3)
+    header["statistics"] = (statistics.low, statistics.high, statistics.mean)
+    header["rms"] = statistics.deviation
+    header["space_group"] = 1
+    header["version"] = 20141
+    header["map"] = b"MAP "
+    header["stamp"] = (0x44, 0x44, 0, 0)
+    header["num_labels"] = 1
+    header["labels"][0] = b"written by volpipe"
+    return header

@@ -85,9 +85,9 @@ def read_header(folder: Location) -> Header | None:
 
 def _compression(tree: Tree, file: Location) -> Tree:
     """Return the array's compression with the settings that tensorstore knows, legacy spelling included."""
-    given = tree.get("compression") or {"type": tree.get("compressionType", "raw")}
-    given = mapping({"type": given} if isinstance(given, str) else given, "compression", file)
-    name = str(given.get("type"))
+    entry = tree.get("compression") or {"type": tree.get("compressionType", "raw")}
+    entry = mapping({"type": entry} if isinstance(entry, str) else entry, "compression", file)
+    name = str(entry.get("type"))
     if name == "lz4":
         raise VolumeError(
             f"{file}: N5 with lz4 is stored in three ways that cannot be told apart, none of which "
@@ -95,7 +95,7 @@ def _compression(tree: Tree, file: Location) -> Tree:
         )
     if name not in CODECS:
         raise VolumeError(f"{file}: compression {name!r} is not known; volpipe reads {', '.join(CODECS)}")
-    settings = {key: given[key] for key in CODECS[name] if key in given}
+    settings = {key: entry[key] for key in CODECS[name] if key in entry}
     if name == "gzip" and settings.get("level") not in range(10):
         settings.pop("level", None)
     if name == "blosc":
@@ -125,9 +125,9 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
     unless the level states an `offset` of its own.
     """
-    found = cosem.read_place(header.attributes.get("transform"))
-    if found is not None:
-        return found
+    result = cosem.read_place(header.attributes.get("transform"))
+    if result is not None:
+        return result
     axes = header.axes or usual_axes(len(header.shape))
     near = [header.attributes, *reversed(parents)]
     scale, units = _resolution(near, axes)

@@ -41,10 +41,10 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
     Raises:
         VolumeError: they describe one wrongly; `source` is named.
     """
-    said = _ome(attributes, source)
-    if "multiscales" not in said:
+    tree = _ome(attributes, source)
+    if "multiscales" not in tree:
         return None
-    images = said["multiscales"]
+    images = tree["multiscales"]
     if not isinstance(images, list) or not images:
         raise VolumeError(f"{source}: multiscales is empty; it must describe at least one image")
     if len(images) > 1:
@@ -55,9 +55,9 @@ def read_datasets(attributes: Tree, source: Location) -> tuple[Dataset, ...] | N
         raise VolumeError(f"{source}: multiscales[0] has no datasets; it must name at least one array")
     if len(datasets) > MAX_LEVELS:
         raise VolumeError(f"{source}: multiscales[0] names {len(datasets)} datasets; volpipe reads up to {MAX_LEVELS}")
-    version = str(said.get("version") or image.get("version") or "")[:20]
+    version = str(tree.get("version") or image.get("version") or "")[:20]
     levels = (_dataset(mapping(entry, "a dataset", source), image, source, version) for entry in datasets)
-    names = _channel_names(said.get("omero"))
+    names = _channel_names(tree.get("omero"))
     return tuple(replace(level, channel_names=names) for level in levels)
 
 
@@ -97,11 +97,11 @@ def _is_inner(path: str) -> bool:
     return ".." not in PurePosixPath(path).parts and not PurePosixPath(path).is_absolute()
 
 
-def _axes(said: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
+def _axes(axes: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
     """Return the axes as t, c, z, y, x by their type, and their units; None where the image names none (0.1, 0.2)."""
-    if not isinstance(said, list) or not said:
+    if not isinstance(axes, list) or not axes:
         return None, ()
-    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in said]
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in axes]
     if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
         return None, ()
     names = [SYNONYMS.get(entry["name"].lower(), entry["name"].lower()) for entry in entries]
@@ -174,8 +174,8 @@ def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], 
         path = str(well.get("path")) if isinstance(well, dict) else "?"
         if not _is_inner(path):
             continue
-        said = _ome(read(folder / path), folder / path).get("well")
-        fields = said.get("images") if isinstance(said, dict) else None
+        well_tree = _ome(read(folder / path), folder / path).get("well")
+        fields = well_tree.get("images") if isinstance(well_tree, dict) else None
         images += [f"{path}/{f.get('path')}" for f in fields or [] if isinstance(f, dict)]
         if len(images) >= MAX_LISTED:
             break

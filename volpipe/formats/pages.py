@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import pictures
+from volpipe.formats import inflation
 from volpipe.formats.flat import FlatArray, RawFile
 from volpipe.formats.metadata import voxel_dtype
 from volpipe.formats.store import Index
@@ -130,7 +130,7 @@ class PagedArray:
         if not page.counts[number]:
             return None
         text = file.read(page.offsets[number], page.counts[number])
-        values = pictures.count_values(text)
+        values = inflation.count_values(text)
         if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
             raise VolumeError(
                 f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "

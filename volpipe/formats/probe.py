@@ -1,6 +1,6 @@
-"""HDF5 metadata, looked at in a process of its own before this one does: damaged ones can crash or hang the library.
+"""HDF5 metadata, probed in a process of its own first: damaged metadata can crash or hang the library.
 
-Not here: voxels, which are mostly read by workers, processes of their own too. Run as a module this is that process.
+Not here: voxels, which workers read in their own processes. Run as a module, this is the probing process.
 Found by scripts/fuzz with HDF5 2.0: crashes by labels of dimensions, hours for a mapping of a virtual dataset.
 """
 
@@ -24,7 +24,7 @@ MORE_BYTES = 2**28  # that the metadata may take
 State = tuple[int, int, int]
 
 _passed: dict[Path, State] = {}
-_kept: list[subprocess.Popen[bytes]] = []
+_idle: list[subprocess.Popen[bytes]] = []
 _keeping = False
 
 
@@ -38,14 +38,14 @@ def check(file: Path) -> None:
     state = (status.st_ino, status.st_mtime_ns, status.st_size)
     if _passed.get(file) == state:
         return
-    process = _kept.pop() if _kept else _start()
+    process = _idle.pop() if _idle else _start()
     try:
         answer = _ask(process, file)
     except BaseException:
         _end(process)
         raise
     if _keeping and process.poll() is None:
-        _kept.append(process)
+        _idle.append(process)
     else:
         _end(process)
     if answer:
@@ -54,16 +54,16 @@ def check(file: Path) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Keep the process from one file to the next meanwhile: for many small files."""
+def keep_process() -> Iterator[None]:
+    """Keep the process alive between files inside the `with`: for many small files."""
     global _keeping
     _keeping = True
     try:
         yield
     finally:
         _keeping = False
-        while _kept:
-            _end(_kept.pop())
+        while _idle:
+            _end(_idle.pop())
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -103,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _describe(file: Path) -> str:
-    """Return what is wrong with the file, "" for nothing; what only one of its objects is refused for is not."""
+    """Return what is wrong with the whole file, "" for nothing; an unreadable object is not."""
     from volpipe.formats import hdf5
 
     try:
@@ -121,7 +121,7 @@ def _describe(file: Path) -> str:
 
 
 def _serve() -> None:
-    """Answer for one file after another until there is nobody to ask."""
+    """Answer for one file after another until the input ends."""
     import h5py  # noqa: F401  # before the limit
 
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -133,7 +133,7 @@ def _serve() -> None:
             answer = _describe(file)
         except MemoryError:
             answer = f"{file} asks for more than {MORE_BYTES >> 20} MiB for its metadata: it is damaged"
-        except Exception as error:  # for whoever asked
+        except Exception as error:  # sent to the asking process
             answer = f"{file} is damaged: {type(error).__name__}: {error}"
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -138,15 +138,15 @@ def parse(location: str) -> Remote:
 
 
 def _parse_http(location: str) -> Remote:
-    found = urlsplit(location)
-    if not found.hostname:
+    url = urlsplit(location)
+    if not url.hostname:
         raise VolumeError(f"{location} names no host; write https://host/path/volume.zarr")
-    if found.query or found.fragment or found.username or found.password:
+    if url.query or url.fragment or url.username or url.password:
         raise VolumeError(
-            f"{found.scheme}://{found.hostname}{found.path}: user names, passwords and ?… in a web address would be "
+            f"{url.scheme}://{url.hostname}{url.path}: user names, passwords and ?… in a web address would be "
             "kept with the output, so volpipe takes none; give a public address, or use s3://"
         )
-    return Remote(f"{found.scheme}://{found.netloc}", _split(unquote(found.path), location))
+    return Remote(f"{url.scheme}://{url.netloc}", _split(unquote(url.path), location))
 
 
 def _split(key: str, location: str) -> tuple[str, ...]:
@@ -157,10 +157,10 @@ def _split(key: str, location: str) -> tuple[str, ...]:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    found = urlsplit(endpoint)
-    if found.scheme not in ("http", "https") or not found.hostname or found.username or found.query:
-        shown = f"{found.scheme}://{found.hostname}"
-        raise VolumeError(f"S3 endpoint {shown} is not http(s)://host:port; set ?endpoint= or AWS_ENDPOINT_URL so")
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
+        address = f"{url.scheme}://{url.hostname}"
+        raise VolumeError(f"S3 endpoint {address} is not http(s)://host:port; set ?endpoint= or AWS_ENDPOINT_URL so")
 
 
 def _first(*names: str) -> str:
@@ -213,9 +213,9 @@ def _profile_keys() -> S3Config:
         return {}
     except configparser.Error as error:
         raise VolumeError(f"{_credentials_file()} is no credentials file: {error.message.splitlines()[0]}") from None
-    found = dict(parser.items(_profile())) if parser.has_section(_profile()) else {}
+    settings = dict(parser.items(_profile())) if parser.has_section(_profile()) else {}
     names = ("access_key_id", "secret_access_key", "session_token")
-    keys = {name: found[f"aws_{name}"] for name in names if f"aws_{name}" in found}
+    keys = {name: settings[f"aws_{name}"] for name in names if f"aws_{name}" in settings}
     complete = {"access_key_id", "secret_access_key"} <= keys.keys()
     return cast("S3Config", keys) if complete else {}
 
@@ -279,10 +279,10 @@ def read(file: Remote, limit: int) -> bytes | None:
     import obstore
 
     with _explained(file, missing_ok=True):
-        found = obstore.get(client(file), file.key)
-        if found.meta["size"] > limit:
+        result = obstore.get(client(file), file.key)
+        if result.meta["size"] > limit:
             return bytes(obstore.get_range(client(file), file.key, start=0, end=limit))
-        return bytes(found.bytes())
+        return bytes(result.bytes())
     return None
 
 
@@ -318,9 +318,9 @@ def stamp(file: Remote) -> Stamp | None:
     import obstore
 
     with _explained(file, missing_ok=True):
-        found = obstore.head(client(file), file.key)
-        changed = found["last_modified"]
-        return Stamp(int(found["size"]), int(changed.timestamp()) * 10**9, found["e_tag"] or "")
+        metadata = obstore.head(client(file), file.key)
+        changed = metadata["last_modified"]
+        return Stamp(int(metadata["size"]), int(changed.timestamp()) * 10**9, metadata["e_tag"] or "")
     return None
 
 
@@ -367,8 +367,8 @@ def list_folders(folder: Remote) -> list[str]:
 
     _check_listable(folder)
     with _explained(folder):
-        found = obstore.list_with_delimiter(client(folder), folder.key)["common_prefixes"]
-    return sorted(PurePosixPath(prefix).name for prefix in found)
+        prefixes = obstore.list_with_delimiter(client(folder), folder.key)["common_prefixes"]
+    return sorted(PurePosixPath(prefix).name for prefix in prefixes)
 
 
 def _check_listable(folder: Remote) -> None:

@@ -69,7 +69,7 @@ def find_names(folder: Path) -> tuple[str, ...]:
 
 
 def natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
-    """Return what sorts names as people do: numbers by their value, before the rest letter by letter."""
+    """Return a sort key as people sort names: numbers by value, before letters."""
     parts = re.findall(r"\d+|\D+", name)
     return [(False, int(part), "") if part.isdecimal() else (True, 0, part.lower()) for part in parts], name
 
@@ -91,9 +91,9 @@ def missing_note(names: tuple[str, ...]) -> tuple[str, ...]:
     absent = [(a + step, b - step) for a, b in gaps if b - a > step]
     if not absent:
         return ()
-    told = ", ".join(f"{a}" if a >= b else f"{a} to {b}" for a, b in absent[:MAX_DIFFERENT])
+    ranges = ", ".join(f"{a}" if a >= b else f"{a} to {b}" for a, b in absent[:MAX_DIFFERENT])
     more = f" and {len(absent) - MAX_DIFFERENT} more gaps" if len(absent) > MAX_DIFFERENT else ""
-    return (f"no slice has the number {told}{more}: the slices on both sides lie next to each other here",)
+    return (f"no slice has the number {ranges}{more}: the slices on both sides lie next to each other here",)
 
 
 def _value(part: str) -> int | str:
@@ -112,9 +112,9 @@ def check(header: Header) -> None:
     with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         try:
             headers = pool.map(_slice_header, (header.folder / name for name in others))
-            for name, found in zip(others, headers, strict=True):
-                if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-                    different.append(f"{name} is {found.dtype} {found.shape}")
+            for name, other in zip(others, headers, strict=True):
+                if (other.shape, other.dtype) != (expected.shape, expected.dtype):
+                    different.append(f"{name} is {other.dtype} {other.shape}")
         finally:
             pool.shutdown(cancel_futures=True)
     if different:

@@ -1,4 +1,4 @@
-"""What TIFF files say of their axes and voxel sizes: OME-XML, ImageJ's and tifffile's descriptions, resolution tags.
+"""Axes and voxel sizes in TIFF files: OME-XML, ImageJ's and tifffile's descriptions, resolution tags.
 
 Not here: pages and voxels (tiff). Objects of tifffile come in as arguments; nothing is opened.
 """
@@ -56,8 +56,8 @@ def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
         sizes, units = _described(_description(tif, number), series.keyframe, is_stack=is_stack)
     missing = [axis for axis in "zyx" if axis not in sizes]
     if missing and sizes:
-        told = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
-        return Place(reason=f"it says {told}, and nothing of {', '.join(missing)}")
+        known = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
+        return Place(reason=f"it says {known}, and nothing of {', '.join(missing)}")
     return place(sizes, {}, units)
 
 
@@ -68,24 +68,24 @@ def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
     except ElementTree.ParseError:
         return {}, {}
     pixels = [element.attrib for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
-    said = pixels[number] if number < len(pixels) else {}
-    sizes = {axis: _number(said.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
-    units = {axis: said.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in "zyx"}
+    attributes = pixels[number] if number < len(pixels) else {}
+    sizes = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    units = {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in "zyx"}
     return {axis: size for axis, size in sizes.items() if size}, units
 
 
 def _described(
-    said: dict[str, Any], page: TiffPage, *, is_stack: bool
+    description: dict[str, Any], page: TiffPage, *, is_stack: bool
 ) -> tuple[dict[str, float], dict[str, str]]:  # Any: text or number
     """Return voxel size and unit per axis; an ImageJ stack without a spacing has one of 1, which ImageJ leaves out."""
-    unit, *others = (unescaped(str(said.get(name, ""))) for name in ("unit", "yunit", "zunit"))
+    unit, *others = (unescaped(str(description.get(name, ""))) for name in ("unit", "yunit", "zunit"))
     sizes = {
         axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
     }
     if nanometres(unit) is None:
         tag = page.tags.get("ResolutionUnit")
         return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
-    spacing = _number(said.get("spacing", 1.0 if is_stack else None))
+    spacing = _number(description.get("spacing", 1.0 if is_stack else None))
     units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
     return sizes | ({"z": spacing} if spacing else {}), units
 
@@ -96,7 +96,7 @@ def unescaped(text: str) -> str:
 
 
 def _description(tif: TiffFile, number: int) -> dict[str, Any]:  # Any: text or number
-    """Return what ImageJ or tifffile wrote into the description of a series' first page."""
+    """Return the description by ImageJ or tifffile on the first page of a series."""
     if tif.is_imagej:
         return dict(tif.imagej_metadata or {})
     shaped = tif.shaped_metadata or ()
@@ -146,7 +146,9 @@ def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level
     return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
 
 
-def written(style: str, letters: str, voxel_size_nm: Triple | None) -> dict[str, Any]:  # Any: arguments of tifffile
+def write_arguments(
+    style: str, letters: str, voxel_size_nm: Triple | None
+) -> dict[str, Any]:  # Any: arguments of tifffile
     """Return the arguments with which tifffile writes axes and voxel size (z, y, x) in a `style` of description."""
     metadata: dict[str, object] = {"axes": letters}
     if voxel_size_nm is None:

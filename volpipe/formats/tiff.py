@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.formats import pictures, tags
+from volpipe.formats import inflation, tags
 from volpipe.formats.files import check_beside
 from volpipe.formats.flat import FlatArray, Part, RawFile, check_end, num_bytes
 from volpipe.formats.metadata import ArraySpec, Header, Place, check_memory, voxel_dtype, voxels
@@ -122,11 +122,11 @@ def _check_chain(file: Path) -> None:
         raise VolumeError(f"{file} has {size} bytes: it is cut short; copy it again")
     number, counter, tag = (struct.Struct(order + form) for form in (("Q", "Q", "HHQQ") if big else ("I", "H", "HHII")))
     (offset,) = number.unpack(start[number.size : 2 * number.size])
-    seen: set[int] = set()
+    offsets: set[int] = set()
     while offset:
-        if offset in seen or len(seen) >= MAX_PAGES:
+        if offset in offsets or len(offsets) >= MAX_PAGES:
             raise VolumeError(f"{file} has more than {MAX_PAGES} pages, or they go in circles; it is damaged")
-        seen.add(offset)
+        offsets.add(offset)
         check_end(file, offset + counter.size)
         text = raw.read(offset, min(PROBED_BYTES, size - offset))
         (count,) = counter.unpack_from(text)
@@ -191,7 +191,7 @@ def _codec(page: TiffPage, file: Path) -> str:
     if page.compression == 1:
         return "raw"
     name = NAMES(page.compression).name.lower() if page.compression in set(NAMES) else str(page.compression)
-    if name.startswith(pictures.UNSIZED):
+    if name.startswith(inflation.UNSIZED):
         raise VolumeError(
             f"{file} is compressed with {name}, which takes memory that nothing bounds; use deflate or zstd"
         )
@@ -309,7 +309,7 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
             dtype=spec.dtype,
             photometric="minisblack",
             compression=COMPRESSION[spec.codec],
-            **tags.written(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
+            **tags.write_arguments(style, "ZCYX" if channels else "ZYX", where.voxel_size_nm),
         )
 
 

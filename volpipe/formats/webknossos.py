@@ -46,9 +46,9 @@ def _described(tree: Tree, path: str) -> Dataset | None:
 def _paths(layer: Tree, mag: Tree, sizes: tuple[float, ...]) -> set[str]:
     """Return where an array of a layer may lie: where its entry says, or in a folder named after its magnification."""
     names = {"-".join(f"{size:g}" for size in sizes)} | ({f"{sizes[0]:g}"} if len(set(sizes)) == 1 else set())
-    said = mag.get("path")
+    path = mag.get("path")
     return {f"{layer.get('name')}/{name}" for name in names} | (
-        {said.removeprefix("./")} if isinstance(said, str) else set()
+        {path.removeprefix("./")} if isinstance(path, str) else set()
     )
 
 

@@ -125,11 +125,11 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
     )
 
 
-def _dtype_v2(said: object, file: Location) -> tuple[np.dtype, np.dtype]:
+def _dtype_v2(name: object, file: Location) -> tuple[np.dtype, np.dtype]:
     """Return the dtype as stored, and in native byte order with bool as uint8."""
-    if not isinstance(said, str) or not re.fullmatch(r"[<>|]?(b1|[iu][1248]|f[248])", said):
-        raise VolumeError(f"{file}: dtype {said!r} is not supported; volpipe reads integers, floats and bool")
-    stored = np.dtype(said)
+    if not isinstance(name, str) or not re.fullmatch(r"[<>|]?(b1|[iu][1248]|f[248])", name):
+        raise VolumeError(f"{file}: dtype {name!r} is not supported; volpipe reads integers, floats and bool")
+    stored = np.dtype(name)
     return stored, np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
 
 
@@ -143,11 +143,11 @@ def _separator(tree: Tree, folder: Location, rank: int) -> str:
     Old nested stores say nothing and nest all the same; read by the letter of the specification they would show
     nothing but fill, so the names are looked at.
     """
-    said = tree.get("dimension_separator")
-    if said in (".", "/"):
-        return str(said)
-    if said is not None:
-        raise VolumeError(f"{folder / '.zarray'}: dimension_separator {said!r} is neither '.' nor '/'")
+    separator = tree.get("dimension_separator")
+    if separator in (".", "/"):
+        return str(separator)
+    if separator is not None:
+        raise VolumeError(f"{folder / '.zarray'}: dimension_separator {separator!r} is neither '.' nor '/'")
     if rank == 1:
         return "."
     names = files.list_names(folder, PROBED_NAMES)
@@ -210,54 +210,54 @@ def _refuse_extensions(tree: Tree, file: Location) -> None:
             raise VolumeError(f"{file}: {key!r} is an extension that volpipe does not know")
 
 
-def _check_encoding(said: object, file: Location) -> None:
-    """Raise unless `said` tells how chunks are named; that it is left out is no default."""
-    encoding = mapping(said, "chunk_key_encoding", file)
+def _check_encoding(value: object, file: Location) -> None:
+    """Raise unless `value` says how chunks are named; it has no default."""
+    encoding = mapping(value, "chunk_key_encoding", file)
     separator = mapping(encoding.get("configuration"), "chunk_key_encoding", file).get("separator", "/")
     if encoding.get("name") not in ("default", "v2") or separator not in ("/", "."):
-        raise VolumeError(f"{file}: chunk_key_encoding {str(said)[:60]} is neither default nor v2, with '/' or '.'")
+        raise VolumeError(f"{file}: chunk_key_encoding {str(value)[:60]} is neither default nor v2, with '/' or '.'")
 
 
 class _Codecs:
     """The chain of codecs of a v3 array: what tensorstore knows of it, the shape of its chunks, and its name."""
 
-    def __init__(self, said: object, outer: tuple[int, ...], file: Location) -> None:
+    def __init__(self, entries: object, outer: tuple[int, ...], file: Location) -> None:
         self.chunks = outer
         self.sharded = False
         self.label = "raw"
         self.unsupported = ""
-        self.known = self._read(said, file, 0)
+        self.known = self._read(entries, file, 0)
 
-    def _read(self, said: object, file: Location, depth: int) -> list[Tree]:
-        if not isinstance(said, list) or not said or depth > MAX_RANK:
-            raise VolumeError(f"{file}: codecs {str(said)[:60]} is not a list of codecs")
+    def _read(self, entries: object, file: Location, depth: int) -> list[Tree]:
+        if not isinstance(entries, list) or not entries or depth > MAX_RANK:
+            raise VolumeError(f"{file}: codecs {str(entries)[:60]} is not a list of codecs")
         order = list(range(len(self.chunks)))
-        return [self._read_one(entry, order, file, depth) for entry in said]
+        return [self._read_one(entry, order, file, depth) for entry in entries]
 
-    def _read_one(self, said: object, order: list[int], file: Location, depth: int) -> Tree:
-        entry = {"name": said} if isinstance(said, str) else mapping(said, "a codec", file)
+    def _read_one(self, codec: object, order: list[int], file: Location, depth: int) -> Tree:
+        entry = {"name": codec} if isinstance(codec, str) else mapping(codec, "a codec", file)
         name = str(entry.get("name"))
         settings = mapping(entry.get("configuration"), f"configuration of codec {name}", file)
         if name not in CODECS_V3:
             self.unsupported = f"codec {name!r}"
             self.label = _label(name, settings)
             return entry
-        kept = _keep(settings, CODECS_V3[name])
+        known = _keep(settings, CODECS_V3[name])
         if name == "transpose":
-            order[:] = self._transposed(kept.get("order"), order, file)
+            order[:] = self._transposed(known.get("order"), order, file)
         elif name == "sharding_indexed":
-            kept["codecs"] = self._enter_shard(kept, order, file, depth)
+            known["codecs"] = self._enter_shard(known, order, file, depth)
         elif name not in ("bytes", "crc32c"):
             self.label = _label(name, settings)
-        return {"name": name, "configuration": kept} if kept else {"name": name}
+        return {"name": name, "configuration": known} if known else {"name": name}
 
-    def _transposed(self, said: object, order: list[int], file: Location) -> list[int]:
+    def _transposed(self, permutation: object, order: list[int], file: Location) -> list[int]:
         """Return which axis of the array each encoded axis is, after a transposition; "C" and "F" are from drafts."""
-        if said in ("C", "F"):
-            return order if said == "C" else order[::-1]
-        if not isinstance(said, list) or sorted(map(str, said)) != sorted(map(str, order)):
-            raise VolumeError(f"{file}: transpose order {said!r} does not name each of {len(order)} axes once")
-        return [order[i] for i in said]
+        if permutation in ("C", "F"):
+            return order if permutation == "C" else order[::-1]
+        if not isinstance(permutation, list) or sorted(map(str, permutation)) != sorted(map(str, order)):
+            raise VolumeError(f"{file}: transpose order {permutation!r} does not name each of {len(order)} axes once")
+        return [order[i] for i in permutation]
 
     def _enter_shard(self, settings: Tree, order: list[int], file: Location, depth: int) -> list[Tree]:
         inner = voxels(settings.get("chunk_shape"), "chunk_shape", file, rank=len(order))
@@ -281,10 +281,10 @@ def read_attributes(folder: Location) -> Tree:
 
 def consolidated_arrays(folder: Location) -> list[str] | None:
     """Return the sorted keys of the arrays that the group at `folder` says it holds; None where it does not say."""
-    found = mapping(
+    metadata = mapping(
         (read_json(folder / "zarr.json") or {}).get("consolidated_metadata"), "consolidated_metadata", folder
     )
-    nodes = mapping(found.get("metadata"), "consolidated_metadata", folder)
+    nodes = mapping(metadata.get("metadata"), "consolidated_metadata", folder)
     if nodes:
         named = (key for key, node in nodes.items() if isinstance(node, dict) and node.get("node_type") == "array")
         return sorted(key for key in named if ".." not in key.split("/"))
@@ -298,20 +298,20 @@ def read_place(header: Header) -> Place:
 
     The latter are lists in the array's own order of axes, in nanometres unless `units` says otherwise (funlib's habit).
     """
-    said = header.attributes
-    found = cosem.read_place(said.get("transform"))
-    if found is not None:
-        return found
+    attributes = header.attributes
+    result = cosem.read_place(attributes.get("transform"))
+    if result is not None:
+        return result
     axes = header.axes or usual_axes(len(header.shape))
-    size = floats(said.get("resolution", said.get("voxel_size")))
+    size = floats(attributes.get("resolution", attributes.get("voxel_size")))
     if size is None:
         return Place()
     names = axes if len(size) == len(axes) else tuple(axis for axis in axes if axis in "zyx")
     if len(size) != len(names):
         return Place()
-    shift = floats(said.get("offset"))
+    shift = floats(attributes.get("offset"))
     shift = shift if shift is not None and len(shift) == len(names) else (0.0,) * len(names)
-    units = said.get("units")
+    units = attributes.get("units")
     units = units if isinstance(units, list) and len(units) == len(names) else ["nm"] * len(names)
     return place(
         dict(zip(names, size, strict=True)), dict(zip(names, shift, strict=True)), dict(zip(names, units, strict=True))
@@ -443,7 +443,7 @@ def _outermost(header: Header) -> str:
         last = chain[-1] if chain and chain[-1]["id"] in inflation.COMPRESSORS else None
         if any(entry["id"] in inflation.COMPRESSORS for entry in chain[:-1]):
             raise VolumeError(f"{header.folder}: codecs after a compressor are not supported")
-    refused = inflation.refused(filters, last)
+    refused = inflation.unsupported_codec(filters, last)
     if refused:
         raise VolumeError(f"{header.folder}: {refused} is not supported; volpipe reads {', '.join(inflation.KNOWN)}")
     return str(last["id"]) if isinstance(last, dict) and last else ""
@@ -451,9 +451,9 @@ def _outermost(header: Header) -> str:
 
 def _as_v2(entry: object) -> Tree:
     """Return a codec of v3 as v2 writes it, such as "numcodecs.delta" as delta."""
-    said: Tree = entry if isinstance(entry, dict) else {"name": entry}
-    settings = said.get("configuration")
-    name = str(said.get("name")).removeprefix("numcodecs.")
+    codec: Tree = entry if isinstance(entry, dict) else {"name": entry}
+    settings = codec.get("configuration")
+    name = str(codec.get("name")).removeprefix("numcodecs.")
     return (settings if isinstance(settings, dict) else {}) | {"id": name}
 
 
@@ -471,10 +471,10 @@ def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of e
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
         ) -> Buffer | None:
-            found = await super().get(key, prototype, byte_range)
-            if found is not None and not key.endswith((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")):
-                inflation.check(found.to_bytes(), outermost, num_bytes)
-            return found
+            data = await super().get(key, prototype, byte_range)
+            if data is not None and not key.endswith((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")):
+                inflation.check(data.to_bytes(), outermost, num_bytes)
+            return data
 
     if isinstance(header.folder, remote.Remote):
         store: Any = ObjectStore(remote.client(header.folder), read_only=True)

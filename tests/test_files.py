@@ -1,0 +1,48 @@
+"""Files are written whole or not at all, and what killed writers leave is found and deleted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from volpipe.folder import RunFolder
+from volpipe.formats.files import atomic_write, partial_files
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from volpipe.formats.files import whole_file
+with whole_file(Path(sys.argv[1])) as partial:
+    partial.write_bytes(b"ne")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.json").write_bytes(b"old")
+
+    def cut_off(path: Path, data: bytes) -> int:
+        with path.open("wb") as stream:
+            stream.write(data[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", cut_off)
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(tmp_path / "plan.json", b"new and longer")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert (tmp_path / "plan.json").read_bytes() == b"old"
+
+
+def test_the_next_driver_of_a_folder_deletes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    (tmp_path / ".mine").touch()
+    (tmp_path / "plan.json").write_bytes(b"old")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "plan.json")], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(partial_files(tmp_path)) == 1
+    with RunFolder(tmp_path).locked():
+        assert {path.name for path in tmp_path.iterdir()} == {".mine", "plan.json", "lock"}
+    assert (tmp_path / "plan.json").read_bytes() == b"old"
