@@ -139,7 +139,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert (again.code, again.out.count(": the same\n")) == (0, 2)
     _, folder, _, _, *arguments = shlex.split(give("reproduce", "out/objects.zarr").out)
     assert folder == str(tmp_path)
-    assert arguments[:3] == ["label", *THREADS]
+    assert arguments[:3] == ["segment", *THREADS]
     assert arguments[-1] == str(tmp_path / "out" / "affinities.zarr" / "s0")
     assert give(*arguments).code == 0
     first, second = (tmp_path / "out" / f"{name}.zarr" / "s0" for name in ("objects", "objects_again"))

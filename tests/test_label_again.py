@@ -40,7 +40,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def label(give: Give, source: str, *options: str, out: str = "l.zarr") -> None:
-    ended = give("label", source, "-o", out, *THREADS, *SIZES, *options)
+    ended = give("segment", source, "-o", out, *THREADS, *SIZES, *options)
     assert ended.code == 0, ended.err
 
 
@@ -202,7 +202,7 @@ def test_the_command_that_reproduce_prints_makes_the_same_labels(
     assert ended.code == 0
     change, folder, then, program, *arguments = shlex.split(ended.out)
     assert (change, folder, then, program) == ("cd", str(tmp_path), "&&", "volpipe")
-    assert arguments[:3] == ["label", *THREADS]
+    assert arguments[:3] == ["segment", *THREADS]
     assert (tmp_path / "again.toml").exists() == in_file
     made = give(*arguments)
     assert made.code == 0, made.err
@@ -237,4 +237,4 @@ def test_labels_without_what_was_written_into_them_say_what_is_missing(tmp_path:
     silent = give("reproduce", "moved.zarr")
     assert (silent.code, silent.out) == (2, "")
     assert "moved.zarr says nothing of where it comes from: its attributes have no recipe" in silent.err
-    assert "`volpipe label`" in silent.err
+    assert "`volpipe segment`" in silent.err

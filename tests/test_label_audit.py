@@ -21,7 +21,7 @@ from volpipe.label_pieces import Pieces
 from volpipe.volume import open_volume
 
 STAGES = ("pieces", "edges", "graph", "paint")
-COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
+COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
 BLOCKS = 2 * 2 * 2
 
 
@@ -55,7 +55,7 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
         "l.zarr: stopped by an error, which its log has; nobody works on it. This command goes on with it: "
         in stopped.out
     )
-    assert "&& volpipe label a.zarr -o l.zarr" in stopped.out or "it: volpipe label a.zarr -o l.zarr" in stopped.out
+    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "it: volpipe segment a.zarr -o l.zarr" in stopped.out
     refused = give("verify", "l.zarr")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "has not written any labels" in refused.err

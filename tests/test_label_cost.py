@@ -303,7 +303,7 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
     make(tmp_path / "a.zarr", chances((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
     monkeypatch.setattr(label_cost, "WORTH_TRYING", 0)
     give = giver(tmp_path, monkeypatch, capsys)
-    ended = give("label", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
+    ended = give("segment", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
     assert ended.code == 0, ended.err
     before, after = ended.out.split("wrote ")
     assert "writes up to 32.0 KiB in 5 files, takes up to " in before

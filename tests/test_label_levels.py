@@ -174,7 +174,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 CHOSEN = [f"objects.{key}={value}" for key, value in OBJECTS.items()]
 SIZES = (f"input.offsets={list(map(list, NEAREST))}", "output.block=[4,8,8]", "output.chunk=[2,2,2]")
-COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
+COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
 STATUS = re.compile(r"^(\w+(?: \d)?) +(\d+ / \d+) ", re.MULTILINE)
 DONE = {"pieces": "16 / 16", "edges": "16 / 16", "graph": "1 / 1", "paint": "16 / 16"}
 

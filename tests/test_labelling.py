@@ -427,9 +427,9 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     make(tmp_path / "truth.zarr", truth.astype(np.uint16), chunks=(20, 31, 26))
     make(tmp_path / "a.zarr", noisy(truth, 0.1), chunks=(9, 20, 31, 26))
     give = giver(tmp_path, monkeypatch, capsys)
-    refused = give("label", "a.zarr", "--config", "threads", "--json", "gone/made.json")
+    refused = give("segment", "a.zarr", "--config", "threads", "--json", "gone/made.json")
     assert (refused.code, refused.out) == (2, "") and "there is no folder gone" in refused.err  # before the work
-    command = ("label", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
+    command = ("segment", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
     ended = give(*command)
     assert ended.code == 0, ended.err
     told = json.loads((tmp_path / "made.json").read_text())

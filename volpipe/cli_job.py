@@ -28,7 +28,7 @@ def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  #
     is_here = folder.is_dir()
     if name in ("run", "plan"):
         _check_run(given, folder if is_here else None)
-    elif name == "label":
+    elif name == "segment":
         from volpipe.label_recipe import load_labelling
 
         chosen = load_labelling(given.get("recipe"), given.get("settings") or [])

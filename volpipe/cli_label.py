@@ -1,4 +1,4 @@
-"""`volpipe label`: objects from a volume of affinities, block by block on a site's workers.
+"""`volpipe segment`: objects from a volume of affinities, block by block on a site's workers.
 
 Not here: the labelling. Exit codes as in cli.
 """
@@ -38,7 +38,7 @@ LabelRecipeFile = Annotated[
 ]
 
 
-def label(
+def segment(
     affinities: Annotated[
         str,
         typer.Argument(
@@ -70,8 +70,7 @@ def label(
     from volpipe.folder import RunFolder
     from volpipe.formats import files
     from volpipe.label_cost import foreseen
-    from volpipe.labelling import label as make
-    from volpipe.labelling import plan_labels
+    from volpipe.labelling import label, plan_labels
 
     start = on_site(config, RunFolder.of_output(files.locate(target)).parsl)
     plan = plan_labels(affinities, chosen, target, Path.cwd())
@@ -85,7 +84,7 @@ def label(
 
     try:
         with shown() as on_progress:
-            made = make(
+            made = label(
                 plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config, same_input=same_input
             )
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of help, at most
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
-    "Process": ("run", "plan", "label", "status", "verify", "reproduce"),
+    "Process": ("run", "plan", "segment", "status", "verify", "reproduce"),
     "Look": ("info", "evaluate", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from volpipe.verify import Evidence, Recomputed, Verdict
 
 OutputArgument = Annotated[
-    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe label`.")
+    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
 ]
 MOST_NAMED = 100
 

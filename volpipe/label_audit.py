@@ -99,11 +99,11 @@ def verify_labels(folder: RunFolder, plan: LabelPlan) -> Verdict:
     if not folder.journal.is_file():
         raise RunError(
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
-            "restore the folder, or label with --fresh to make both again"
+            "restore the folder, or segment with --fresh to make both again"
         )
     noted = Noted.of(folder.journal)
     if not noted.sums:
-        raise RunError(f"the labelling in {folder.path} has not written any labels; `volpipe label` goes on with it")
+        raise RunError(f"the labelling in {folder.path} has not written any labels; `volpipe segment` goes on with it")
     verdict = check_files(plan.out, noted.shards(plan), noted.metadata, len(plan.factors))
     if noted.table_sum is not None and noted.table_sum != checksums.ABSENT:
         verdict.num_files += 1
@@ -140,7 +140,7 @@ def _reader(plan: LabelPlan) -> Reader:
     if now != then:
         raise RunError(
             f"{volume} is {now[1]} {now[0]} (c, z, y, x), and was {then[1]} {then[0]} when it was labelled; put that "
-            "back, or label what is there with --fresh"
+            "back, or segment what is there with --fresh"
         )
     return volume.open()
 

@@ -114,7 +114,7 @@ def _origin(plan: LabelPlan) -> dict[str, object]:
 class LabelOrigin(Origin):
     """What labels say that making them again needs."""
 
-    command: ClassVar[str] = "label"
+    command: ClassVar[str] = "segment"
     recipe: LabelRecipe
 
 

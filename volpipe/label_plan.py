@@ -235,7 +235,7 @@ def check_offsets(volume: Volume, recipe: LabelRecipe, noted: object) -> None:
     if own != theirs:
         raise PlanError(
             f"{volume} holds affinities of the offsets {theirs}, as its maker noted, and input.offsets are {own}: "
-            "label with --set input.offsets as noted, or name other affinities"
+            "give --set input.offsets as noted, or name other affinities"
         )
 
 

@@ -340,7 +340,7 @@ def _check_graph(plan: LabelPlan, done: Noted, note: Callable[[int, str], None])
     if needed > given:
         why = (
             f"the graph of {num_pieces:,} pieces and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
-            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; label with --fresh and more of either, "
+            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
             "a larger objects.background, or more objects.smooth"
         )
         note(0, why)
