@@ -100,9 +100,9 @@ def complete_setting(incomplete: str) -> Choices:
 
 def complete_label_setting(incomplete: str) -> Choices:
     """Yield the keys of a labelling's recipe that begin so."""
-    from volpipe.label_recipe import LabelRecipe
+    from volpipe.label_recipe import SegmentRecipe
 
-    yield from _keys(LabelRecipe, incomplete)
+    yield from _keys(SegmentRecipe, incomplete)
 
 
 def complete_train_setting(incomplete: str) -> Choices:

@@ -27,9 +27,7 @@ def verify(
     output: OutputArgument,
     recompute: Annotated[
         int,
-        typer.Option(
-            parser=whole, metavar="K", help="Random blocks to put through the net again, or to cut into pieces again."
-        ),
+        typer.Option(parser=whole, metavar="K", help="Random blocks to compute again, by the net or as fragments."),
     ] = 0,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
