@@ -245,7 +245,7 @@ def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None
     for agglomerate in ("mean", "mutex"):
         chosen = recipe((10, 16, 26), agglomerate=agglomerate, smooth=(0, 0, 0), threshold=0.5)
         found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
-        scored = label_scores(Overlaps.of(found, truth))
+        scored = label_scores(Overlaps.from_labels(found, truth))
         assert scored.split + scored.merge < 0.05
 
 
