@@ -11,41 +11,41 @@ from volpipe.apps.app import App, Resources
 from volpipe.journal import Record
 
 if TYPE_CHECKING:
-    from volpipe.label_cost import Trial
-    from volpipe.label_tasks import LabelJob
+    from volpipe.label_cost import SegmentTrial
+    from volpipe.label_tasks import SegmentJob
 
 
-def find_fragments(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+def find_fragments(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_tasks
 
-    return label_tasks.pieces(job, unit)
+    return label_tasks.fragments(job, unit)
 
 
-def find_edges(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+def find_edges(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_tasks
 
     return label_tasks.edges(job, unit)
 
 
-def agglomerate(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+def agglomerate(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_tasks
 
     return label_tasks.graph(job, unit)
 
 
-def paint(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+def paint(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_tasks
 
     return label_tasks.paint(job, unit)
 
 
-def coarsen_labels(job: LabelJob, unit: int, parsl_resource_specification: Resources) -> Record:
+def coarsen_labels(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_tasks
 
     return label_tasks.coarsen(job, unit)
 
 
-def try_segmentation(trial: Trial, unit: int, parsl_resource_specification: Resources) -> Record:
+def try_segmentation(trial: SegmentTrial, unit: int, parsl_resource_specification: Resources) -> Record:
     from volpipe import label_cost
 
     return label_cost.try_blocks(trial, unit)

@@ -472,7 +472,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["train", "mine.toml"], "volpipe.training.load_training", ""),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.sweep.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.tune.load_tuning", ""),
-        (["label", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),
+        (["segment", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),
         (["sites", "check", "threads"], "volpipe.apps.checkups.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli_evaluate.check_target", ""),
     ],

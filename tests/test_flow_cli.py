@@ -139,7 +139,7 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
     assert (again.code, again.out.count(": the same\n")) == (0, 2)
     _, folder, _, _, *arguments = shlex.split(give("reproduce", "out/objects.zarr").out)
     assert folder == str(tmp_path)
-    assert arguments[:3] == ["label", *THREADS]
+    assert arguments[:3] == ["segment", *THREADS]
     assert arguments[-1] == str(tmp_path / "out" / "affinities.zarr" / "s0")
     assert give(*arguments).code == 0
     first, second = (tmp_path / "out" / f"{name}.zarr" / "s0" for name in ("objects", "objects_again"))
@@ -155,7 +155,7 @@ def test_a_plan_tells_of_all_stages_before_any_has_run(tmp_path: Path, truth: np
     assert [row.split()[0] for row in rows[1:6]] == ["restore", "affinities", "objects", "scores", "all"]
     assert all(re.search(r" {2}[\d.]+ s$", row) for row in rows[1:3])  # blocks of both runs were tried
     assert all(re.search(r" ≈ [\d.]+ s$", row) for row in rows[3:6])  # of the others on what was made up
-    assert re.search(r"^≈ [\d.]+ s on threads, by [\d,]+ made-up voxels tried there", planned.out, re.MULTILINE)
+    assert re.search(r"^≈ [\d.]+ s on threads, by [\d,]+ synthetic voxels tried there", planned.out, re.MULTILINE)
     assert "≤" not in rows[1]
     assert "≤" in rows[2]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["affinities.zarr.run", "restore.zarr.run"]
@@ -171,7 +171,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     assert {name: time[0] == "≈" for name, time in said.items()} == {"restore": False, "objects": True, "scores": True}
     stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
     assert len(stages) >= 4
-    for name in ("rehearse", "rehearse_labels", "rehearse_scores"):
+    for name in ("rehearse", "calibrate_segmentation", "calibrate_evaluation"):
         monkeypatch.setattr(flow_cost, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0

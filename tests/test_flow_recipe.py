@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from volpipe.errors import RecipeError
 from volpipe.flow import find_flow
-from volpipe.label_recipe import LabelRecipe
+from volpipe.label_recipe import SegmentRecipe
 from volpipe.recipe import Recipe
 from volpipe.resolve import shipped_recipe
 
@@ -118,7 +118,7 @@ def test_the_shipped_stages_lead_from_an_image_to_labels() -> None:
     ]  # fmt: skip
     run_of, labels = (stage.choice for stage in flow.stages)
     assert isinstance(run_of, Recipe)
-    assert isinstance(labels, LabelRecipe)
+    assert isinstance(labels, SegmentRecipe)
     assert run_of.net.options["out_channels"] == len(labels.input.offsets)
 
 

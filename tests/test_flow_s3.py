@@ -162,7 +162,7 @@ def test_fresh_deletes_what_all_stages_left_in_a_bucket_and_no_run_of_another(bu
     assert inspect_run("s3://cells/chances.zarr").is_complete
     assert "out/objects.zarr/s1/zarr.json" in bucket.files
     changed = planned(folder, "objects.output.levels=0")
-    with pytest.raises(RunError, match=r"^stage objects: .*cells_out.run/objects.zarr.run holds a labelling with anot"):
+    with pytest.raises(RunError, match=r"^stage objects: .*cells_out.run/objects.zarr.run holds a segmentation with"):
         run(changed)
     others = {key: data for key, data in bucket.files.items() if not key.startswith("out/")}
     with pytest.raises(Stopped):

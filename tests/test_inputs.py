@@ -145,15 +145,15 @@ def test_labels_and_the_stages_of_a_flow_know_their_volume(tmp_path: Path, give:
     )
     (tmp_path / "same.toml").write_text('[net]\nname = "identity"\n[windows]\nshape = [8, 8, 8]\n')
     flow = ["run", "--config", "threads", "--recipe", "flow.toml", "-o", "out", "in.n5/raw"]
-    label = ["label", "--config", "threads", "--set", "input.kind=foreground", "-o", "labels.zarr", "in.n5/raw"]
-    for command in (flow, label):
+    segment = ["segment", "--config", "threads", "--set", "input.kind=foreground", "-o", "labels.zarr", "in.n5/raw"]
+    for command in (flow, segment):
         ended = give(*command)
         assert ended.code == 0, ended.err
         assert COMPLETE in give(*command).out
     touch(tmp_path / "out/same.zarr/zarr.json")  # of a stage, which no one but the flow writes
     assert COMPLETE in give(*flow).out
     touch(tmp_path / "in.n5/raw/attributes.json")
-    for command in (flow, label):
+    for command in (flow, segment):
         ended = give(*command)
         assert ended.code == 2
         assert "has changed since this output was begun: attributes.json was" in " ".join(ended.err.split())

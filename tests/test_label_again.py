@@ -40,7 +40,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def label(give: Give, source: str, *options: str, out: str = "l.zarr") -> None:
-    ended = give("label", source, "-o", out, *THREADS, *SIZES, *options)
+    ended = give("segment", source, "-o", out, *THREADS, *SIZES, *options)
     assert ended.code == 0, ended.err
 
 
@@ -164,7 +164,7 @@ def test_labels_of_a_volume_that_has_changed_differ_and_of_another_or_none_are_r
     make(tmp_path / "a.zarr", noise((9, 13, 16, 12)))
     another = give("verify", "l.zarr", "--recompute", "8")
     assert (another.code, blocks_in(another), another.err.count("\n")) == (2, {}, 1)
-    assert "is uint8 (9, 13, 16, 12) (c, z, y, x), and was uint8 (9, 13, 16, 11) when it was labelled" in another.err
+    assert "is uint8 (9, 13, 16, 12) (c, z, y, x), its labels are of uint8 (9, 13, 16, 11)" in another.err
 
     shutil.rmtree(tmp_path / "a.zarr")
     gone = give("verify", "l.zarr", "--recompute", "8")
@@ -202,7 +202,7 @@ def test_the_command_that_reproduce_prints_makes_the_same_labels(
     assert ended.code == 0
     change, folder, then, program, *arguments = shlex.split(ended.out)
     assert (change, folder, then, program) == ("cd", str(tmp_path), "&&", "volpipe")
-    assert arguments[:3] == ["label", *THREADS]
+    assert arguments[:3] == ["segment", *THREADS]
     assert (tmp_path / "again.toml").exists() == in_file
     made = give(*arguments)
     assert made.code == 0, made.err
@@ -237,4 +237,4 @@ def test_labels_without_what_was_written_into_them_say_what_is_missing(tmp_path:
     silent = give("reproduce", "moved.zarr")
     assert (silent.code, silent.out) == (2, "")
     assert "moved.zarr says nothing of where it comes from: its attributes have no recipe" in silent.err
-    assert "`volpipe label`" in silent.err
+    assert "`volpipe segment`" in silent.err

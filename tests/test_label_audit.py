@@ -17,11 +17,11 @@ from volumes import noise
 from volpipe import label_tasks
 from volpipe.journal import read_records
 from volpipe.label_audit import inspect_labels
-from volpipe.label_pieces import Pieces
+from volpipe.label_pieces import Fragments
 from volpipe.volume import open_volume
 
 STAGES = ("pieces", "edges", "graph", "paint")
-COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
+COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
 BLOCKS = 2 * 2 * 2
 
 
@@ -50,15 +50,15 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     assert missing is not None
     z, y, x = np.unravel_index(int(missing[1]), (2, 2, 2))
     assert missing[2] == f"{8 * z}:{(8, 13)[z]},{8 * y}:{8 * y + 8},{8 * x}:{(8, 11)[x]}"
-    assert "cannot be cut into pieces" in missing[3]
+    assert "cannot be cut into fragments" in missing[3]
     assert (
         "l.zarr: stopped by an error, which its log has; nobody works on it. This command goes on with it: "
         in stopped.out
     )
-    assert "&& volpipe label a.zarr -o l.zarr" in stopped.out or "it: volpipe label a.zarr -o l.zarr" in stopped.out
+    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "it: volpipe segment a.zarr -o l.zarr" in stopped.out
     refused = give("verify", "l.zarr")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "has not written any labels" in refused.err
+    assert "has written no labels" in refused.err
 
     chunk.write_bytes(whole)
     assert give(*COMMAND).code == 0
@@ -150,13 +150,13 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
 def test_a_task_whose_driver_is_replaced_while_it_computes_writes_nothing(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find, run = label_tasks.find_pieces, tmp_path / "l.zarr.run"
+    find, run = label_tasks.find_fragments, tmp_path / "l.zarr.run"
 
-    def replaced(*arguments: Any) -> Pieces:
+    def replaced(*arguments: Any) -> Fragments:
         (run / "lock").write_text("another\n")
         return find(*arguments)
 
-    monkeypatch.setattr(label_tasks, "find_pieces", replaced)
+    monkeypatch.setattr(label_tasks, "find_fragments", replaced)
     stopped = give(*COMMAND)
     assert stopped.code != 0 and "no longer held" in stopped.err
     assert list((run / "pieces").iterdir()) == []

@@ -22,43 +22,51 @@ from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.errors import RunStopped
 from volpipe.grid import Box
 from volpipe.journal import Record
-from volpipe.label_cost import LabelRates, LabelTimes, Trial, elapsed, foreseen, label_times, rehearse_labels
+from volpipe.label_cost import (
+    SegmentCosts,
+    SegmentTimes,
+    SegmentTrial,
+    calibrate_segmentation,
+    elapsed,
+    forecast_labels,
+    segment_times,
+)
 from volpipe.label_graph import solve
-from volpipe.label_plan import LabelPlan, fit
-from volpipe.label_recipe import LabelRecipe
-from volpipe.label_tasks import LabelGraph
-from volpipe.labelling import label, plan_labels
+from volpipe.label_plan import SegmentPlan, fit
+from volpipe.label_recipe import SegmentRecipe
+from volpipe.label_tasks import FragmentGraph
+from volpipe.labelling import plan_segmentation, segment
 from volpipe.stand_in import affinities, zeros_like
 from volpipe.volume import Volume
 
 Triple = tuple[int, int, int]
-NO_RATES = LabelRates(1, *[0.0] * (len(dataclasses.fields(LabelRates)) - 1))
+NO_RATES = SegmentCosts(1, *[0.0] * (len(dataclasses.fields(SegmentCosts)) - 1))
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)
 
 
-def recipe(block: Triple, **objects: object) -> LabelRecipe:
+def recipe(block: Triple, **objects: object) -> SegmentRecipe:
     output = {"block": block, "chunk": tuple(max(1, n // 2) for n in block)}
-    return LabelRecipe.model_validate({"objects": objects, "output": output})
+    return SegmentRecipe.model_validate({"objects": objects, "output": output})
 
 
-def planned_over(folder: Path, data: np.ndarray, chosen: LabelRecipe, chunk: int = 16) -> tuple[LabelPlan, Volume]:
+def planned_over(folder: Path, data: np.ndarray, chosen: SegmentRecipe, chunk: int = 16) -> tuple[SegmentPlan, Volume]:
     """Return the plan of labelling `data` (c, z, y, x), stored at a.zarr in `folder`, and where that is."""
     volume = make(folder / "a.zarr", data, chunks=(len(data), *(min(chunk, n) for n in data.shape[1:])))
-    return plan_labels(str(folder / "a.zarr"), chosen, folder / "out.zarr", folder), volume
+    return plan_segmentation(str(folder / "a.zarr"), chosen, folder / "out.zarr", folder), volume
 
 
-def trial_of(folder: Path, plan: LabelPlan, volume: Volume, *, is_there: bool = True) -> Trial:
-    return Trial(plan, volume, is_there, str(folder / "tried"))
+def trial_of(folder: Path, plan: SegmentPlan, volume: Volume, *, is_there: bool = True) -> SegmentTrial:
+    return SegmentTrial(plan, volume, is_there, str(folder / "tried"))
 
 
-def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> Trial:
+def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> SegmentTrial:
     """Return the trial of labelling a volume of nine channels that is nowhere."""
     data = np.dtype(np.uint8)
     volume = Volume(
         "", "", "zarr3", (9, *shape), data, (9, *chunk), None, ("c", "z", "y", "x"), None, (0.0, 0.0, 0.0), "raw", ()
     )
-    chosen = LabelRecipe.model_validate({"objects": objects, "output": {"block": block, "chunk": (1, 1, 1)}})
-    return Trial(fit(volume, chosen, "", ""), volume, True, "")
+    chosen = SegmentRecipe.model_validate({"objects": objects, "output": {"block": block, "chunk": (1, 1, 1)}})
+    return SegmentTrial(fit(volume, chosen, "", ""), volume, True, "")
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return stop_at
 
 
-def seen(plan: LabelPlan, block: int, reach: tuple[int, ...]) -> int:
+def seen(plan: SegmentPlan, block: int, reach: tuple[int, ...]) -> int:
     """Return the voxels of `block` and of what lies up to `reach` around it in the volume."""
     own = plan.blocks.box(block)
     grown = Box(
@@ -85,11 +93,11 @@ def seen(plan: LabelPlan, block: int, reach: tuple[int, ...]) -> int:
     return (grown & plan.box).num_voxels
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[LabelPlan, str, int], float]) -> None:
+def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[SegmentPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
     real = label_tasks._task
 
-    def timed(stage: str, job: label_tasks.LabelJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
+    def timed(stage: str, job: label_tasks.SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
         return dataclasses.replace(real(stage, job, unit, do), seconds=seconds(job.plan, stage, unit))
 
     monkeypatch.setattr(label_tasks, "_task", timed)
@@ -105,8 +113,8 @@ def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
     reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
     rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
     inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
-    times = rehearse_labels(trial_of(tmp_path, plan, volume), Inline())
-    made = label(plan, Inline().start)
+    times = calibrate_segmentation(trial_of(tmp_path, plan, volume), Inline())
+    made = segment(plan, Inline().start)
     assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 12]
     found = {stage.name: stage.seconds for stage in times.stages}
     for name in rates:
@@ -127,7 +135,7 @@ def test_what_is_read_is_every_chunk_that_a_block_or_its_surroundings_touch(
     trial = imagined(shape, block, chunk, method=method, smooth=(smooth,) * 3)
     plan = trial.plan
     rates = dataclasses.replace(NO_RATES, read_seconds=1.0)
-    times = label_times(trial, rates, 1)
+    times = segment_times(trial, rates, 1)
     reach = smooth + 2 if is_watershed else 1
     wanted = 0
     for number in range(len(plan.blocks)):
@@ -152,7 +160,7 @@ def test_stages_follow_each_other_and_a_start_and_a_graph_are_not_shared_out() -
     rates = dataclasses.replace(
         NO_RATES, start_seconds=7.0, paint_seconds=1e-3, graph_parts=0.25, graph_seconds=1e-3, load_seconds=0.5
     )
-    times = label_times(trial, rates, 4)
+    times = segment_times(trial, rates, 4)
     graph = 1e-3 * 4000 * math.log(4000) + 2 * 0.5
     assert {stage.name: stage.seconds for stage in times.stages} == pytest.approx(
         {"pieces": 0, "edges": 0, "graph": graph, "paint": 16.0}
@@ -160,13 +168,13 @@ def test_stages_follow_each_other_and_a_start_and_a_graph_are_not_shared_out() -
     assert times.seconds == pytest.approx(7.0 + graph + 8.0)  # two blocks are painted side by side
 
 
-def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable[[float], None]) -> None:
+def test_a_graph_grows_with_its_fragments_and_edges(tmp_path: Path, still: Callable[[float], None]) -> None:
     still(2.0)
     times = []
     for number, length in enumerate((48, 96)):
         (tmp_path / str(number)).mkdir()
         plan, volume = planned_over(tmp_path / str(number), affinities((9, 24, 24, length)), recipe((24, 24, 24)))
-        times.append(rehearse_labels(trial_of(tmp_path / str(number), plan, volume), Inline()))
+        times.append(calibrate_segmentation(trial_of(tmp_path / str(number), plan, volume), Inline()))
     graphs = [each.stages[2].seconds for each in times]
     assert 2.0 < graphs[0] < graphs[1] < 2.0 * graphs[0] * 1.2
     assert all(each.seconds > sum(stage.seconds for stage in each.stages) for each in times)  # by the start
@@ -174,15 +182,15 @@ def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable
 
 def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> None:
     plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)))
-    graphs: list[LabelGraph] = []
+    graphs: list[FragmentGraph] = []
 
     class Kept(Inline):
         def submit(self, app: str, *arguments: object):  # type: ignore[no-untyped-def]
             if app == "agglomerate":
-                graphs.append(LabelGraph.read(arguments[0]))  # type: ignore[arg-type]
+                graphs.append(FragmentGraph.load(arguments[0]))  # type: ignore[arg-type]
             return super().submit(app, *arguments)
 
-    label(plan, Kept().start)
+    segment(plan, Kept().start)
     (one,) = graphs
     three = label_cost.repeated(one, 3, 32**3)
     found, many = (solve(g.table, g.joins, g.pairs, g.sums, plan.recipe.objects) for g in (one, three))
@@ -197,7 +205,7 @@ def test_larger_blocks_are_tried_where_that_is_quick(
     tmp_path: Path, still: Callable[[float], None], seconds: float, edge: int
 ) -> None:
     still(seconds)
-    chosen = LabelRecipe.model_validate(
+    chosen = SegmentRecipe.model_validate(
         {
             "input": {"kind": "foreground"},
             "objects": {"method": "components"},
@@ -205,7 +213,7 @@ def test_larger_blocks_are_tried_where_that_is_quick(
         }
     )
     plan, volume = planned_over(tmp_path, np.zeros((1, 96, 96, 192), np.uint8), chosen, 96)
-    assert rehearse_labels(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
+    assert calibrate_segmentation(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
 
 
 def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> None:
@@ -214,7 +222,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
     plan, volume = planned_over(tmp_path, data, recipe((8, 8, 8), method="components", background=0.2), 8)
     trial = dataclasses.replace(trial_of(tmp_path, plan, volume), folder=str(tmp_path))
     for number in range(2):
-        rates = LabelRates(*label_cost.try_blocks(trial, number).result)
+        rates = SegmentCosts(*label_cost.try_blocks(trial, number).result)
         assert rates.graph_parts > 0
         assert rates.num_voxels == 2 * 8**3
 
@@ -223,7 +231,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
 def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *, is_there: bool) -> None:
     plan, volume = planned_over(tmp_path, affinities((9, 20, 24, 40)), recipe((16, 16, 16)))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
+    found = calibrate_segmentation(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert found.is_guess is not is_there
     assert found.num_voxels == 3 * 16 * 16 * 32  # as many as each of three workers tries
@@ -232,7 +240,7 @@ def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *,
 def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
     plan, volume = planned_over(tmp_path, affinities((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
-    times = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=False), Inline())
+    times = calibrate_segmentation(trial_of(tmp_path, plan, volume, is_there=False), Inline())
     assert times.is_guess
     assert all(stage.seconds > 0 for stage in times.stages)
 
@@ -240,13 +248,13 @@ def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
 def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: Path) -> None:
     chosen = recipe((16, 16, 16)).model_dump()
     chosen["output"]["levels"] = 2
-    plan, volume = planned_over(tmp_path, affinities((9, 32, 48, 40)), LabelRecipe.model_validate(chosen))
+    plan, volume = planned_over(tmp_path, affinities((9, 32, 48, 40)), SegmentRecipe.model_validate(chosen))
     trial = trial_of(tmp_path, plan, volume)
-    times = label_times(trial, dataclasses.replace(NO_RATES, coarse_seconds=1e-3), 1)
+    times = segment_times(trial, dataclasses.replace(NO_RATES, coarse_seconds=1e-3), 1)
     coarser = {stage.name: (stage.num_tasks, stage.seconds) for stage in times.stages[-2:]}
     assert coarser == {"pyramid 1": (4, pytest.approx(61.44)), "pyramid 2": (1, pytest.approx(7.68))}
     assert times.seconds == pytest.approx(69.12)
-    assert all(stage.seconds > 0 for stage in rehearse_labels(trial, Inline()).stages)
+    assert all(stage.seconds > 0 for stage in calibrate_segmentation(trial, Inline()).stages)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
@@ -275,12 +283,12 @@ def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)), 8)
-    assert len(foreseen(plan, Inline())) == 1
-    assert foreseen(plan, Inline(slots=2)) == []
+    assert len(forecast_labels(plan, Inline())) == 1
+    assert forecast_labels(plan, Inline(slots=2)) == []
     chunks = [path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name != "zarr.json"]
     for path in chunks:
         path.write_bytes(b"damaged")
-    assert foreseen(plan, Inline()) == []
+    assert forecast_labels(plan, Inline()) == []
     assert "no block could be tried: block 0 cannot be tried: " in caplog.text
     assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
 
@@ -290,10 +298,10 @@ def test_a_labelling_tells_of_its_workers_once_where_nothing_was_done_before(tmp
     heard: list[object] = []
     stopped = Inline(most_tasks=2)
     with pytest.raises(Stopped):
-        label(plan, stopped.start, on_begin=heard.append)
+        segment(plan, stopped.start, on_begin=heard.append)
     assert heard == [stopped]
-    label(plan, Inline().start, on_begin=heard.append)
-    label(plan, Inline().start, on_begin=heard.append)
+    segment(plan, Inline().start, on_begin=heard.append)
+    segment(plan, Inline().start, on_begin=heard.append)
     assert heard == [stopped]
 
 
@@ -303,7 +311,7 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
     make(tmp_path / "a.zarr", affinities((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
     monkeypatch.setattr(label_cost, "WORTH_TRYING", 0)
     give = giver(tmp_path, monkeypatch, capsys)
-    ended = give("label", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
+    ended = give("segment", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
     assert ended.code == 0, ended.err
     before, after = ended.out.split("wrote ")
     assert "writes up to 32.0 KiB in 5 files, takes up to " in before
@@ -340,10 +348,10 @@ def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
     found = evaluate.fit_evaluation(volume, volume, None)
-    time = score_cost.rehearse_scores(found, {"of another stage"}, Inline(), tmp_path / "tried")
+    time = score_cost.calibrate_evaluation(found, {"of another stage"}, Inline(), tmp_path / "tried")
     assert time == score_cost.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
-    four = score_cost.rehearse_scores(found, (), Inline(slots=4), tmp_path / "tried")
+    four = score_cost.calibrate_evaluation(found, (), Inline(slots=4), tmp_path / "tried")
     assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
     assert not (tmp_path / "tried").exists()
 
@@ -360,8 +368,8 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     for name in ("a", "b"):
         (tmp_path / name).rename(tmp_path / f"not-{name}")
     with pytest.raises(RunStopped, match="block 0 cannot be tried"):
-        score_cost.rehearse_scores(found, (), Inline(), tmp_path / "tried")
-    time = score_cost.rehearse_scores(found, {made.path, given.path}, Inline(), tmp_path / "tried")
+        score_cost.calibrate_evaluation(found, (), Inline(), tmp_path / "tried")
+    time = score_cost.calibrate_evaluation(found, {made.path, given.path}, Inline(), tmp_path / "tried")
     assert time == score_cost.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
     assert not (tmp_path / "tried").exists()
 
@@ -370,10 +378,10 @@ def test_times_of_a_labelling_say_what_they_rest_on() -> None:
     from volpipe.cli_label import time_table
 
     stages = (label_cost.StageTime("pieces", 12, 61.0), label_cost.StageTime("graph", 1, 3.0))
-    table = time_table(LabelTimes(stages, 64.0, 1000, is_guess=True), "local")
+    table = time_table(SegmentTimes(stages, 64.0, 1000, is_guess=True), "local")
     assert [list(column.cells) for column in table.columns] == [
         ["pieces", "graph"], ["12", "1"], ["≈ 1 min 01 s", "≈ 3.0 s"],
     ]  # fmt: skip
     assert table.caption == (
-        "≈ 1 min 04 s on local, by 1,000 made-up voxels tried there, for its input is not there yet"
+        "≈ 1 min 04 s on local, by 1,000 synthetic voxels tried there, for its input does not exist yet"
     )

@@ -1,4 +1,4 @@
-"""Agglomeration: always the best pair first, against a search through all pairs; sets that are united."""
+"""Agglomeration: always the best pair first, against a search through all pairs; connected components."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import pytest
 from arrays import renumbered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import coo_array, csgraph
 
 from volpipe import label_graph
-from volpipe.label_graph import Edges, merged, united
+from volpipe.label_graph import Edges, agglomerate, connected_components
 from volpipe.label_recipe import Objects
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
@@ -53,7 +52,7 @@ def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytes
     for _ in range(30):
         num, threshold = int(rng.integers(2, 30)), float(rng.random())
         edges = random_edges(rng, num)
-        found = merged(num, edges, Objects(threshold=threshold))
+        found = agglomerate(num, edges, Objects(threshold=threshold))
         known = merged_by_search(num, edges, threshold)
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
 
@@ -76,18 +75,18 @@ def test_a_mutex_keeps_apart_what_something_surer_forbids() -> None:
             elif frozenset((here, there)) not in forbidden:
                 owner[owner == there] = here
                 forbidden = {frozenset(here if c == there else c for c in pair) for pair in forbidden}
-        found = merged(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
+        found = agglomerate(num, edges, Objects(agglomerate="mutex", threshold=0.5, far_threshold=0.5))
         np.testing.assert_array_equal(renumbered(found + 1), renumbered(owner + 1))
 
 
 @given(num=st.integers(1, 40), data=st.data())
-def test_sets_are_united_and_numbered_by_their_first(num: int, data: st.DataObject) -> None:
+def test_components_are_numbered_by_their_first(num: int, data: st.DataObject) -> None:
     pair = st.tuples(st.integers(0, num - 1), st.integers(0, num - 1))
     joins = np.array(data.draw(st.lists(pair, max_size=60)), np.int64).reshape(-1, 2)
     first = np.array(data.draw(st.permutations(range(num))))
     graph = coo_array((np.ones(len(joins)), (joins[:, 0], joins[:, 1])), shape=(num, num))
-    known = connected_components(graph, directed=False)[1]
-    found = united(num, joins, first)
+    known = csgraph.connected_components(graph, directed=False)[1]
+    found = connected_components(num, joins, first)
     np.testing.assert_array_equal(renumbered(found + 1), renumbered(known + 1))
     leaders = [first[found == group].min() for group in range(found.max() + 1)]
     assert leaders == sorted(leaders)

@@ -106,10 +106,10 @@ def test_a_labelling_whose_driver_is_killed_twice_goes_on_to_the_same_bytes(tmp_
     make(tmp_path / "a.zarr", noise((3, *SHAPE)), chunks=(3, 8, 8, 8))
     given = ["--set", "output.block=[8, 8, 8]", "--set", "output.chunk=[4, 4, 4]", "--set", f"input.offsets={OFFSETS}"]
     given += ["--set", "output.levels=2"]
-    whole = give("label", "a.zarr", "-o", "known/l.zarr", "--parents", "--config", "threads", *given)
+    whole = give("segment", "a.zarr", "-o", "known/l.zarr", "--parents", "--config", "threads", *given)
     assert whole.code == 0, whole.err
 
-    command, run = ["label", "a.zarr", "-o", "l.zarr", "--config", "site.py", *given], tmp_path / "l.zarr.run"
+    command, run = ["segment", "a.zarr", "-o", "l.zarr", "--config", "site.py", *given], tmp_path / "l.zarr.run"
     early = kill(tmp_path, "threads", command, run, "edges", 5)
     assert len(units(early)) == BLOCKS + 5
     first = kill(tmp_path, "local", command, run, "pyramid 1", 3)

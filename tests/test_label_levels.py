@@ -23,19 +23,19 @@ from volpipe.flow_cost import Need
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.formats.store import downsample
 from volpipe.journal import read_records
-from volpipe.label_plan import LabelPlan
-from volpipe.label_recipe import NEAREST, LabelRecipe
-from volpipe.labelling import label, plan_labels
+from volpipe.label_plan import SegmentPlan
+from volpipe.label_recipe import NEAREST, SegmentRecipe
+from volpipe.labelling import plan_segmentation, segment
 from volpipe.volume import open_volume
 
 Triple = tuple[int, int, int]
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 
 
-def chosen(block: Sequence[int], levels: int | str, **output: Any) -> LabelRecipe:
+def chosen(block: Sequence[int], levels: int | str, **output: Any) -> SegmentRecipe:
     """Return a recipe of components, in so many levels beside level 0."""
     sizes = {"block": block, "chunk": (2, 2, 2), "levels": levels}
-    return LabelRecipe.model_validate({"input": {"offsets": NEAREST}, "objects": OBJECTS, "output": sizes | output})
+    return SegmentRecipe.model_validate({"input": {"offsets": NEAREST}, "objects": OBJECTS, "output": sizes | output})
 
 
 def touching(folder: Path, shape: Triple, voxel: Triple | None = None) -> Path:
@@ -174,13 +174,13 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 CHOSEN = [f"objects.{key}={value}" for key, value in OBJECTS.items()]
 SIZES = (f"input.offsets={list(map(list, NEAREST))}", "output.block=[4,8,8]", "output.chunk=[2,2,2]")
-COMMAND = ("label", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
+COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each(*CHOSEN, *SIZES))
 STATUS = re.compile(r"^(\w+(?: \d)?) +(\d+ / \d+) ", re.MULTILINE)
 DONE = {"pieces": "16 / 16", "edges": "16 / 16", "graph": "1 / 1", "paint": "16 / 16"}
 
 
 def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_command(tmp_path: Path, give: Give) -> None:
-    plan = plan_labels(str(tmp_path / "a.zarr"), chosen((4, 8, 8), 1), tmp_path / "l.zarr", tmp_path)
+    plan = plan_segmentation(str(tmp_path / "a.zarr"), chosen((4, 8, 8), 1), tmp_path / "l.zarr", tmp_path)
     shard, whole = tmp_path / "l.zarr" / "s0" / "c" / "3" / "1" / "1", b""
 
     def damage(stage: str, done: int, total: int) -> None:
@@ -190,7 +190,7 @@ def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_comma
             shard.write_bytes(whole[: len(whole) // 2])
 
     with pytest.raises(RunStopped, match=r"block 1 cannot be written at level 1: .*l\.zarr"):
-        label(plan, Crowd().start, on_progress=damage)
+        segment(plan, Crowd().start, on_progress=damage)
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
     assert re.search(r"^pyramid 1 +1 +4:7,0:8,0:6", stopped.out, re.MULTILINE)
@@ -198,7 +198,7 @@ def test_a_shard_that_cannot_be_made_coarser_is_named_and_made_by_the_same_comma
     assert "1 shards have no checksum" in give("verify", "l.zarr").out
 
     shard.write_bytes(whole)
-    label(plan, Crowd().start)
+    segment(plan, Crowd().start)
     finest, coarse = levels_in(tmp_path / "l.zarr")
     np.testing.assert_array_equal(coarse, majority(finest, (2, 2, 2)))
     assert give("status", "l.zarr").code == give("verify", "l.zarr").code == 0
@@ -262,12 +262,12 @@ def test_metadata_say_where_the_voxels_of_each_level_lie(tmp_path: Path) -> None
 def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path, voxel: Triple | None) -> None:
     out = tmp_path / "l.zarr"
     source = touching(tmp_path, (13, 22, 17), voxel)
-    plan = plan_labels(str(source), chosen((4, 8, 8), 2, codec="raw"), out, tmp_path)
+    plan = plan_segmentation(str(source), chosen((4, 8, 8), 2, codec="raw"), out, tmp_path)
     stage = StagePlan("objects", "label", VOLUME, open_volume(source), out, plan)
     foreseen = [volume_of(stage, level) for level in range(3)]
     with pytest.raises(PlanError, match=r"will have no level 3; its levels are 0 to 2"):
         volume_of(stage, 3)
-    label(plan, Crowd().start)
+    segment(plan, Crowd().start)
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 
     need, none = Need.of_labels(plan, 1.0), Need.of_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0)
@@ -316,4 +316,4 @@ def test_a_labelling_that_an_earlier_version_began_goes_on_with_level_0_alone(tm
 def test_a_plan_that_cannot_be_understood_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "label.json").write_text(text)
     with pytest.raises(RunError, match="cannot be understood"):
-        LabelPlan.load(tmp_path)
+        SegmentPlan.load(tmp_path)

@@ -27,7 +27,7 @@ from volpipe.affinities import OFFSETS, affinities
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.formats.container import read_attributes
 from volpipe.label_fields import as_bytes
-from volpipe.labelling import Labelled, LabelRecipe, label, load_labelling, plan_labels
+from volpipe.labelling import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
 from volpipe.overlaps import Overlaps, label_scores
 from volpipe.volume import open_volume
 
@@ -62,17 +62,17 @@ class Crowd:
             yield self
 
 
-def recipe(block: Sequence[int], kind: str = "affinities", **objects: Any) -> LabelRecipe:
-    return LabelRecipe.model_validate(
+def recipe(block: Sequence[int], kind: str = "affinities", **objects: Any) -> SegmentRecipe:
+    return SegmentRecipe.model_validate(
         {"input": {"kind": kind}, "objects": objects, "output": {"block": block, "chunk": (2, 2, 2)}}
     )
 
 
 def labelled(
-    source: Path, out: Path, chosen: LabelRecipe, workers: Crowd | None = None, **options: Any
-) -> tuple[np.ndarray, Labelled]:
+    source: Path, out: Path, chosen: SegmentRecipe, workers: Crowd | None = None, **options: Any
+) -> tuple[np.ndarray, SegmentationResult]:
     """Return the labels (z, y, x) that are made of `source`, and how that ended."""
-    made = label(plan_labels(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
+    made = segment(plan_segmentation(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
     found = open_volume(out)
     return np.asarray(found.open().read_raw(...)), made
 
@@ -245,7 +245,7 @@ def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None
     for agglomerate in ("mean", "mutex"):
         chosen = recipe((10, 16, 26), agglomerate=agglomerate, smooth=(0, 0, 0), threshold=0.5)
         found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
-        scored = label_scores(Overlaps.of(found, truth))
+        scored = label_scores(Overlaps.from_labels(found, truth))
         assert scored.split + scored.merge < 0.05
 
 
@@ -347,7 +347,7 @@ def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tm
             {"input": {"kind": "membrane", "channel": 2}},
             "has no channel 2; .* its 2 channels",
         ),
-        (np.zeros((9, 4, 4, 4), np.int16), {}, r"has int16 voxels; chances are floats .* output.dtype=uint8"),
+        (np.zeros((9, 4, 4, 4), np.int16), {}, r"has int16 voxels; probabilities are floats .* output.dtype=uint8"),
         (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (6, 6, 6), "chunk": (4, 4, 4)}}, "6 voxels on axis z"),
         (np.zeros((9, 4, 4, 4), np.uint8), {"output": {"block": (4096, 4096, 4096)}}, "more voxels than a task can"),
     ],
@@ -355,7 +355,9 @@ def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tm
 def test_what_does_not_fit_is_refused(data: np.ndarray, choices: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     make(tmp_path / "a.zarr", data)
     with pytest.raises((PlanError, VolumeError), match=sentence):
-        plan_labels(str(tmp_path / "a.zarr"), LabelRecipe.model_validate(choices), tmp_path / "l.zarr", tmp_path)
+        plan_segmentation(
+            str(tmp_path / "a.zarr"), SegmentRecipe.model_validate(choices), tmp_path / "l.zarr", tmp_path
+        )
 
 
 @pytest.mark.parametrize(
@@ -368,21 +370,21 @@ def test_what_does_not_fit_is_refused(data: np.ndarray, choices: dict[str, Any],
 )
 def test_a_recipe_that_cannot_be_understood_is_refused(setting: str, sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence):
-        load_labelling(None, [setting])
+        load_segmentation(None, [setting])
 
 
 def test_a_mutex_without_far_affinities_is_refused() -> None:
     near = f"input.offsets={json.dumps(OFFSETS[:3])}"
     with pytest.raises(RecipeError, match="agglomerate mutex needs affinities to farther voxels"):
-        load_labelling(None, [near, "objects.agglomerate=mutex"])
+        load_segmentation(None, [near, "objects.agglomerate=mutex"])
 
 
 def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Path) -> None:
     out = tmp_path / "l.zarr"
     with pytest.raises(PlanError, match="would overwrite the volume"):
-        plan_labels(str(chances), recipe((8, 8, 8)), chances, tmp_path)
+        plan_segmentation(str(chances), recipe((8, 8, 8)), chances, tmp_path)
     out.mkdir()
-    with pytest.raises(RunError, match=r"no labelling in .* made it"):
+    with pytest.raises(RunError, match=r"no segmentation in .* made it"):
         labelled(chances, out, recipe((8, 8, 8)), fresh=True)
     out.rmdir()
     labelled(chances, out, recipe((8, 8, 8)))
@@ -406,7 +408,7 @@ def test_memory_that_is_not_there_is_refused(chances: Path, tmp_path: Path) -> N
     small = recipe((8, 8, 8)).model_copy(
         update={"output": recipe((8, 8, 8)).output.model_copy(update={"graph_gib": 1e-6})}
     )
-    with pytest.raises(RunStopped, match=r"the graph of [\d,]+ pieces and [\d,]+ edges takes up to"):
+    with pytest.raises(RunStopped, match=r"the graph of [\d,]+ fragments and [\d,]+ edges takes up to"):
         labelled(chances, tmp_path / "m.zarr", small)
 
 
@@ -427,9 +429,9 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     make(tmp_path / "truth.zarr", truth.astype(np.uint16), chunks=(20, 31, 26))
     make(tmp_path / "a.zarr", noisy(truth, 0.1), chunks=(9, 20, 31, 26))
     give = giver(tmp_path, monkeypatch, capsys)
-    refused = give("label", "a.zarr", "--config", "threads", "--json", "gone/made.json")
+    refused = give("segment", "a.zarr", "--config", "threads", "--json", "gone/made.json")
     assert (refused.code, refused.out) == (2, "") and "there is no folder gone" in refused.err  # before the work
-    command = ("label", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
+    command = ("segment", "a.zarr", "--config", "threads", "--json", "made.json", "--set", "objects.threshold=0.5")
     ended = give(*command)
     assert ended.code == 0, ended.err
     told = json.loads((tmp_path / "made.json").read_text())

@@ -58,10 +58,10 @@ MISTAKES = [
     ("run --recipe segment in.n5 -o seg.zarr", "writes a folder with an output of each; give a name without .zarr"),
     ("run --recipe segment in.n5 -o no/seg", "/no; make it first, or give --parents"),
     ("plan --recipe segment in.n5 -o seg.tif", ".tif is no format of an output"),
-    ("label in.n5 -o l.tif", ".tif is no format of an output"),
-    ("label in.n5 -o l.n5", "labels are written as OME-Zarr; give a name that ends in .zarr"),
-    ("label in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
-    ("label in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
+    ("segment in.n5 -o l.tif", ".tif is no format of an output"),
+    ("segment in.n5 -o l.n5", "labels are written as OME-Zarr; give a name that ends in .zarr"),
+    ("segment in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
+    ("segment in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --picture no/x.png", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --picture x.jpg", "a PNG is written; give a name that ends in .png"),
@@ -76,7 +76,7 @@ MISTAKES = [
         "run --recipe superres_z3 in.n5",
         "no recipe at superres_z3 (did you mean 'superres_z4'?); give a TOML file, or the",
     ),
-    ("label in.n5 --recipe superes_z4", "(did you mean 'superres_z4'?)"),
+    ("segment in.n5 --recipe superes_z4", "(did you mean 'superres_z4'?)"),
     ("train superres", "no recipe at superres (did you mean 'superres_z4'?)"),
     ("run --recipe bad.toml in.n5", "volpipe: bad.toml is not valid TOML"),
     (
@@ -108,7 +108,7 @@ MISTAKES = [
     ("run in.n5 --set net.trust_model=perhaps", "'perhaps' is not true or false"),
     ("run --recipe segment in.n5 --set affinities.windows.shpe=3", "--set affinities.windows.shpe=3: unknown key"),
     ("run --recipe segment in.n5 --set labels.objects.threshold=2", "=2: 2 is not a number from 0 to 1"),
-    ("label in.n5 --set objects.treshold=1", "--set objects.treshold=1: unknown key objects.treshold (did you mean 't"),
+    ("segment in.n5 --set objects.treshold=1", "objects.treshold=1: unknown key objects.treshold (did you mean 't"),
     # nets and weights
     ("run in.n5 --set net.name=unet4d", "no net 'unet4d' (did you mean 'unet3d'?)"),
     ("run in.n5 --set net.name=mine.py:net", "mine.py"),
@@ -134,7 +134,7 @@ MISTAKES = [
     ("evaluate in.n5 in.n5 --margin 99,0,0", "which has 16 × 24 × 16 voxels"),
     ("evaluate in.n5 in.n5 --data-range big", "big is not a number"),
     # outputs that are none
-    ("verify nothing", "there is nothing at nothing; name an output of `volpipe run` or `volpipe label`"),
+    ("verify nothing", "there is nothing at nothing; name an output of `volpipe run` or `volpipe segment`"),
     ("reproduce in.n5", "says nothing of where it comes from"),
     ("status nothing", "no run of nothing was started"),
 ]

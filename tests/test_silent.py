@@ -173,7 +173,7 @@ def test_affinities_of_other_offsets_than_the_recipes_are_refused(tmp_path: Path
     settings = set_each("net.name=nine.py:net", f"net.offsets={given}")
     assert give("run", *THREADS, *settings, *WINDOWS, "-o", "aff.zarr", "in.n5/raw").code == 0
     nearest = "[[-1,0,0],[0,-1,0],[0,0,-1]]"
-    said = refusal(give, "label", *THREADS, "--set", f"input.offsets={nearest}", "-o", "l.zarr", "aff.zarr")
+    said = refusal(give, "segment", *THREADS, "--set", f"input.offsets={nearest}", "-o", "l.zarr", "aff.zarr")
     assert f"aff.zarr:s0 holds affinities of the offsets {given}, as its maker noted" in said
     assert "and input.offsets are [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]" in said
 

@@ -20,8 +20,8 @@ from volumes import noise
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.formats.metadata import lengths
 from volpipe.grid import Box
-from volpipe.label_recipe import LabelRecipe
-from volpipe.labelling import plan_labels
+from volpipe.label_recipe import SegmentRecipe
+from volpipe.labelling import plan_segmentation
 from volpipe.plan import check_thickness
 from volpipe.recipe import load_recipe
 from volpipe.volume import View, open_volume, with_view
@@ -162,8 +162,8 @@ def test_a_wrong_number_of_channels_names_the_remedy(view: View, channels: int, 
 
 def test_labels_are_made_of_the_channel_that_is_chosen(tmp_path: Path) -> None:
     make(tmp_path / "a.zarr", noise((3, 8, 9, 10)))
-    recipe = LabelRecipe.model_validate({"input": {"kind": "membrane", "channel": 2, "voxel_size_nm": "4nm,4nm,4nm"}})
-    plan = plan_labels(str(tmp_path / "a.zarr"), recipe, tmp_path / "l.zarr", tmp_path)
+    recipe = SegmentRecipe.model_validate({"input": {"kind": "membrane", "channel": 2, "voxel_size_nm": "4nm,4nm,4nm"}})
+    plan = plan_segmentation(str(tmp_path / "a.zarr"), recipe, tmp_path / "l.zarr", tmp_path)
     assert (plan.view.channel, plan.num_channels, plan.voxel_size_nm) == (2, 1, (4, 4, 4))
     np.testing.assert_array_equal(plan.source().open().read(plan.box), noise((3, 8, 9, 10))[2:])
 

@@ -26,7 +26,7 @@ _TRACT_NODES = 4  # edge of a neighbourhood
 _RADIUS = (5.0, 190.0)  # of rods
 _MITOCHONDRION_RADIUS = (60.0, 160.0)
 BENDS = ((420.0, 280.0), (150.0, 60.0))  # spacing and amplitude of the noise that bends space
-RANGE = 80.0  # distances to walls and mitochondria are not told apart beyond this
+RANGE = 80.0  # distances to walls and mitochondria are not distinguished beyond this
 
 # Half of the 26 neighbours: a chain never returns to where it was.
 _STEPS = np.array([s for s in product((-1, 0, 1), repeat=3) if s > (0, 0, 0)], dtype=np.int64).T  # (3, 13)

@@ -112,7 +112,7 @@ def run(
         on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
         on_workers=on_workers,
         of_run=lambda plan: listening(plan, config, details),
-        of_labels=cli_label.shown,
+        of_labels=cli_label.progress_bars,
     )
     report = execute_flow(
         plan, start, fresh=fresh, listener=listener,
@@ -140,10 +140,10 @@ def _begin(plan: FlowPlan, stage: StagePlan) -> None:
 
 def _show_labels(stage: StagePlan) -> None:
     """Print the plan of a labelling, of which there is no table."""
-    from volpipe.label_plan import LabelPlan
+    from volpipe.label_plan import SegmentPlan
 
-    if isinstance(stage.work, LabelPlan):
-        out.print(cli_label.planned(stage.work))
+    if isinstance(stage.work, SegmentPlan):
+        out.print(cli_label.describe_plan(stage.work))
 
 
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
@@ -152,15 +152,15 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(report: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.label_cost import LabelTimes
+    from volpipe.label_cost import SegmentTimes
 
     if report.was_complete:
         out.print(f"{report.stage.out} is complete already")
     elif report.run is not None:
         tell(report.run, time.time() - report.seconds)
     elif report.labels is not None:
-        times = cost.times if report.is_new and isinstance(cost.times, LabelTimes) else None
-        out.print(cli_label.told(report.labels, times))
+        times = cost.times if report.is_new and isinstance(cost.times, SegmentTimes) else None
+        out.print(cli_label.summary(report.labels, times))
     elif isinstance(report.scores, dict):
         out.print(score_table(report.scores, report.stage.given))
     elif report.scores is not None:
@@ -215,7 +215,7 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
     Without `start`, which starts the site, no block is tried.
     """
     from volpipe.flow_cost import appraise_flow, preview_flow
-    from volpipe.label_cost import LabelTimes
+    from volpipe.label_cost import SegmentTimes
 
     cost = appraise_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:
@@ -228,7 +228,7 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
             out.print(estimate_table(each.found.estimate))
         else:
             _show_labels(each.stage)
-            if isinstance(each.times, LabelTimes):
+            if isinstance(each.times, SegmentTimes):
                 out.print(cli_label.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()
@@ -263,7 +263,7 @@ def cost_table(cost: FlowCost) -> Table:
     )  # fmt: skip
     table.caption = _room(cost)
     if cost.is_guess:
-        table.caption += "\n≈ by made-up voxels, for the input is not there yet"
+        table.caption += "\n≈ by synthetic voxels, for the input does not exist yet"
     table.caption_justify = "left"
     return table
 

@@ -28,10 +28,10 @@ def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  #
     is_here = folder.is_dir()
     if name in ("run", "plan"):
         _check_run(given, folder if is_here else None)
-    elif name == "label":
-        from volpipe.label_recipe import load_labelling
+    elif name == "segment":
+        from volpipe.label_recipe import load_segmentation
 
-        chosen = load_labelling(given.get("recipe"), given.get("settings") or [])
+        chosen = load_segmentation(given.get("recipe"), given.get("settings") or [])
         check_volume(given["affinities"], folder if is_here else None, chosen.input)
     elif name == "train" and is_here:
         from volpipe.training import load_training
@@ -41,13 +41,13 @@ def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  #
 
 def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
     from volpipe.flow import VOLUME, Comparison, find_flow
-    from volpipe.label_recipe import LabelRecipe
+    from volpipe.label_recipe import SegmentRecipe
     from volpipe.recipe import Recipe, load_recipe
 
     recipe, settings = given.get("recipe"), given.get("settings") or []
     flow = None if recipe is None else find_flow(recipe, settings)
     if flow is None:
-        choices: list[tuple[Recipe | LabelRecipe, bool]] = [(load_recipe(recipe, settings), True)]
+        choices: list[tuple[Recipe | SegmentRecipe, bool]] = [(load_recipe(recipe, settings), True)]
     else:
         choices = [
             (stage.choice, stage.reads == VOLUME) for stage in flow.stages if not isinstance(stage.choice, Comparison)

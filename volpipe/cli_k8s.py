@@ -26,7 +26,7 @@ OF_A_DRIVER_OUTSIDE = ("address", "kubeconfig", "context", "uid")
 USER = 1000  # of pods where the site is told none; the image's own
 DEFAULT_SITE = "k8s_htex"
 PARTS = ("rights", "claims", "service", "job")
-CHECKED = ("run", "plan", "label", "train")
+CHECKED = ("run", "plan", "segment", "train")
 OF_RANKS = ("train", "sweep", "tune")  # commands that may send several ranks
 
 app = typer.Typer(

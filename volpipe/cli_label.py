@@ -1,6 +1,6 @@
-"""`volpipe label`: objects from a volume of affinities, block by block on a site's workers.
+"""`volpipe segment`: objects from a volume of affinities, block by block on a site's workers.
 
-Not here: the labelling. Exit codes as in cli.
+Not here: the segmentation (labelling). Exit codes as in cli.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from volpipe.terminal import bars, check_folder, check_target, err, out
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from volpipe.label_cost import LabelTimes
-    from volpipe.label_recipe import LabelRecipe
-    from volpipe.labelling import Labelled, LabelPlan
+    from volpipe.label_cost import SegmentTimes
+    from volpipe.label_recipe import SegmentRecipe
+    from volpipe.labelling import SegmentationResult, SegmentPlan
     from volpipe.pool import WorkerPool
 
 INCOMPLETE = 1
 
 
-LabelRecipeFile = Annotated[
+SegmentRecipeFile = Annotated[
     Path | None,
     typer.Option(
         metavar="RECIPE", help="How, as a TOML file; without one, the defaults.", autocompletion=complete_recipe
@@ -38,7 +38,7 @@ LabelRecipeFile = Annotated[
 ]
 
 
-def label(
+def segment(
     affinities: Annotated[
         str,
         typer.Argument(
@@ -50,7 +50,7 @@ def label(
         typer.Option("--out", "-o", metavar="OUT", help="The labels, also s3://; by default NAME_labels.zarr here."),
     ] = None,
     config: Site = "local",
-    recipe: LabelRecipeFile = None,
+    recipe: SegmentRecipeFile = None,
     settings: LabelSettings = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
@@ -60,48 +60,49 @@ def label(
     parents: Parents = False,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
-    from volpipe.label_recipe import load_labelling
+    from volpipe.label_recipe import load_segmentation
 
     check_target("--json", json_out, parents=parents)
     target = out_path or _default_output(affinities)
-    chosen = load_labelling(recipe, settings or [])
-    _check(affinities, chosen, target, parents=parents)
+    choice = load_segmentation(recipe, settings or [])
+    _check(affinities, choice, target, parents=parents)
     from volpipe.apps.start import on_site
     from volpipe.folder import RunFolder
     from volpipe.formats import files
-    from volpipe.label_cost import foreseen
-    from volpipe.labelling import label as make
-    from volpipe.labelling import plan_labels
+    from volpipe.label_cost import forecast_labels
+    from volpipe.labelling import plan_segmentation
+    from volpipe.labelling import segment as run_segmentation
 
     start = on_site(config, RunFolder.of_output(files.locate(target)).parsl)
-    plan = plan_labels(affinities, chosen, target, Path.cwd())
-    out.print(planned(plan))
-    times: list[LabelTimes] = []
+    plan = plan_segmentation(affinities, choice, target, Path.cwd())
+    out.print(describe_plan(plan))
+    times: list[SegmentTimes] = []
 
     def on_begin(workers: WorkerPool) -> None:
-        times.extend(foreseen(plan, workers))
-        for each in times:
-            out.print(time_table(each, config))
+        times.extend(forecast_labels(plan, workers))
+        for forecast in times:
+            out.print(time_table(forecast, config))
 
     try:
-        with shown() as on_progress:
-            made = make(
+        with progress_bars() as on_progress:
+            result = run_segmentation(
                 plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config, same_input=same_input
             )
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from here")
         raise typer.Exit(INTERRUPTED) from None
     if json_out is not None:
-        ended = {"out": made.out, "table": str(made.table), "objects": made.num_objects, "seconds": made.stage_seconds}
-        json_out.write_text(json.dumps(ended, indent=1) + "\n", encoding="utf-8")
-    if made.was_complete:
-        out.print(f"{made.out} is complete already; nothing to do (--fresh starts over)")
+        facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
+        facts["seconds"] = result.stage_seconds
+        json_out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    if result.was_complete:
+        out.print(f"{result.out} is complete already; nothing to do (--fresh starts over)")
         return
-    out.print(told(made, *times))
+    out.print(summary(result, *times))
 
 
-def _check(affinities: str, chosen: LabelRecipe, target: str, *, parents: bool) -> None:
-    """Refuse what is known without a site: an --out that cannot hold labels, a volume that cannot be opened."""
+def _check(affinities: str, choice: SegmentRecipe, target: str, *, parents: bool) -> None:
+    """Refuse, before a site starts, an --out that cannot hold labels and a volume that cannot be opened."""
     from volpipe.formats.container import locate
     from volpipe.output import check_name
     from volpipe.volume import open_volume
@@ -111,24 +112,24 @@ def _check(affinities: str, chosen: LabelRecipe, target: str, *, parents: bool) 
     if container.suffix.lower() == ".n5":
         raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
     check_folder(f"--out {target}", container, parents=parents)
-    open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)
+    open_volume(affinities, choice.input.key, choice.input.level, view=choice.input.view)
 
 
-def told(made: Labelled, planned: LabelTimes | None = None) -> str:
-    """Return how a labelling ended, on two lines; what was planned is in brackets."""
+def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:
+    """Return the result in two lines, planned times in brackets."""
     guess = "≈ " if planned is not None and planned.is_guess else ""
     stages = () if planned is None else planned.stages
-    known = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
-    took = ", ".join(f"{name} {duration(seconds)}{known.get(name, '')}" for name, seconds in made.stage_seconds.items())
+    plans = {stage.name: f" ({guess}{duration(stage.seconds)})" for stage in stages}
+    tasks = ", ".join(f"{stage} {duration(time)}{plans.get(stage, '')}" for stage, time in result.stage_seconds.items())
     whole = "" if planned is None else f" (planned {guess}{duration(planned.seconds)})"
     return (
-        f"wrote {made.num_objects:,} objects to {made.out} in {duration(made.seconds)}{whole}; tasks: {took}\n"
-        f"what each is, is in {made.table}"
+        f"wrote {result.num_objects:,} objects to {result.out} in {duration(result.seconds)}{whole}; tasks: {tasks}\n"
+        f"table of objects: {result.table}"
     )
 
 
-def planned(plan: LabelPlan) -> str:
-    """Return the room that the labelling will take, on a line."""
+def describe_plan(plan: SegmentPlan) -> str:
+    """Return the output, memory and scratch of `plan` in one line."""
     from volpipe.flow_cost import Need
 
     shape, need = " × ".join(map(str, plan.shape)), Need.of_labels(plan, 0.0)
@@ -140,8 +141,8 @@ def planned(plan: LabelPlan) -> str:
     )
 
 
-def time_table(times: LabelTimes, site: str) -> Table:
-    """Return how long each stage takes, and all of them."""
+def time_table(times: SegmentTimes, site: str) -> Table:
+    """Return a table of the time of each stage and of all stages on `site`."""
     from rich.table import Table
 
     guess = "≈ " if times.is_guess else ""
@@ -150,14 +151,14 @@ def time_table(times: LabelTimes, site: str) -> Table:
         table.add_column(name, justify="left" if name == "stage" else "right")
     for stage in times.stages:
         table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(stage.seconds)}")
-    what = "made-up voxels tried there, for its input is not there yet" if times.is_guess else "voxels tried there"
-    table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {what}"
+    basis = "synthetic voxels tried there, for its input does not exist yet" if times.is_guess else "voxels tried there"
+    table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
     table.caption_justify = "left"
     return table
 
 
 def _default_output(volume: str) -> str:
-    """Return a name in this folder: of the container, and of the key in it where it was given."""
+    """Return CONTAINER_KEY_labels.zarr, in this folder."""
     from volpipe.formats.container import locate
 
     container, key = locate(volume)
@@ -165,7 +166,7 @@ def _default_output(volume: str) -> str:
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a listener that shows a bar for each stage on a terminal."""
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a listener that shows a bar per stage on a terminal."""
     with bars() as rows:
         yield lambda stage, done, total: rows.show(stage, done, total, "task" if stage == "graph" else "block")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of help, at most
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
-    "Process": ("run", "plan", "label", "status", "verify", "reproduce"),
+    "Process": ("run", "plan", "segment", "status", "verify", "reproduce"),
     "Look": ("info", "evaluate", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),
@@ -100,9 +100,9 @@ def complete_setting(incomplete: str) -> Choices:
 
 def complete_label_setting(incomplete: str) -> Choices:
     """Yield the keys of a labelling's recipe that begin so."""
-    from volpipe.label_recipe import LabelRecipe
+    from volpipe.label_recipe import SegmentRecipe
 
-    yield from _keys(LabelRecipe, incomplete)
+    yield from _keys(SegmentRecipe, incomplete)
 
 
 def complete_train_setting(incomplete: str) -> Choices:

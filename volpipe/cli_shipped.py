@@ -19,7 +19,7 @@ Tree = Mapping[str, Any]  # Any: TOML values
 
 def recipes() -> None:
     """List the shipped recipes: what each does, and the command that takes it."""
-    for command in ("run", "label", "train"):
+    for command in ("run", "segment", "train"):
         rows = [(name, line) for name, kind, line in _recipes() if kind == command]
         for name, line in rows:
             out.print(f"{name:<26}{line}", markup=False)
@@ -49,7 +49,7 @@ def _recipes() -> Iterator[tuple[str, str, str]]:
     for name in shipped_recipes():
         text = shipped_recipe(Path(name)).read_text(encoding="utf-8")
         tree = tomllib.loads(text)
-        command = "train" if "train" in tree else "label" if "objects" in tree else "run"
+        command = "train" if "train" in tree else "segment" if "objects" in tree else "run"
         comment = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
         yield name, command, _first_sentence(comment)
 

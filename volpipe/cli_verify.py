@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from volpipe.verify import Evidence, Recomputed, Verdict
 
 OutputArgument = Annotated[
-    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe label`.")
+    str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
 ]
 MOST_NAMED = 100
 
@@ -27,9 +27,7 @@ def verify(
     output: OutputArgument,
     recompute: Annotated[
         int,
-        typer.Option(
-            parser=whole, metavar="K", help="Random blocks to put through the net again, or to cut into pieces again."
-        ),
+        typer.Option(parser=whole, metavar="K", help="Random blocks to compute again, by the net or as fragments."),
     ] = 0,
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:

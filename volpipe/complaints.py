@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Tree = Mapping[str, Any]  # Any: TOML values
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
-COMMANDS = {"stage": "`volpipe run`", "data": "`volpipe train`", "objects": "`volpipe label`"}  # by a section of theirs
+COMMANDS = {"stage": "`volpipe run`", "data": "`volpipe train`", "objects": "`volpipe segment`"}  # by section
 OF_SEVERAL = ("value_error", "assertion_error")  # of our own checks, which look at several keys
 MOST_SHOWN = 60  # characters of a value
 

@@ -40,7 +40,7 @@ ALIKE = 0.5  # of the pairs along x: of real labels 0.9 and more are, of FIB-SEM
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is compared with what.
+    """An output, its reference, and the box in which they are compared.
 
     Attributes:
         output, reference: the volumes, of one channel.
@@ -96,7 +96,7 @@ class ImageScores:
     curve: tuple[float, ...]
 
     @classmethod
-    def of(cls, sums: ImageSums, data_range: float) -> ImageScores:
+    def from_sums(cls, sums: ImageSums, data_range: float) -> ImageScores:
         curves = [scores.shell_correlation(part) for part in sums.spectra]
         cuts = [scores.crossing(c, t) for c in curves for t in scores.THRESHOLDS.values()]
         has_cubes = sums.spectra.any()
@@ -118,7 +118,7 @@ def plan_evaluation(
     kind: str = "image",
     data_range: float | None = None,
 ) -> Evaluation:
-    """Return what is to be compared, after a look at the volumes.
+    """Return the evaluation of the volume `output` against `reference`, checked against both.
 
     Args:
         output, reference: the volumes.
@@ -131,13 +131,12 @@ def plan_evaluation(
     Raises:
         PlanError: the volumes do not fit each other, or it is not known what an error is to be measured by.
     """
-    made, truth = open_volume(output), open_volume(reference)
-    source = None if given is None else open_volume(given)
-    return fit_evaluation(made, truth, source, roi=roi, margin=margin, kind=kind, data_range=data_range)
+    volumes = open_volume(output), open_volume(reference), None if given is None else open_volume(given)
+    return fit_evaluation(*volumes, roi=roi, margin=margin, kind=kind, data_range=data_range)
 
 
 def fit_evaluation(
-    made: Volume,
+    output: Volume,
     truth: Volume,
     source: Volume | None,
     *,
@@ -146,17 +145,17 @@ def fit_evaluation(
     kind: str = "image",
     data_range: float | None = None,
 ) -> Evaluation:
-    """Return what is to be compared, as `plan_evaluation`, of volumes that were opened, or are to be made.
+    """Return the evaluation of `output` against `truth`, as `plan_evaluation`; volumes need not exist yet.
 
     Raises:
         PlanError: as there.
     """
-    for volume in filter(None, (made, truth, source)):
+    for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to be judged as an array")
-    if roi is None and made.spatial_shape != truth.spatial_shape:
+    if roi is None and output.spatial_shape != truth.spatial_shape:
         raise PlanError(
-            f"{made} has {made.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
+            f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
             "give --roi, a box that both have"
         )
     whole = find_roi(roi, truth)
@@ -164,17 +163,17 @@ def fit_evaluation(
         tuple(a + m for a, m in zip(whole.start, margin, strict=True)),
         tuple(b - m for b, m in zip(whole.stop, margin, strict=True)),
     )
-    if box.is_empty or not Box.of(made.spatial_shape).contains(box):
-        shape = " × ".join(map(str, made.spatial_shape))
-        raise PlanError(f"box {box} is empty or leaves the output {made}, which has {shape} voxels")
-    _check_kind(kind, made, truth, data_range)
-    found = Evaluation(made, truth, source, box, kind, _range(kind, truth, data_range))
-    _check_factors(found)
-    return found
+    if box.is_empty or not Box.of(output.spatial_shape).contains(box):
+        shape = " × ".join(map(str, output.spatial_shape))
+        raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
+    _check_kind(kind, output, truth, data_range)
+    evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
+    _check_factors(evaluation)
+    return evaluation
 
 
-def _check_kind(kind: str, made: Volume, truth: Volume, data_range: float | None) -> None:
-    for volume in (made, truth):
+def _check_kind(kind: str, output: Volume, truth: Volume, data_range: float | None) -> None:
+    for volume in (output, truth):
         if kind == "image" and data_range is None and volume.dtype.kind in "iu" and volume.dtype.itemsize > 2:
             raise PlanError(
                 f"{volume} has {volume.dtype} voxels, as labels have, whose numbers are no grey levels; score labels "
@@ -200,44 +199,44 @@ def _range(kind: str, truth: Volume, data_range: float | None) -> float:
     return float(info.max) - float(info.min)
 
 
-def _check_factors(found: Evaluation) -> None:
-    if found.given is None:
+def _check_factors(evaluation: Evaluation) -> None:
+    if evaluation.given is None:
         return
-    for axis, fine, coarse in zip(AXES, found.output.spatial_shape, found.given.spatial_shape, strict=True):
+    for axis, fine, coarse in zip(AXES, evaluation.output.spatial_shape, evaluation.given.spatial_shape, strict=True):
         if fine % coarse:
             raise PlanError(
-                f"axis {axis}: the output has {fine} voxels, {found.given} {coarse}, which is no whole multiple; "
+                f"axis {axis}: the output has {fine} voxels, {evaluation.given} {coarse}, which is no whole multiple; "
                 "give --given what the output was made from, or leave it out"
             )
 
 
-def evaluate(found: Evaluation, start: Start, folder: Path) -> Scored:
+def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scored:
     """Return the scores of each candidate, or of the labels, from all blocks.
 
     Args:
-        found: as `plan_evaluation` made it.
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        evaluation: from `plan_evaluation`.
+        start: starts the workers in a folder for their files, and stops them on every way out.
         folder: for those files.
 
     Raises:
         PlanError: what is to be scored as labels has an image's voxels.
         RunStopped: a block cannot be scored.
     """
-    if found.kind == "labels":
-        for volume in (found.output, found.reference):
-            _check_labels(volume, found.box)
+    if evaluation.kind == "labels":
+        for volume in (evaluation.output, evaluation.reference):
+            _check_labels(volume, evaluation.box)
     sums: dict[str, ImageSums] = {}
     tables = Overlaps.total([])
     with start(folder) as workers:
-        for result in gather(workers, "score", found, range(len(found.blocks))):
-            if found.kind == "labels":
+        for result in gather(workers, "score", evaluation, range(len(evaluation.blocks))):
+            if evaluation.kind == "labels":
                 tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
                 continue
-            for name, values in zip(found.candidates, result, strict=True):
+            for name, values in zip(evaluation.candidates, result, strict=True):
                 sums[name] = sums.get(name, ImageSums()) + ImageSums.from_list(values)
-    if found.kind == "labels":
+    if evaluation.kind == "labels":
         return label_scores(tables)
-    return {name: ImageScores.of(each, found.data_range) for name, each in sums.items()}
+    return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in sums.items()}
 
 
 def _check_labels(volume: Volume, box: Box) -> None:
@@ -255,32 +254,32 @@ def _check_labels(volume: Volume, box: Box) -> None:
         )
 
 
-def score(found: Evaluation, block: int) -> Record:
+def score(evaluation: Evaluation, block: int) -> Record:
     """Return the sums of each candidate in `block`, or its table of labels; on a worker."""
     results: list[Any] = []
 
     def outcomes() -> Outcomes:
-        results.extend(_scored(found, block))
+        results.extend(_scored(evaluation, block))
         yield block, None
 
     return dataclasses.replace(work("evaluate", [block], outcomes()), result=tuple(results))
 
 
-def _scored(found: Evaluation, block: int) -> Iterator[object]:
-    own = found.blocks.box(block).shift(found.box.start)
-    truth = found.reference.open(cache_bytes=CACHE_BYTES)
-    if found.kind == "labels":
-        made = found.output.open(cache_bytes=CACHE_BYTES)
-        yield Overlaps.of(made.read(own)[0], truth.read(own)[0]).to_list()
+def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
+    own = evaluation.blocks.box(block).shift(evaluation.box.start)
+    truth = evaluation.reference.open(cache_bytes=CACHE_BYTES)
+    if evaluation.kind == "labels":
+        output = evaluation.output.open(cache_bytes=CACHE_BYTES)
+        yield Overlaps.from_labels(output.read(own)[0], truth.read(own)[0]).to_list()
         return
-    around = Box(tuple(a - scores.REACH for a in own.start), tuple(b + scores.REACH for b in own.stop)) & found.box
+    around = Box(tuple(a - scores.REACH for a in own.start), tuple(b + scores.REACH for b in own.stop)) & evaluation.box
     reference = truth.read(around)[0]
-    _check_finite(found.reference, reference, around)
+    _check_finite(evaluation.reference, reference, around)
     inner = own.relative_to(around.start).slices
-    for name in found.candidates:
-        data = voxels(found, name, around)
-        _check_finite(found.output, data, around)
-        yield scores.image_sums(data, reference, inner, found.data_range).to_list()
+    for name in evaluation.candidates:
+        data = voxels(evaluation, name, around)
+        _check_finite(evaluation.output, data, around)
+        yield scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
 
 
 def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
@@ -288,13 +287,13 @@ def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
         raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
 
 
-def voxels(found: Evaluation, name: str, box: Box) -> np.ndarray:
+def voxels(evaluation: Evaluation, name: str, box: Box) -> np.ndarray:
     """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
     if name == OUTPUT:
-        return np.asarray(found.output.open(cache_bytes=CACHE_BYTES).read(box)[0])
-    assert found.given is not None
-    made = interpolated(found.given.open(cache_bytes=CACHE_BYTES), box, found.factors, name)
-    return to_dtype(made.astype(np.float32), found.output.dtype)
+        return np.asarray(evaluation.output.open(cache_bytes=CACHE_BYTES).read(box)[0])
+    assert evaluation.given is not None
+    output = interpolated(evaluation.given.open(cache_bytes=CACHE_BYTES), box, evaluation.factors, name)
+    return to_dtype(output.astype(np.float32), evaluation.output.dtype)
 
 
 def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
@@ -305,23 +304,23 @@ def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
     return size[0] / frequency
 
 
-def describe_evaluation(found: Evaluation) -> dict[str, object]:
-    """Return what is compared with what, plain as JSON has it."""
+def describe_evaluation(evaluation: Evaluation) -> dict[str, object]:
+    """Return the volumes and the box of `evaluation`, as JSON values."""
     return {
-        "output": str(found.output),
-        "reference": str(found.reference),
-        "given": found.given and str(found.given),
-        "kind": found.kind,
-        "box": str(found.box),
-        "data_range": found.data_range,
-        "reference_fingerprint": fingerprint(found.reference),  # so that scores of another one are not kept
+        "output": str(evaluation.output),
+        "reference": str(evaluation.reference),
+        "given": evaluation.given and str(evaluation.given),
+        "kind": evaluation.kind,
+        "box": str(evaluation.box),
+        "data_range": evaluation.data_range,
+        "reference_fingerprint": fingerprint(evaluation.reference),  # so that scores of another one are not kept
     }
 
 
-def describe_scores(found: Evaluation, scored: Scored) -> dict[str, object]:
+def describe_scores(evaluation: Evaluation, scored: Scored) -> dict[str, object]:
     """Return the scores and what they are of, plain as JSON has it; what is infinite or no number is None."""
     each = scored if isinstance(scored, dict) else {OUTPUT: scored}
-    return describe_evaluation(found) | {
+    return describe_evaluation(evaluation) | {
         "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()}
     }
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
-from volpipe.label_recipe import LabelRecipe
+from volpipe.label_recipe import SegmentRecipe
 from volpipe.recipe import Recipe, Section, Triple, load_tree, name_of, set_value, typed
 from volpipe.resolve import nearest
 
@@ -58,7 +58,7 @@ class FlowStage:
     name: str
     kind: str
     reads: str
-    choice: Recipe | LabelRecipe | Comparison
+    choice: Recipe | SegmentRecipe | Comparison
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _check_feed(number: int, heads: Sequence[Head], reads: dict[str, str], name:
     raise RecipeError(f"{start} {feed} comes after it; move [[stage]] {feed} before {own}")
 
 
-def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Recipe | LabelRecipe | Comparison:
+def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Recipe | SegmentRecipe | Comparison:
     """Return what the stage is to do: its recipe's file, with what stands in the stage on top."""
     source = f"{name}, stage {head.name}"
     own = {key: value for key, value in entry.items() if key not in ("name", "kind", "recipe", "input")}
@@ -206,7 +206,7 @@ def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Reci
         raise RecipeError(f"{source}: the recipe {head.recipe} has stages itself; write them into {name}")
     tree = merged(tree, own | ({"input": feed} if feed else {}))
     if head.kind == "label":
-        return typed(LabelRecipe, tree, source, settings, head.name)
+        return typed(SegmentRecipe, tree, source, settings, head.name)
     return typed(Recipe, tree, source, settings, head.name)
 
 

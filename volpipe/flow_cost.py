@@ -21,15 +21,15 @@ from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
 from volpipe.formats.files import delete
-from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
-from volpipe.label_plan import LabelPlan
+from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentation
+from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.logs import logging_to
 from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.rehearsal import TooSlowError, rehearse
-from volpipe.score_cost import ScoreTime, rehearse_scores
+from volpipe.score_cost import ScoreTime, calibrate_evaluation
 from volpipe.stand_in import zeros_like
 from volpipe.volume import Volume
 
@@ -66,7 +66,7 @@ class Need:
         )
 
     @classmethod
-    def of_labels(cls, plan: LabelPlan, voxel_bytes: float) -> Need:
+    def of_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> Need:
         """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
         seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
         num_levels = len(plan.factors)
@@ -98,7 +98,7 @@ class StageCost:
     need: Need | None = None
     found: Appraisal | None = None
     share_left: float = 1.0
-    times: LabelTimes | ScoreTime | None = None
+    times: SegmentTimes | ScoreTime | None = None
 
     @classmethod
     def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
@@ -253,12 +253,12 @@ def _appraise(
     if isinstance(stage.work, Evaluation):
         return StageCost(stage, times=_try_scores(stage, stage.work, earlier, executors, trials))
     ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
-    if isinstance(stage.work, LabelPlan):
+    if isinstance(stage.work, SegmentPlan):
         _check_label_memory(stage.work, executors)
         voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
         times = None
         if executors is not None and trials is not None:
-            times = rehearse_labels(Trial(stage.work, stage.given, ahead is None, str(trials)), executors)
+            times = calibrate_segmentation(SegmentTrial(stage.work, stage.given, ahead is None, str(trials)), executors)
         return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left, times)
     if executors is None or trials is None or not share_left:
         return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
@@ -274,13 +274,13 @@ def _try_scores(
     if executors is None or trials is None:
         return None
     missing = {str(cost.stage.out) for cost in earlier if not is_complete(cost.stage)}
-    return rehearse_scores(found, missing, executors, trials)
+    return calibrate_evaluation(found, missing, executors, trials)
 
 
-def _check_label_memory(plan: LabelPlan, executors: WorkerPool | None) -> None:
+def _check_label_memory(plan: SegmentPlan, pool: WorkerPool | None) -> None:
     """Refuse blocks that a worker has no room for, before the stages that come first."""
-    if executors is not None:
-        check_memory(plan, executors.worker_bytes)
+    if pool is not None:
+        check_memory(plan, pool.worker_bytes)
 
 
 def _whole_voxel(volume: Volume) -> float:

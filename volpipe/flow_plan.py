@@ -17,9 +17,9 @@ from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, check_writable
-from volpipe.label_plan import LabelPlan, check_offsets, fit
-from volpipe.label_recipe import LabelInput, LabelRecipe
-from volpipe.labelling import plan_labels
+from volpipe.label_plan import SegmentPlan, check_offsets, fit
+from volpipe.label_recipe import SegmentInput, SegmentRecipe
+from volpipe.labelling import plan_segmentation
 from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
@@ -45,7 +45,7 @@ class StagePlan:
     reads: str
     given: Volume
     out: Location
-    work: Plan | LabelPlan | Evaluation
+    work: Plan | SegmentPlan | Evaluation
 
     @property
     def folder(self) -> RunFolder:
@@ -121,7 +121,7 @@ def _plan_stage(
     feed = earlier.get(stage.reads)
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
-    if isinstance(stage.choice, LabelRecipe):
+    if isinstance(stage.choice, SegmentRecipe):
         return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}.zarr", search_path)
     recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
     if feed is None:
@@ -136,10 +136,10 @@ def _plan_stage(
 
 
 def _plan_labels(
-    stage: FlowStage, recipe: LabelRecipe, feed: StagePlan | None, location: str, out: Location, search_path: Path
+    stage: FlowStage, recipe: SegmentRecipe, feed: StagePlan | None, location: str, out: Location, search_path: Path
 ) -> StagePlan:
     if feed is None:
-        plan = plan_labels(location, recipe, out, search_path)
+        plan = plan_segmentation(location, recipe, out, search_path)
         return StagePlan(stage.name, stage.kind, stage.reads, plan.source(), out, plan)
     given = _fed(feed, recipe.input)
     check_offsets(given, recipe, feed.work.recipe.net.offsets if isinstance(feed.work, Plan) else None)
@@ -148,7 +148,7 @@ def _plan_labels(
     return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
 
 
-def _fed(feed: StagePlan, choice: Input | LabelInput) -> Volume:
+def _fed(feed: StagePlan, choice: Input | SegmentInput) -> Volume:
     """Return what a stage that says `choice` reads of the stage `feed`."""
     if choice.key is not None:
         raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
@@ -160,7 +160,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     assert not isinstance(stage.work, Evaluation)
     if isinstance(stage.work, Plan):
         return promised(stage.work, level)
-    return label_output.promised(stage.work, level)
+    return label_output.planned_volume(stage.work, level)
 
 
 def _plan_comparison(

@@ -27,8 +27,8 @@ from volpipe.formats import files
 from volpipe.formats.metadata import read_json, write_json
 from volpipe.formats.remote import Remote, try_writing
 from volpipe.journal import Totals, read_records
-from volpipe.label_plan import LABEL_FILE, LabelPlan
-from volpipe.labelling import Labelled, OnProgress, is_labelled, label
+from volpipe.label_plan import LABEL_FILE, SegmentPlan
+from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
 from volpipe.logs import logging_to
 from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
@@ -70,7 +70,7 @@ class StageReport:
     was_complete: bool
     seconds: float
     run: Report | None = None
-    labels: Labelled | None = None
+    labels: SegmentationResult | None = None
     scores: Scored | None = None
     totals: Mapping[str, Totals] = field(default_factory=dict)
     is_new: bool = True
@@ -213,7 +213,7 @@ def _clear(plan: FlowPlan) -> None:
                 forget(stage.out, stage.folder, _mark(stage.work))
 
 
-def _mark(work: Plan | LabelPlan) -> str:
+def _mark(work: Plan | SegmentPlan) -> str:
     """Return the file by which the folder of a stage's run is known."""
     return PLAN_FILE if isinstance(work, Plan) else LABEL_FILE
 
@@ -243,7 +243,7 @@ def _check_same(stage: StagePlan) -> None:
     try:
         if isinstance(stage.work, Plan):
             stage.folder.check_same(stage.work)
-        elif isinstance(stage.work, LabelPlan):
+        elif isinstance(stage.work, SegmentPlan):
             labelling.check_same(stage.folder, stage.work)
     except RunError as error:
         raise RunError(
@@ -279,8 +279,8 @@ def is_complete(stage: StagePlan) -> bool:
         told = read_json(stage.out)
         wanted: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
         return told is not None and {key: told.get(key) for key in wanted} == wanted
-    if isinstance(stage.work, LabelPlan):
-        return is_labelled(stage.work, stage.folder)
+    if isinstance(stage.work, SegmentPlan):
+        return is_segmented(stage.work, stage.folder)
     begun = stage.folder.load_plan()
     return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.folder.path).is_complete
 
@@ -293,10 +293,10 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     listener.on_stage(stage)
     if isinstance(stage.work, Evaluation):
         return _score(stage, stage.work, start, began)
-    if isinstance(stage.work, LabelPlan):
+    if isinstance(stage.work, SegmentPlan):
         known = sum(1 for _ in read_records(stage.folder.journal))
         with listener.of_labels() as on_progress:
-            made = label(
+            made = segment(
                 stage.work, start, on_progress=on_progress, site=options.site, same_input=options.same_input,
                 is_outside=stage.reads == VOLUME,
             )  # fmt: skip
@@ -366,6 +366,6 @@ def is_done(entry: Entry) -> bool:
     if entry.kind == "evaluate":
         return files.is_file(files.locate(entry.out))
     if entry.kind == "label":
-        plan = LabelPlan.load(entry.run.path)
-        return plan is not None and is_labelled(plan, entry.run)
+        plan = SegmentPlan.load(entry.run.path)
+        return plan is not None and is_segmented(plan, entry.run)
     return entry.run.plan_file.is_file() and inspect_run(entry.run.path).is_complete

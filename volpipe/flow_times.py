@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from volpipe.evaluate import Evaluation, describe_evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.formats.metadata import write_json
-from volpipe.label_cost import LabelTimes
+from volpipe.label_cost import SegmentTimes
 from volpipe.score_cost import ScoreTime
 
 TIMES_FILE = "times.json"
 
-Taken = LabelTimes | ScoreTime
+Taken = SegmentTimes | ScoreTime
 
 
 class Told(BaseModel):

@@ -1,6 +1,6 @@
-"""The picture of an evaluation: slices of each candidate beside the reference, and below them their errors.
+"""The picture of an evaluation: slices of each candidate beside the reference, and their errors below.
 
-Not here: how pictures are drawn (picture), or scores. Only the slices that are shown are read.
+Not here: drawing (picture), or scores. Only the slices on the picture are read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ SHOWN = ("nearest", "cubic", "output")
 REFERENCE = "reference"
 
 
-def draw(path: Path, found: Evaluation) -> None:
-    """Write a PNG of the middle slices across y and across z: as they are, and how they differ from the reference.
+def draw(path: Path, evaluation: Evaluation) -> None:
+    """Write a PNG of the middle xz and xy slices, and of their differences from the reference.
 
     Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
     """
     images = []
-    names = [name for name in SHOWN if name in found.candidates]
-    for title, box in (("xz", _slice(found.box, 1)), ("xy", _slice(found.box, 0))):
-        truth = found.reference.open().read(box)[0].squeeze(1 if title == "xz" else 0).astype(np.float64)
-        made = {name: voxels(found, name, box).astype(np.float64).reshape(truth.shape) for name in names}
+    names = [name for name in SHOWN if name in evaluation.candidates]
+    for title, box in (("xz", _slice(evaluation.box, 1)), ("xy", _slice(evaluation.box, 0))):
+        truth = evaluation.reference.open().read(box)[0].squeeze(1 if title == "xz" else 0).astype(np.float64)
+        candidates = {name: voxels(evaluation, name, box).astype(np.float64).reshape(truth.shape) for name in names}
         limits = (float(truth.min()), float(max(truth.max(), truth.min() + 1)))
-        images += [(f"{title} {name}", grey(data, limits)) for name, data in [*made.items(), (REFERENCE, truth)]]
-        errors = {name: data - truth for name, data in made.items()}
+        images += [(f"{title} {name}", grey(data, limits)) for name, data in [*candidates.items(), (REFERENCE, truth)]]
+        errors = {name: data - truth for name, data in candidates.items()}
         largest = max(float(np.percentile(np.abs(error), 99)) for error in errors.values()) or 1.0
         images += [(f"error, {largest:.3g} is full", diverge(error, largest)) for error in errors.values()]
         images.append(("", np.full_like(grey(truth, limits), 255)))

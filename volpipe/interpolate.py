@@ -1,4 +1,4 @@
-"""Interpolation of a coarser volume, box by box: what a net that makes voxels finer is measured against.
+"""Interpolation of a coarser volume, box by box: the baseline of nets that make voxels finer.
 
 Not here: nets. The grids share their corners: finer voxel o of an axis lies at coarse voxel (o + 1/2) / factor - 1/2. A
 box comes out as it would of the whole volume, mirrored at its faces: a cubic B-spline's weights, which reach over the
@@ -45,11 +45,11 @@ def _finer(data: np.ndarray, axis: int, factor: int, method: str, reach: int) ->
     """Return `data` with `factor` times the voxels along `axis`, less `reach` coarse ones at both ends."""
     lines = np.moveaxis(data, axis, 0)
     count = len(lines) - 2 * reach
-    made = np.empty((count, factor, *lines.shape[1:]))
+    finer = np.empty((count, factor, *lines.shape[1:]))
     for phase in range(factor):
         taps = weights(method, (phase + 0.5) / factor - 0.5, reach)
-        made[:, phase] = sum(taps[i] * lines[i : i + count] for i in np.flatnonzero(taps))
-    return np.moveaxis(made.reshape(count * factor, *lines.shape[1:]), 0, axis)
+        finer[:, phase] = sum(taps[i] * lines[i : i + count] for i in np.flatnonzero(taps))
+    return np.moveaxis(finer.reshape(count * factor, *lines.shape[1:]), 0, axis)
 
 
 @lru_cache(maxsize=64)
@@ -64,8 +64,7 @@ def weights(method: str, place: float, reach: int) -> np.ndarray:
     inner = np.arange(-REACH, REACH + 1)
     coefficients = -6 * POLE / (1 - POLE**2) * POLE ** np.abs(inner)
     splines = _spline(place - (voxels[:, None] + inner))
-    found: np.ndarray = splines @ coefficients
-    return found
+    return np.asarray(splines @ coefficients)
 
 
 def _spline(distance: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""How long a labelling takes, from a small one on the same voxels, which each worker makes and throws away.
+"""Time of a segmentation, forecast from a small one of the same voxels that each worker makes and deletes.
 
-Not here: bytes and files (flow_cost), or the labelling (labelling). Blocks of up to EDGE voxels per axis are tried, or
-larger ones where that is quick; what their tasks took counts by voxels. The graph is one task, which grows with pieces
-and edges: copies of the one that was found are solved together, so that what does not grow counts little.
+Not here: bytes and files (flow_cost), or the segmentation (labelling). Blocks of up to EDGE voxels per axis are tried,
+larger ones where that is quick; times are per voxel. The graph is one task, which grows with fragments and edges: many
+copies of the small graph are solved together, so that constant costs count little.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from volpipe.formats.files import delete
 from volpipe.grid import Box
 from volpipe.journal import Record
 from volpipe.label_graph import FIRST, solve
-from volpipe.label_plan import LabelPlan
-from volpipe.label_tasks import LabelGraph, LabelJob, objects_csv
+from volpipe.label_plan import SegmentPlan
+from volpipe.label_tasks import FragmentGraph, SegmentJob, objects_csv
 from volpipe.lock import held
 from volpipe.output import level_key
 from volpipe.pool import WorkerPool
@@ -38,37 +38,37 @@ from volpipe.volume import ArraySpec, View, Volume, create_array
 
 log = logging.getLogger(__name__)
 
-WORTH_TRYING = 8  # blocks per worker: what is tried takes about as long as one
+WORTH_TRYING = 8  # blocks per worker: a trial takes about as long as one
 WARM_EDGE, EDGE = 16, 64  # voxels
-MOST_SECONDS = 1.5  # that a larger block may take
-NUM_PLACES, PROBE = 4, 32  # beside the middle, where there is something to find; voxels per axis that are looked at
-MANY = 20_000  # pieces and edges that the copies of a graph have at least
+MOST_SECONDS = 1.5  # of a larger block
+NUM_PLACES, PROBE = 4, 32  # candidate places beside the middle; voxels per axis read of each
+MANY = 20_000  # least number of fragments and edges of the copied graphs
 SEED = 0
 SINGLE = (1, 1, 1)  # voxel
-HELD = "a labelling that is tried"
+HELD = "a segmentation that is tried"
 
 
 @dataclass(frozen=True)
-class LabelRates:
-    """What a labelling takes, in seconds of one worker among all.
+class SegmentCosts:
+    """Unit costs of a segmentation, in seconds of one of several busy workers.
 
     Attributes:
-        num_voxels: of the blocks that were tried.
-        start_seconds: until a worker can label anything.
-        read_seconds: to read and decode a voxel, all channels.
-        pieces_seconds: per voxel that is seen, those around a block too.
-        edges_seconds: the same, and per logarithm of a block's voxels: pairs of them are sorted.
+        num_voxels: of the tried blocks.
+        start_seconds: of a worker, before its first block.
+        read_seconds: per voxel, to read and decode all channels.
+        fragments_seconds: per voxel of blocks with their halos.
+        edges_seconds: the same, times the logarithm of a block's voxels: their pairs are sorted.
         paint_seconds: per voxel.
         coarse_seconds: per voxel of the level before.
-        graph_parts: pieces and edges per voxel.
-        graph_seconds: per piece or edge, and logarithm of how many there are: they are sorted.
-        load_seconds: per block, for the graph.
+        graph_parts: fragments and edges per voxel.
+        graph_seconds: per fragment or edge, times the logarithm of their number: they are sorted.
+        load_seconds: per block, to load the graph.
     """
 
     num_voxels: int
     start_seconds: float
     read_seconds: float
-    pieces_seconds: float
+    fragments_seconds: float
     edges_seconds: float
     paint_seconds: float
     coarse_seconds: float
@@ -79,7 +79,7 @@ class LabelRates:
 
 @dataclass(frozen=True)
 class StageTime:
-    """How long one stage takes: its tasks, and their time, of all workers together."""
+    """Time of one stage: the number of its tasks, and their seconds, summed over workers."""
 
     name: str
     num_tasks: int
@@ -87,14 +87,14 @@ class StageTime:
 
 
 @dataclass(frozen=True)
-class LabelTimes:
-    """How long a labelling takes.
+class SegmentTimes:
+    """Forecast time of a segmentation.
 
     Attributes:
-        stages: in order; each begins when the one before it has ended.
+        stages: in order, never overlapping.
         seconds: from the first task to the last.
-        num_voxels: of the blocks that were tried.
-        is_guess: whether they were made up, because what is to be read does not exist yet.
+        num_voxels: of the tried blocks.
+        is_guess: whether their voxels were synthetic, because the input does not exist yet.
     """
 
     stages: tuple[StageTime, ...]
@@ -104,17 +104,17 @@ class LabelTimes:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a worker tries: the plan of all, what is read and whether it is there, and a folder that is deleted."""
+class SegmentTrial:
+    """The arguments of a trial: the whole plan, its input and whether that exists, and a folder to be deleted."""
 
-    plan: LabelPlan
+    plan: SegmentPlan
     volume: Volume
     is_there: bool
     folder: str
 
 
-def rehearse_labels(trial: Trial, workers: WorkerPool) -> LabelTimes:
-    """Return how long the labelling of `trial` takes, from blocks that every worker tries at the same time.
+def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> SegmentTimes:
+    """Return the forecast of `trial`'s segmentation, from blocks that all workers try at the same time.
 
     Raises:
         RunStopped: a block cannot be tried.
@@ -122,86 +122,86 @@ def rehearse_labels(trial: Trial, workers: WorkerPool) -> LabelTimes:
     num_workers, folder = max(1, workers.slots["cpu"]), Path(trial.folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        tried = gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried")
-        found = [LabelRates(*each) for each in tried]
+        results = gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried")
+        costs = [SegmentCosts(*values) for values in results]
     finally:
         delete(folder)
-    return label_times(trial, _mean(found), num_workers)
+    return segment_times(trial, _mean(costs), num_workers)
 
 
-def foreseen(plan: LabelPlan, workers: WorkerPool) -> list[LabelTimes]:
-    """Return how long a labelling that begins takes; nothing where trying blocks costs much of it, or fails."""
+def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> list[SegmentTimes]:
+    """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
     folder = RunFolder.of_output(files.locate(plan.out)).rehearsal
     try:
-        return [rehearse_labels(Trial(plan, plan.source(), True, str(folder)), workers)]
-    except RunStopped as error:  # blocks that fail are the labelling's to name
+        return [calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers)]
+    except RunStopped as error:  # the segmentation names the blocks that fail
         log.warning("no block could be tried: %s", error)
         return []
 
 
-def _mean(rates: Sequence[LabelRates]) -> LabelRates:
-    values = np.array([dataclasses.astuple(each) for each in rates])
-    return dataclasses.replace(LabelRates(*values.mean(axis=0).tolist()), num_voxels=int(values[:, 0].sum()))
+def _mean(rates: Sequence[SegmentCosts]) -> SegmentCosts:
+    values = np.array([dataclasses.astuple(rate) for rate in rates])
+    return dataclasses.replace(SegmentCosts(*values.mean(axis=0).tolist()), num_voxels=int(values[:, 0].sum()))
 
 
-def label_times(trial: Trial, rates: LabelRates, num_workers: int) -> LabelTimes:
-    """Return how long the labelling of `trial` takes on `num_workers` by `rates`."""
+def segment_times(trial: SegmentTrial, rates: SegmentCosts, num_workers: int) -> SegmentTimes:
+    """Return the forecast of `trial`'s segmentation on `num_workers` at `rates`."""
     plan, near = trial.plan, _near(trial.plan)
     num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
     reading = rates.read_seconds * _touched(plan, near, trial.volume.spatial_chunks)
     parts = rates.graph_parts * num_voxels
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
-        StageTime("pieces", num_blocks, reading + rates.pieces_seconds * _touched(plan, near, SINGLE)),
+        StageTime("pieces", num_blocks, reading + rates.fragments_seconds * _touched(plan, near, SINGLE)),
         StageTime("edges", num_blocks, again + rates.edges_seconds * _pairs(plan)),
         StageTime("graph", 1, rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
         StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
         *(_pyramid(plan, level, rates) for level in range(1, len(plan.factors))),
     )
-    took = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
-    return LabelTimes(stages, rates.start_seconds + took, rates.num_voxels, not trial.is_there)
+    seconds = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
+    return SegmentTimes(stages, rates.start_seconds + seconds, rates.num_voxels, not trial.is_there)
 
 
-def _pyramid(plan: LabelPlan, level: int, rates: LabelRates) -> StageTime:
+def _pyramid(plan: SegmentPlan, level: int, rates: SegmentCosts) -> StageTime:
     num_voxels = math.prod(plan.level_shape(level - 1))
     return StageTime(f"pyramid {level}", len(plan.shards(level)), rates.coarse_seconds * num_voxels)
 
 
 def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
-    """Return how long equal tasks take that need `seconds` one after the other: the last round may not fill workers."""
+    """Return the elapsed time of equal tasks of `seconds` in all; the last round may leave workers idle."""
     return seconds * math.ceil(num_tasks / num_workers) / num_tasks
 
 
-def _near(plan: LabelPlan) -> tuple[int, ...]:
-    """Return how far around a block its pieces are looked for."""
+def _near(plan: SegmentPlan) -> tuple[int, ...]:
+    """Return the halo of a block's fragments in voxels (z, y, x)."""
     objects = plan.recipe.objects
     return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else SINGLE
 
 
-def _touched(plan: LabelPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
-    """Return the voxels of the cells that each block touches with its surroundings, added up over the blocks."""
+def _touched(plan: SegmentPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
+    """Return the voxels of the cells that each block with its halo touches, summed over blocks."""
     return math.prod(
         sum(cell_voxels(a - r, a + b + r, c, n) for a in range(0, n, b))
         for n, b, r, c in zip(plan.shape, plan.block, reach, cell, strict=True)
     )
 
 
-def _pairs(plan: LabelPlan) -> float:
-    """Return to what the time of finding edges is proportional."""
+def _pairs(plan: SegmentPlan) -> float:
+    """Return the unit of `edges_seconds`: voxels times the logarithm of a block's voxels."""
     of_block = math.prod(min(b, n) for b, n in zip(plan.block, plan.shape, strict=True))
     return _touched(plan, plan.reach, SINGLE) * math.log(max(2, of_block))
 
 
 def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
-    """Return how many voxels the cells that start..stop touches have along an axis of `size`."""
+    """Return the voxels of the cells that start..stop touches, along an axis of `size`."""
     low, high = max(0, start), min(size, stop)
     return min(size, -(-high // cell) * cell) - low // cell * cell
 
 
-def try_blocks(trial: Trial, number: int) -> Record:
-    """Label some blocks in a folder of the worker's own; the record's result are the values of their `LabelRates`."""
+def try_blocks(trial: SegmentTrial, number: int) -> Record:
+    """Segment some blocks in a folder of the worker's own; the record's result is the fields of `SegmentCosts`."""
     result: list[float] = []
 
     def outcomes() -> Outcomes:
@@ -211,21 +211,21 @@ def try_blocks(trial: Trial, number: int) -> Record:
     return dataclasses.replace(work("rehearse", [number], outcomes()), result=tuple(result))
 
 
-def _try(trial: Trial, number: int) -> LabelRates:
-    folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a lost worker's is there already
+def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
+    folder = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=trial.folder))  # a lost worker may have left one
     with stopwatch() as warm:
         _try_edge(trial, number, folder, WARM_EDGE)
     edge = EDGE
     while True:
-        with stopwatch() as took:
-            found = _try_edge(trial, number, folder, edge)
-        if edge >= max(trial.plan.block) or 8 * took.seconds > MOST_SECONDS:
-            return dataclasses.replace(found, start_seconds=warm.seconds)
+        with stopwatch() as watch:
+            costs = _try_edge(trial, number, folder, edge)
+        if edge >= max(trial.plan.block) or 8 * watch.seconds > MOST_SECONDS:
+            return dataclasses.replace(costs, start_seconds=warm.seconds)
         edge *= 2
 
 
-def _try_edge(trial: Trial, number: int, folder: Path, edge: int) -> LabelRates:
-    """Return what it takes to label two blocks of up to `edge` voxels per axis that lie side by side."""
+def _try_edge(trial: SegmentTrial, number: int, folder: Path, edge: int) -> SegmentCosts:
+    """Return the costs of segmenting two neighbouring blocks of up to `edge` voxels per axis."""
     place, whole = folder / str(edge), trial.plan.shape
     place.mkdir()
     block = tuple(min(edge, b, n) for b, n in zip(trial.plan.block, whole, strict=True))
@@ -240,21 +240,21 @@ def _try_edge(trial: Trial, number: int, folder: Path, edge: int) -> LabelRates:
 
 
 def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tuple[Volume, float]:
-    """Return a copy at `place` of what lies in `box`, and what it took to read and decode one voxel."""
+    """Return a copy at `place` of `box` of the volume, and the seconds to read and decode one voxel."""
     with stopwatch() as reading:
         data = volume.open().read(box)
     bounds = zip(box.start, box.stop, volume.spatial_chunks, volume.spatial_shape, strict=True)
     return write(place, data, (len(data), *chunk), "raw"), reading.seconds / math.prod(cell_voxels(*b) for b in bounds)
 
 
-def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
-    """Return what is read for a trial, and the box of `shape` in it."""
+def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
+    """Return the volume that a trial reads, and a box of `shape` in it: of the most variance, where it exists."""
     if not trial.is_there:
         return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.of(shape)
     reader, size = trial.volume.open(), trial.volume.spatial_shape
     rest = [n - s for n, s in zip(size, shape, strict=True)]
-    dice = np.random.default_rng([SEED, number])
-    starts = [[n // 2 for n in rest], *([int(dice.integers(n + 1)) for n in rest] for _ in range(NUM_PLACES))]
+    rng = np.random.default_rng([SEED, number])
+    starts = [[n // 2 for n in rest], *([int(rng.integers(n + 1)) for n in rest] for _ in range(NUM_PLACES))]
     aligned = [tuple(a // c * c for a, c in zip(start, trial.volume.spatial_chunks, strict=True)) for start in starts]
 
     def variance(start: tuple[int, ...]) -> float:
@@ -266,36 +266,37 @@ def _source(trial: Trial, number: int, shape: tuple[int, ...], folder: Path) -> 
     return trial.volume, Box.of(shape).shift(start)
 
 
-def _small(plan: LabelPlan, volume: Volume, block: tuple[int, ...], out: Path) -> LabelPlan:
-    """Return the plan of labelling a small `volume` as `plan` does the whole, each block in as many chunks."""
+def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path) -> SegmentPlan:
+    """Return the plan of segmenting a small `volume` as `plan` does the whole, with as many chunks per block."""
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
-    same = {name: getattr(plan, name) for name in LabelPlan.model_fields}
+    same = {name: getattr(plan, name) for name in SegmentPlan.model_fields}
     place = {"path": volume.path, "key": volume.key, "shape": volume.spatial_shape, "out": str(out), "view": View()}
-    return LabelPlan(**same | place | {"block": block, "chunk": chunk, "factors": plan.factors[:2]})
+    return SegmentPlan(**same | place | {"block": block, "chunk": chunk, "factors": plan.factors[:2]})
 
 
-def _try_stages(plan: LabelPlan, folder: Path) -> LabelRates:
-    """Return what it takes to label all of `plan` in `folder`; `read_seconds` and `start_seconds` are nothing."""
+def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
+    """Return the costs of segmenting all of `plan` in `folder`; `read_seconds` and `start_seconds` are 0."""
     plan.store(folder)
-    job = LabelJob(str(folder), plan.identity, HELD)
+    job = SegmentJob(str(folder), plan.identity, HELD)
     label_tasks.prepare(job)
     for level in range(len(plan.factors)):
         spec = ArraySpec(shape=plan.level_shape(level), dtype=plan.dtype, chunks=plan.chunk, shards=plan.shard)
         create_array(Path(plan.out), level_key(level), spec, "zarr3")
     blocks, num_voxels = range(len(plan.blocks)), math.prod(plan.shape)
-    pieces, edges = (_seconds(function(job, n) for n in blocks) for function in (label_tasks.pieces, label_tasks.edges))
+    tasks = label_tasks.fragments, label_tasks.edges
+    fragments, edges = (_seconds(function(job, n) for n in blocks) for function in tasks)
     with stopwatch() as loading:
-        graph = LabelGraph.read(job)
+        graph = FragmentGraph.load(job)
     _seconds([label_tasks.graph(job, 0)])
     paint = _seconds(label_tasks.paint(job, n) for n in blocks)
     coarser = dataclasses.replace(job, level=1)
     coarse = range(len(plan.shards(1))) if len(plan.factors) > 1 else ()
-    return LabelRates(
+    return SegmentCosts(
         num_voxels=num_voxels,
         start_seconds=0.0,
         read_seconds=0.0,
-        pieces_seconds=pieces / _touched(plan, _near(plan), SINGLE),
+        fragments_seconds=fragments / _touched(plan, _near(plan), SINGLE),
         edges_seconds=edges / _pairs(plan),
         paint_seconds=paint / num_voxels,
         coarse_seconds=_seconds(label_tasks.coarsen(coarser, n) for n in coarse) / num_voxels,
@@ -306,7 +307,7 @@ def _try_stages(plan: LabelPlan, folder: Path) -> LabelRates:
 
 
 def _seconds(records: Iterable[Record]) -> float:
-    """Return what tasks took together.
+    """Return the summed seconds of tasks.
 
     Raises:
         RunStopped: one failed.
@@ -319,29 +320,29 @@ def _seconds(records: Iterable[Record]) -> float:
     return total
 
 
-def _graph_seconds(graph: LabelGraph, plan: LabelPlan) -> float:
-    """Return what many copies of `graph`, which know nothing of each other, take for each of their `sorting`."""
+def _graph_seconds(graph: FragmentGraph, plan: SegmentPlan) -> float:
+    """Return the seconds per unit of `sorting` of many separate copies of `graph`."""
     parts = max(1, len(graph.table) + len(graph.pairs))
     copies = math.ceil(MANY / parts)
     many = repeated(graph, copies, math.prod(plan.shape))
-    with stopwatch() as took:
-        found = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
-        objects_csv(found.objects, plan)
-    return took.seconds / sorting(copies * parts)
+    with stopwatch() as watch:
+        solution = solve(many.table, many.joins, many.pairs, many.sums, plan.recipe.objects)
+        objects_csv(solution.objects, plan)
+    return watch.seconds / sorting(copies * parts)
 
 
 def sorting(parts: float) -> float:
-    """Return to what the time of sorting so many is proportional."""
+    """Return the relative time of sorting `parts` items: n log n."""
     return parts * math.log(max(2.0, parts))
 
 
-def repeated(graph: LabelGraph, copies: int, num_voxels: int) -> LabelGraph:
+def repeated(graph: FragmentGraph, copies: int, num_voxels: int) -> FragmentGraph:
     """Return `copies` of `graph` side by side, each of a volume of `num_voxels`."""
     number = np.arange(copies)
     table = np.tile(graph.table, (copies, 1))
     table[:, FIRST] += np.repeat(number * num_voxels, len(graph.table))
     joins, pairs = (
-        np.tile(each, (copies, 1)) + np.repeat(number * len(graph.table), len(each))[:, None]
-        for each in (graph.joins, graph.pairs)
+        np.tile(pairs, (copies, 1)) + np.repeat(number * len(graph.table), len(pairs))[:, None]
+        for pairs in (graph.joins, graph.pairs)
     )
-    return LabelGraph(table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))
+    return FragmentGraph(table, graph.bases, joins, pairs, np.tile(graph.sums, (copies, 1)))

@@ -1,6 +1,6 @@
-"""What a block's voxels say of belonging together: affinities as bytes, whatever was stored, and heights made of them.
+"""Boundary maps: affinities of a block as bytes, from any stored type, and the heights of a watershed.
 
-Not here: objects (label_pieces). All of it is whole numbers and local, so that it is the same in any block.
+Not here: objects (label_pieces). All arithmetic is local and of integers: blocks agree on the voxels they share.
 """
 
 from __future__ import annotations
@@ -11,48 +11,47 @@ import numpy as np
 
 from volpipe.access import Reader
 from volpipe.grid import Box
-from volpipe.label_plan import LabelPlan
+from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST
 
 FULL = 255
-WHOLE = 60  # a multiple of each number of neighbours that a voxel can have
-FINE = 1 << 8  # heights are finer than affinities by this, so that smoothing loses little
+WHOLE = 60  # a multiple of every possible number of neighbours
+FINE = 1 << 8  # steps of a height per step of an affinity, so that smoothing loses little
 
 
 def as_bytes(data: np.ndarray) -> np.ndarray:
-    """Return chances, floats from 0 to 1 or whole numbers up to their type's greatest, as uint8 from 0 to 255."""
+    """Return probabilities, floats from 0 to 1 or integers from 0 to their type's maximum, as uint8."""
     if data.dtype == np.uint8:
         return data
     if data.dtype.kind == "f":
-        found = np.rint(np.clip(np.nan_to_num(data), 0, 1) * FULL)
+        data = np.rint(np.clip(np.nan_to_num(data), 0, 1) * FULL)
     else:
-        found = data >> data.dtype.type(8 * (data.dtype.itemsize - 1))
-    return np.asarray(found, np.uint8)
+        data = data >> data.dtype.type(8 * (data.dtype.itemsize - 1))
+    return np.asarray(data, np.uint8)
 
 
-def read_chances(plan: LabelPlan, reader: Reader, box: Box) -> np.ndarray:
-    """Return what is stored in `box`, as uint8 (c, z, y, x): all affinities, or how much a voxel is inside."""
-    data = reader.read(box)
-    wanted = plan.recipe.input
-    if wanted.kind == "affinities":
+def read_probabilities(plan: SegmentPlan, reader: Reader, box: Box) -> np.ndarray:
+    """Return the voxels of `box`, uint8 (c, z, y, x): all affinities, or the foreground as one channel."""
+    data, kind = reader.read(box), plan.recipe.input.kind
+    if kind == "affinities":
         return as_bytes(data)
-    inside = as_bytes(data[0])
-    return (FULL - inside if wanted.kind == "membrane" else inside)[np.newaxis]
+    values = as_bytes(data[0])
+    return (FULL - values if kind == "membrane" else values)[np.newaxis]
 
 
-def nearest(plan: LabelPlan, chances: np.ndarray, box: Box) -> np.ndarray:
-    """Return the affinities (3, z, y, x), uint8, of each voxel to the one before it on each axis.
+def nearest_affinities(plan: SegmentPlan, probabilities: np.ndarray, box: Box) -> np.ndarray:
+    """Return the affinities (3, z, y, x), uint8, of each voxel of `box` to its predecessor on each axis.
 
-    Those of one channel are the lower of the two voxels' chances. At the low faces of `box`, which `chances` fill, they
-    are right only where they are stored; at those of the volume they are 0.
+    From one channel: the minimum of the two probabilities, unknown at the low faces of `box`. At the low faces of the
+    volume they are 0.
     """
     if plan.recipe.input.kind == "affinities":
-        near = chances[: len(NEAREST)].copy()
+        near = probabilities[: len(NEAREST)].copy()
     else:
         near = np.zeros((3, *box.shape), np.uint8)
         for axis in range(3):
             here, before = _pair(axis, -1)
-            near[axis][here] = np.minimum(chances[0][here], chances[0][before])
+            near[axis][here] = np.minimum(probabilities[0][here], probabilities[0][before])
     for axis in range(3):
         if box.start[axis] == 0:
             near[axis][_plane(axis, 0)] = 0
@@ -60,9 +59,9 @@ def nearest(plan: LabelPlan, chances: np.ndarray, box: Box) -> np.ndarray:
 
 
 def heights(near: np.ndarray, box: Box, shape: Sequence[int]) -> np.ndarray:
-    """Return WHOLE times the mean of the affinities of each voxel to its neighbours in a volume of `shape`, int32.
+    """Return WHOLE times each voxel's mean affinity to its neighbours in a volume of `shape`, (z, y, x), int32.
 
-    Right for voxels of `box` behind whose high faces `near` (3, z, y, x) has one more, or the volume ends.
+    `near` (3, z, y, x) covers `box`; heights at its high faces are valid only where the volume ends.
     """
     total = np.zeros(near.shape[1:], np.int32)
     num = np.zeros(near.shape[1:], np.int32)
@@ -76,10 +75,10 @@ def heights(near: np.ndarray, box: Box, shape: Sequence[int]) -> np.ndarray:
     return total * WHOLE // np.maximum(num, 1)
 
 
-def smoothed(height: np.ndarray, passes: Sequence[int]) -> np.ndarray:
-    """Return `height`, int32, after `passes` per axis of the filter 1 2 1, at FINE times the scale.
+def smooth(height: np.ndarray, passes: Sequence[int]) -> np.ndarray:
+    """Return `height` (z, y, x), int32, times FINE, after `passes` per axis (z, y, x) of the filter 1 2 1.
 
-    At the faces of the array the last voxel is repeated; a voxel as many passes away from it knows nothing of that.
+    Faces are padded by repetition, which affects the voxels within `passes` of them.
     """
     fine = height * np.int32(FINE)
     for axis, num in enumerate(passes):
@@ -95,7 +94,7 @@ def _shifted(data: np.ndarray, axis: int, start: int, length: int) -> np.ndarray
 
 
 def _pair(axis: int, step: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the voxels that have one `step` (-1 or 1) away on `axis`, and those."""
+    """Return slices of the voxels with a neighbour at `step` (-1 or 1) on `axis`, and of these neighbours."""
     low, high = slice(None, -1), slice(1, None)
     here, there = (high, low) if step < 0 else (low, high)
     every = [slice(None)] * 3

@@ -1,7 +1,7 @@
-"""The graph of a labelling: which pieces are one fragment, which fragments one object, and how objects are numbered.
+"""The graph of a segmentation: fragments joined to supervoxels, supervoxels agglomerated to objects, objects numbered.
 
-Not here: voxels (label_pieces), or files (label_tasks). What comes out depends on fragments alone, not on how blocks
-cut them into pieces: sums are of whole numbers, and ties are broken by the first voxel in C order.
+Not here: voxels (label_pieces), or files (label_tasks). Objects depend on supervoxels alone, not on the blocks that cut
+them into fragments: sums are of integers, and ties are broken by the first voxel in C order.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 from volpipe.label_fields import FULL
 from volpipe.label_recipe import Objects
 
-FIRST = 1  # column of a table with the number of the first voxel
+FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = slice(2, 5), slice(5, 8)
-# Of the tables and what is made of them: an upper bound; 0.4 and 0.5 of it were measured on noisy affinities, 2026-11.
-PIECE_BYTES, JOIN_BYTES = 400, 64
+# Upper bounds, of tables and working memory; 0.4 and 0.5 of them were measured on noisy affinities, 2026-11.
+FRAGMENT_BYTES, JOIN_BYTES = 400, 64
 EDGE_BYTES = {"mean": 900, "mutex": 500}
-FEW = 0.02  # of the fragments: when so few are merged at once, one by one is faster
+FEW = 0.02  # share of supervoxels: below it, merging one by one is faster than all at once
 
 
 @dataclass(frozen=True)
 class Edges:
-    """What lies between pairs of fragments.
+    """Edges of the region adjacency graph, of fragments or of supervoxels.
 
     Attributes:
-        pairs: (pairs, 2), int64: fragments, the lower number first; each pair once, ascending.
-        sums: (pairs, 4), int64: of nearest affinities, as bytes, and how many; the same of farther ones.
+        pairs: (pairs, 2), int64: two regions, the lower number first; unique, ascending.
+        sums: (pairs, 4), int64: sum and number of the nearest affinities, as bytes; the same of farther ones.
     """
 
     pairs: np.ndarray
@@ -37,10 +37,10 @@ class Edges:
 
     @classmethod
     def total(cls, pairs: np.ndarray, sums: np.ndarray) -> Edges:
-        """Return the edges of pairs that may come more than once and in either order; none to itself."""
+        """Return the edges of `pairs` in any order, duplicates summed, self-edges dropped."""
         low, high = pairs.min(axis=1), pairs.max(axis=1)
-        kept = low != high
-        low, high, sums = low[kept], high[kept], sums[kept]
+        apart = low != high
+        low, high, sums = low[apart], high[apart], sums[apart]
         order = np.lexsort((high, low))
         low, high, sums = low[order], high[order], sums[order]
         begins = np.ones(len(low), bool)
@@ -52,11 +52,11 @@ class Edges:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a labelling comes to.
+    """Labels and objects of the whole volume.
 
     Attributes:
-        labels: of each piece, int64; 0 where its object is too small.
-        objects: as the table of Pieces, one row per label from 1 on.
+        labels: (fragments,), int64; 0 where the object is too small.
+        objects: a table as in Fragments, one row per label from 1 on.
     """
 
     labels: np.ndarray
@@ -64,30 +64,30 @@ class Solution:
 
 
 def solve(table: np.ndarray, joins: np.ndarray, pairs: np.ndarray, sums: np.ndarray, choice: Objects) -> Solution:
-    """Return the objects of pieces.
+    """Return the objects of all fragments.
 
     Args:
-        table: of all pieces, as in Pieces.
-        joins: (joins, 2), int64: pieces, by their place in the table, that are of one fragment.
-        pairs, sums: as in Edges, but of pieces.
-        choice: how fragments become objects.
+        table: of all fragments, as in Fragments.
+        joins: (joins, 2), int64: rows of the table that are of one supervoxel.
+        pairs, sums: as in Edges, of fragments by their rows.
+        choice: how supervoxels become objects.
     """
-    fragment = united(len(table), joins, table[:, FIRST])
+    owner = connected_components(len(table), joins, table[:, FIRST])
     if choice.method == "watershed":
-        edges = Edges.total(fragment[pairs], sums)
-        num = int(fragment.max(initial=-1)) + 1
-        fragment = merged(num, edges, choice)[fragment]
-    rows = add_up(fragment, table)
+        edges = Edges.total(owner[pairs], sums)
+        num = int(owner.max(initial=-1)) + 1
+        owner = agglomerate(num, edges, choice)[owner]
+    rows = add_up(owner, table)
     large = rows[:, 0] >= choice.min_voxels
     number = np.zeros(len(rows), np.int64)
     order = np.flatnonzero(large)
     order = order[np.argsort(rows[order, FIRST], kind="stable")]
     number[order] = np.arange(1, len(order) + 1)
-    return Solution(number[fragment], rows[order])
+    return Solution(number[owner], rows[order])
 
 
-def united(num: int, joins: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return the number of the set of each of `num` things that `joins` unite; sets in the order of their `first`."""
+def connected_components(num: int, joins: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return the component (num,), int64, of each of `num` nodes connected by `joins`, in order of `first`."""
     least = np.full(num, np.iinfo(np.int64).max)
     roots = _roots(num, joins)
     np.minimum.at(least, roots, first)
@@ -99,10 +99,9 @@ def united(num: int, joins: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def _roots(num: int, joins: np.ndarray) -> np.ndarray:
-    """Return the lowest number of the set of each of `num` things.
+    """Return the lowest node of the component of each of `num` nodes.
 
-    All sets at once: whatever is joined to something of a lower root gets that as its own, so that in each round at
-    least half of the sets that are joined to others go.
+    Every round hooks each root to the lowest root beside it, which removes at least half of the roots with a neighbour.
     """
     root = np.arange(num)
     while True:
@@ -117,7 +116,7 @@ def _roots(num: int, joins: np.ndarray) -> np.ndarray:
 
 
 def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the table of what owns the rows of `table`; `owner` numbers that from 0 on."""
+    """Return the table of the owners of the rows of `table`; `owner` (rows,) counts from 0."""
     num = int(owner.max(initial=-1)) + 1
     rows = np.zeros((num, table.shape[1]), np.int64)
     np.add.at(rows, owner, table)
@@ -131,15 +130,15 @@ def add_up(owner: np.ndarray, table: np.ndarray) -> np.ndarray:
     return rows
 
 
-def merged(num: int, edges: Edges, choice: Objects) -> np.ndarray:
-    """Return a number for each of `num` fragments, the same for those of one object, from 0 on."""
+def agglomerate(num: int, edges: Edges, choice: Objects) -> np.ndarray:
+    """Return the object (num,), from 0, of each of `num` supervoxels."""
     if choice.agglomerate == "mean":
-        return by_mean(num, edges, choice)
-    return united(num, by_mutex(edges, choice), np.arange(num))
+        return mean_agglomeration(num, edges, choice)
+    return connected_components(num, mutex_watershed(edges, choice), np.arange(num))
 
 
-def by_mutex(edges: Edges, choice: Objects) -> np.ndarray:
-    """Return pairs of fragments of one object, by the mutex watershed (Wolf et al. 2018) of the fragments' graph."""
+def mutex_watershed(edges: Edges, choice: Objects) -> np.ndarray:
+    """Return pairs (n, 2), int64, of supervoxels of one object, by the mutex watershed (Wolf et al. 2018)."""
     import mwatershed
 
     near, far = edges.sums[:, :2], edges.sums[:, 2:]
@@ -150,40 +149,39 @@ def by_mutex(edges: Edges, choice: Objects) -> np.ndarray:
     order = np.lexsort((weight > 0, pairs[:, 1], pairs[:, 0], -np.abs(weight)))
     sorted_edges = list(zip((weight > 0)[order].tolist(), *pairs[order].T.tolist(), strict=True))
     links = mwatershed.cluster(sorted_edges) if sorted_edges else []
-    # A segment goes by the name of one of its fragments.
+    # A segment is named by one of its supervoxels.
     return np.array(links, np.int64).reshape(-1, 2)
 
 
 def _mean(sums: np.ndarray) -> np.ndarray:
-    """Return the mean, 0 to 1, of affinities as in Edges."""
-    found: np.ndarray = sums[:, 0] / np.maximum(sums[:, 1], 1) / FULL
-    return found
+    """Return the mean affinity (edges,), 0 to 1, of sums and numbers as in Edges."""
+    return np.asarray(sums[:, 0] / np.maximum(sums[:, 1], 1) / FULL)
 
 
-def by_mean(num: int, edges: Edges, choice: Objects) -> np.ndarray:
-    """Return a number for each of `num` fragments, the same for those that are merged.
+def mean_agglomeration(num: int, edges: Edges, choice: Objects) -> np.ndarray:
+    """Return the object (num,), from 0, of each of `num` supervoxels by mean affinity agglomeration.
 
-    Always the two with the highest mean affinity are, while it suffices; what lies between them and a third is added
-    up. A mean cannot rise above the higher of two, so that all pairs that are each other's best may be merged at once:
-    the objects are the same (reciprocal nearest neighbours, Murtagh 1983). That is done while there are many.
+    The pair with the highest mean is merged first, while it reaches the threshold; edges to a common neighbour are
+    summed. A mean cannot exceed the higher of two, so that all mutually best pairs may be merged at once, with the same
+    objects (reciprocal nearest neighbours, Murtagh 1983): done while there are many.
     """
     near = edges.sums[:, 1] > 0
     edges = Edges(edges.pairs[near], edges.sums[near, :2])
     owner, num_left = np.arange(num), num
     while True:
         best = _mutual(num_left, edges, choice.threshold)
-        merging = united(num_left, best, np.arange(num_left))
+        merging = connected_components(num_left, best, np.arange(num_left))
         if len(best) > FEW * num_left:
             owner, num_left = merging[owner], num_left - len(best)
             edges = Edges.total(merging[edges.pairs], edges.sums)
             continue
-        return united(num_left, one_by_one(num_left, edges, choice.threshold), np.arange(num_left))[owner]
+        return connected_components(num_left, one_by_one(num_left, edges, choice.threshold), np.arange(num_left))[owner]
 
 
 def _mutual(num: int, edges: Edges, threshold: float) -> np.ndarray:
-    """Return the pairs of `num` fragments with a mean of at least `threshold` that are each other's best.
+    """Return the mutually best pairs (n, 2) of `num` supervoxels with a mean of at least `threshold`.
 
-    Of equals the first counts as the best.
+    Of equal pairs the first is the best.
     """
     mean = _mean(edges.sums)
     place = np.flatnonzero(mean >= threshold)
@@ -199,43 +197,43 @@ def _mutual(num: int, edges: Edges, threshold: float) -> np.ndarray:
 
 
 def one_by_one(num: int, edges: Edges, threshold: float) -> np.ndarray:
-    """Return pairs of fragments that are merged, as in `by_mean`. Ties go to the pair with the lowest numbers."""
+    """Return the pairs (n, 2) of supervoxels to merge, as in `mean_agglomeration`; of ties the lowest numbers first."""
     around: list[dict[int, tuple[int, int]]] = [{} for _ in range(num)]
     for (a, b), (total, count) in zip(edges.pairs.tolist(), edges.sums.tolist(), strict=True):
         around[a][b] = around[b][a] = (total, count)
-    heap = [(-total / count, a, b) for a, b, (total, count) in _each(around) if total / count / FULL >= threshold]
+    heap = [(-total / count, a, b) for a, b, (total, count) in _edges_of(around) if total / count / FULL >= threshold]
     heapq.heapify(heap)
     links: list[tuple[int, int]] = []
     while heap:
         mean, a, b = heapq.heappop(heap)
         known = around[a].get(b)
         if known is None or -known[0] / known[1] != mean:
-            continue  # one of them has been merged, or what lies between them has grown
+            continue  # stale: one of the two was merged, or their edge changed
         links.append((a, b))
-        keep, gone = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
-        for c in _absorb(around, keep, gone):
+        keep, drop = (a, b) if len(around[a]) >= len(around[b]) else (b, a)
+        for c in _absorb(around, keep, drop):
             total, count = around[keep][c]
             if total / count / FULL >= threshold:
                 heapq.heappush(heap, (-total / count, min(keep, c), max(keep, c)))
     return np.array(links, np.int64).reshape(-1, 2)
 
 
-def _each(around: list[dict[int, tuple[int, int]]]) -> Iterator[tuple[int, int, tuple[int, int]]]:
+def _edges_of(around: list[dict[int, tuple[int, int]]]) -> Iterator[tuple[int, int, tuple[int, int]]]:
     return ((a, b, sums) for a, others in enumerate(around) for b, sums in others.items() if a < b)
 
 
-def _absorb(around: list[dict[int, tuple[int, int]]], keep: int, gone: int) -> Iterator[int]:
-    """Merge `gone` into `keep`, and yield what lies beside it and changed."""
-    del around[keep][gone], around[gone][keep]
-    for c, (total, count) in around[gone].items():
+def _absorb(around: list[dict[int, tuple[int, int]]], keep: int, drop: int) -> Iterator[int]:
+    """Merge `drop` into `keep`, and yield the neighbours whose edges changed."""
+    del around[keep][drop], around[drop][keep]
+    for c, (total, count) in around[drop].items():
         before = around[keep].get(c, (0, 0))
-        del around[c][gone]
+        del around[c][drop]
         around[keep][c] = around[c][keep] = (before[0] + total, before[1] + count)
         yield c
-    around[gone] = {}
+    around[drop] = {}
 
 
-def bytes_needed(num_pieces: int, num_joins: int, num_edges: int, choice: Objects) -> int:
-    """Return the memory that `solve` takes, an upper bound."""
+def bytes_needed(num_fragments: int, num_joins: int, num_edges: int, choice: Objects) -> int:
+    """Return an upper bound of the memory of `solve`, in bytes."""
     edge = EDGE_BYTES[choice.agglomerate] if choice.method == "watershed" else 0
-    return num_pieces * PIECE_BYTES + num_joins * JOIN_BYTES + num_edges * edge
+    return num_fragments * FRAGMENT_BYTES + num_joins * JOIN_BYTES + num_edges * edge

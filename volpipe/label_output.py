@@ -1,6 +1,6 @@
-"""The output of a labelling: its arrays, one per level, their metadata, where they come from, and coarser voxels.
+"""The output of a segmentation: one array per level, metadata, provenance, and coarser levels.
 
-Not here: what label a voxel has (label_graph), or the tasks (label_tasks).
+Not here: which voxel has which label (label_graph), or the tasks (label_tasks).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from volpipe.errors import PlanError
 from volpipe.formats import files
 from volpipe.grid import Box
 from volpipe.identity import fingerprint
-from volpipe.label_plan import LabelPlan
-from volpipe.label_recipe import LabelRecipe
+from volpipe.label_plan import SegmentPlan
+from volpipe.label_recipe import SegmentRecipe
 from volpipe.output import foreseen, level_key, levels_of
 from volpipe.provenance import Origin, told_by, understood, versions
 from volpipe.pyramid import coarsened
@@ -40,16 +40,16 @@ PACKAGES = (
 )
 
 
-def create_output(plan: LabelPlan) -> None:
-    """Write the metadata of every level and of their group; voxels that are already there stay."""
+def create_output(plan: SegmentPlan) -> None:
+    """Write the metadata of every level and of their group; existing voxels stay."""
     out = files.locate(plan.out)
     for level in range(len(plan.factors)):
         create_array(out, level_key(level), _spec(plan, level), FORMAT)
     create_multiscale(out, _multiscale(plan), attributes=_origin(plan))
 
 
-def promised(plan: LabelPlan, level: int = 0) -> Volume:
-    """Return `level` of the labels as `open_volume` will find it once it is written; it need not exist yet.
+def planned_volume(plan: SegmentPlan, level: int = 0) -> Volume:
+    """Return `level` of the labels as `open_volume` will return it; it need not exist yet.
 
     Raises:
         PlanError: the labels have no such level.
@@ -59,20 +59,20 @@ def promised(plan: LabelPlan, level: int = 0) -> Volume:
     return foreseen(plan.out, FORMAT, _spec(plan, level), _multiscale(plan), level)
 
 
-def write_labels(plan: LabelPlan, level: int, box: Box, labels: np.ndarray) -> str:
-    """Write `labels` (z, y, x) to `box` of `level`, whole shards only; each shard has one writer.
+def write_labels(plan: SegmentPlan, level: int, box: Box, labels: np.ndarray) -> str:
+    """Write `labels` (z, y, x) to `box` of `level`, and return the checksums of the files.
 
-    The checksums of the files come back.
+    Only whole shards are written, each by one writer.
     """
     writer = open_writer(plan.out, level_key(level))
     writer.write(box, labels)
     return checksums.take(writer.header, box)
 
 
-def coarser(plan: LabelPlan, level: int, box: Box) -> np.ndarray:
-    """Return what belongs into `box` of `level` (z, y, x): the most frequent label below each voxel.
+def coarse_labels(plan: SegmentPlan, level: int, box: Box) -> np.ndarray:
+    """Return `box` of `level` (z, y, x): the most frequent of the finer labels below each voxel.
 
-    Of labels that are as frequent it is the smallest; 0, none, counts as the others do.
+    Of equally frequent labels the smallest wins; 0 counts like any other.
     """
     finer = open_writer(plan.out, level_key(level - 1))
     labels = np.empty(box.shape, plan.dtype)
@@ -81,7 +81,7 @@ def coarser(plan: LabelPlan, level: int, box: Box) -> np.ndarray:
     return labels
 
 
-def _spec(plan: LabelPlan, level: int) -> ArraySpec:
+def _spec(plan: SegmentPlan, level: int) -> ArraySpec:
     choice = plan.recipe.output
     return ArraySpec(
         shape=plan.level_shape(level),
@@ -93,14 +93,14 @@ def _spec(plan: LabelPlan, level: int) -> ArraySpec:
     )
 
 
-def _multiscale(plan: LabelPlan) -> Multiscale:
+def _multiscale(plan: SegmentPlan) -> Multiscale:
     levels, name = levels_of(plan.factors), absolute(plan.out).stem
     size, origin = plan.voxel_size_nm, plan.origin_nm
     return Multiscale(levels, voxel_size_nm=size, origin_nm=origin, name=name, is_labels=True)
 
 
-def _origin(plan: LabelPlan) -> dict[str, object]:
-    """Return what the output says of where it comes from, the same in every labelling by its recipe."""
+def _origin(plan: SegmentPlan) -> dict[str, object]:
+    """Return the provenance attributes of the output, the same in every segmentation by its recipe."""
     view = dataclasses.asdict(plan.view)
     source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype, "view": view}
     return {
@@ -112,19 +112,19 @@ def _origin(plan: LabelPlan) -> dict[str, object]:
 
 
 class LabelOrigin(Origin):
-    """What labels say that making them again needs."""
+    """The provenance of labels, from which they can be made again."""
 
-    command: ClassVar[str] = "label"
-    recipe: LabelRecipe
+    command: ClassVar[str] = "segment"
+    recipe: SegmentRecipe
 
 
 def read_label_origin(output: str | Path) -> LabelOrigin | None:
-    """Return what the attributes of `output` say; None where they are not those of labels.
+    """Return the provenance of the labels `output`, None of other outputs.
 
     Raises:
-        RunError: another version wrote them.
+        RunError: another version wrote it.
     """
-    said = told_by(output)
-    if RECIPE_KEY not in said:
+    attributes = told_by(output)
+    if RECIPE_KEY not in attributes:
         return None
-    return understood(LabelOrigin, said | {"recipe": said[RECIPE_KEY]}, output)
+    return understood(LabelOrigin, attributes | {"recipe": attributes[RECIPE_KEY]}, output)

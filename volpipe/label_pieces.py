@@ -1,11 +1,11 @@
-"""Pieces: what of a fragment or component lies in one block, what it is joined to outside, and its size and place.
+"""Fragments of one block: their voxels, their joins to neighbouring blocks, their sizes and places.
 
-Not here: which pieces are one (label_graph). A piece depends on voxels of its block and a few around it alone, and
-whatever the blocks are, pieces that are joined across their faces make the same fragments::
+Not here: supervoxels, which are fragments joined across block faces, and objects (label_graph). A fragment depends on
+its block and a small halo alone, and any blocks give the same supervoxels::
 
-    block 0     | block 1          each voxel points to the higher neighbour to which its affinity is strongest; a
-    a > a > a > | b > b   c        piece is what comes together within a block (a, b, c), and the pointer that leaves
-                                   the block joins a to b
+    block 0     | block 1          each voxel points to the higher neighbour with the strongest affinity; voxels that
+    a > a > a > | b > b   c        lead to one place are a fragment (a, b, c), and the pointer that leaves the block
+                                   joins a to b
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 
 from volpipe.access import Reader
 from volpipe.grid import Box
-from volpipe.label_fields import FINE, FULL, WHOLE, heights, nearest, read_chances, smoothed
-from volpipe.label_plan import LabelPlan
+from volpipe.label_fields import FINE, FULL, WHOLE, heights, nearest_affinities, read_probabilities, smooth
+from volpipe.label_plan import SegmentPlan
 
 COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")
-# Neighbours in ascending order of their number; the voxel itself is between the third and the fourth.
+# Neighbours in C order; the voxel itself comes between the third and the fourth.
 STEPS = ((0, -1), (1, -1), (2, -1), (2, 1), (1, 1), (0, 1))
 ITSELF = 3
 HEIGHT_BITS = (FULL * WHOLE * FINE).bit_length()
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """The pieces of a block.
+class Fragments:
+    """The fragments of a block.
 
     Attributes:
-        ids: (z, y, x), uint32: pieces count from 1 in C order of where they begin to be seen; 0 is none.
-        joins: (joins, 2), int64: a piece, and the number in C order in the whole volume of a voxel outside the block
-            that is of the same fragment.
-        table: (pieces, len(COLUMNS)), int64: voxels, number of the first, bounding box, and sums of coordinates.
+        ids: (z, y, x), uint32: from 1 in C order of first voxels; 0 is background.
+        joins: (joins, 2), int64: a fragment, and a voxel outside the block of the same supervoxel, numbered in C order
+            of the whole volume.
+        table: (fragments, len(COLUMNS)), int64: voxels, number of the first, bounding box, and sums of coordinates.
     """
 
     ids: np.ndarray
@@ -45,18 +45,18 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """A block with a voxel more on each side, also where the volume has none.
+class BlockContext:
+    """A block with one voxel of context on each side, padded beyond the volume.
 
     Attributes:
-        own: the block.
-        shape: of the volume.
-        near: (3, z, y, x), uint8: affinities to the voxels before; 0 outside the volume.
-        inside: (z, y, x), bool: which voxels may have a label; none outside the volume.
-        height: (z, y, x), int32: smoothed, -1 where not inside; of a watershed alone.
+        core: the block.
+        shape: of the volume (z, y, x).
+        near: (3, z, y, x), uint8: affinities to the preceding voxels; 0 outside the volume.
+        inside: (z, y, x), bool: the foreground; False outside the volume.
+        height: (z, y, x), int32: smoothed mean affinity, -1 in the background; None without a watershed.
     """
 
-    own: Box
+    core: Box
     shape: tuple[int, int, int]
     near: np.ndarray
     inside: np.ndarray
@@ -64,53 +64,53 @@ class Surroundings:
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """By how much numbers of voxels grow along each axis of the volume."""
+        """Strides (z, y, x) of voxel numbers in the volume."""
         return self.shape[1] * self.shape[2], self.shape[2], 1
 
     def numbers(self, plane: Box) -> np.ndarray:
-        """Return the numbers in the whole volume, int64, of the voxels of `plane`, a box in the block's coordinates."""
-        places = plane.shift(self.own.start)
+        """Return the numbers (z, y, x), int64, in the whole volume of the voxels of `plane`, a box in the block."""
+        places = plane.shift(self.core.start)
         ranges = zip(places.start, places.stop, self.strides, strict=True)
         z, y, x = (np.arange(a, b, dtype=np.int64) * stride for a, b, stride in ranges)
         return z[:, None, None] + y[:, None] + x
 
 
-def find_pieces(plan: LabelPlan, reader: Reader, block: int) -> Pieces:
-    """Return the pieces of `block` of the volume that `reader` reads."""
-    around = look(plan, reader, plan.blocks.box(block))
+def find_fragments(plan: SegmentPlan, reader: Reader, block: int) -> Fragments:
+    """Return the fragments of `block`, from the volume of `reader`."""
+    context = load_context(plan, reader, plan.blocks.box(block))
     if plan.recipe.objects.method == "components":
-        ids, joins = components(around, level(plan.recipe.objects.threshold))
+        ids, joins = components(context, to_byte(plan.recipe.objects.threshold))
     else:
-        ids, joins = basins(around)
-    return Pieces(ids, joins, tabulate(ids, around))
+        ids, joins = basins(context)
+    return Fragments(ids, joins, tabulate(ids, context))
 
 
-def level(share: float) -> int:
-    """Return the least byte that is at least `share` of the highest."""
+def to_byte(share: float) -> int:
+    """Return the least byte that is at least `share`, 0 to 1, of 255."""
     return math.ceil(share * FULL - 1e-9)
 
 
-def look(plan: LabelPlan, reader: Reader, own: Box) -> Surroundings:
-    """Return what there is to say of the block `own` and of the voxels around it."""
+def load_context(plan: SegmentPlan, reader: Reader, core: Box) -> BlockContext:
+    """Return the block `core` of the input with its context."""
     objects = plan.recipe.objects
     is_watershed = objects.method == "watershed"
     passes = objects.smooth if is_watershed else (0, 0, 0)
-    outer = _grown(own, (1, 1, 1)) & plan.box
+    outer = _grown(core, (1, 1, 1)) & plan.box
     wide = _grown(outer, tuple(n + 1 for n in passes)) & plan.box
-    chances = read_chances(plan, reader, wide)
-    near = nearest(plan, chances, wide)
+    probabilities = read_probabilities(plan, reader, wide)
+    near = nearest_affinities(plan, probabilities, wide)
     height = heights(near, wide, plan.shape)
     inner = outer.relative_to(wide.start).slices
     inside = height[inner] >= objects.background * FULL * WHOLE
     if plan.recipe.input.kind != "affinities" and not is_watershed:
-        inside &= chances[0][inner] >= level(objects.threshold)
-    peaks = np.where(inside, smoothed(height, passes)[inner], -1) if is_watershed else None
-    return Surroundings(
-        own,
+        inside &= probabilities[0][inner] >= to_byte(objects.threshold)
+    peaks = np.where(inside, smooth(height, passes)[inner], -1) if is_watershed else None
+    return BlockContext(
+        core,
         plan.shape,
-        np.stack([_framed(each[inner], outer, own, 0) for each in near]),
-        _framed(inside, outer, own, False),
-        None if peaks is None else _framed(peaks, outer, own, -1),
+        np.stack([_framed(affinity[inner], outer, core, 0) for affinity in near]),
+        _framed(inside, outer, core, False),
+        None if peaks is None else _framed(peaks, outer, core, -1),
     )
 
 
@@ -119,33 +119,33 @@ def _grown(box: Box, by: tuple[int, ...]) -> Box:
     return Box(start, tuple(b + n for b, n in zip(box.stop, by, strict=True)))
 
 
-def _framed(data: np.ndarray, outer: Box, own: Box, beyond: int) -> np.ndarray:
-    """Return `data` of `outer`, with `beyond` for what lies outside the volume, one voxel around `own`."""
-    frame = _grown(own, (1, 1, 1))
+def _framed(data: np.ndarray, outer: Box, core: Box, beyond: int) -> np.ndarray:
+    """Return `data` of `outer` padded with `beyond` to one voxel around `core`."""
+    frame = _grown(core, (1, 1, 1))
     ends = zip(frame.start, frame.stop, outer.start, outer.stop, strict=True)
     return np.pad(data, [(c - a, b - d) for a, b, c, d in ends], constant_values=beyond)
 
 
-def components(around: Surroundings, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids and joins, as in Pieces, of voxels whose affinity to a neighbour is at least `least`."""
+def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and joins, as in Fragments, of the connected components of affinities of at least `least`."""
     import cc3d
     import fastremap
 
-    inside = _inner(around.inside)
+    inside = _inner(context.inside)
     graph = np.zeros(inside.shape, np.uint8)
     for axis in range(3):
-        joined = (_inner(around.near[axis]) >= least) & inside & _moved(around.inside, axis, -1)
+        joined = (_inner(context.near[axis]) >= least) & inside & _moved(context.inside, axis, -1)
         joined[tuple(0 if a == axis else slice(None) for a in range(3))] = False
-        graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: to the one before, and to the one behind
+        graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: towards lower, then higher indices
         graph |= _behind(joined, axis).astype(np.uint8) << np.uint8(2 * axis)
-    found = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
-    found[~inside] = 0
-    ids = fastremap.renumber(found, in_place=True)[0].astype(np.uint32)
-    return ids, _joined(_low_faces(around, ids, least))
+    labels = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
+    labels[~inside] = 0
+    ids = fastremap.renumber(labels, in_place=True)[0].astype(np.uint32)
+    return ids, _joined(_low_faces(context, ids, least))
 
 
 def _behind(joined: np.ndarray, axis: int) -> np.ndarray:
-    """Return whether the voxel behind each is joined to it."""
+    """Return (z, y, x), bool: voxels whose successor on `axis` is joined to them."""
     behind = np.zeros_like(joined)
     every = [slice(None)] * 3
     here, there = (tuple(s if a == axis else e for a, e in enumerate(every)) for s in (slice(None, -1), slice(1, None)))
@@ -153,18 +153,18 @@ def _behind(joined: np.ndarray, axis: int) -> np.ndarray:
     return behind
 
 
-def _low_faces(around: Surroundings, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for axis, stride in enumerate(around.strides):
+def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for axis, stride in enumerate(context.strides):
         face = _face(ids.shape, axis, -1)
-        joined = (_inner(around.near[axis]) >= least)[face.slices] & _moved(around.inside, axis, -1)[face.slices]
+        joined = (_inner(context.near[axis]) >= least)[face.slices] & _moved(context.inside, axis, -1)[face.slices]
         joined &= ids[face.slices] > 0
-        yield ids[face.slices][joined], around.numbers(face)[joined] - stride
+        yield ids[face.slices][joined], context.numbers(face)[joined] - stride
 
 
-def basins(around: Surroundings) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids and joins, as in Pieces, of the voxels that lead to the same peak by steepest ascent."""
-    inside = _inner(around.inside)
-    codes = np.where(inside, _steepest(around), np.uint8(ITSELF))
+def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and joins, as in Fragments, of the basins of a watershed by steepest ascent."""
+    inside = _inner(context.inside)
+    codes = np.where(inside, _steepest(context), np.uint8(ITSELF))
     shape = inside.shape
     strides = (shape[1] * shape[2], shape[2], 1)
     moves = [step * strides[axis] for axis, step in STEPS]
@@ -178,24 +178,23 @@ def basins(around: Surroundings) -> tuple[np.ndarray, np.ndarray]:
     is_root = (root == own.ravel()) & inside.ravel()
     number = np.cumsum(is_root, dtype=np.uint32)
     ids = (number[root] * inside.ravel()).reshape(shape)
-    exits = ((ids[f.slices][leaves], around.numbers(f)[leaves] + move) for f, leaves, move in _far(leaving, around))
+    exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in _far(leaving, context))
     return ids, _joined(exits)
 
 
-def _steepest(around: Surroundings) -> np.ndarray:
-    """Return the place in STEPS, counting ITSELF, of where each inner voxel leads: over the strongest way up.
+def _steepest(context: BlockContext) -> np.ndarray:
+    """Return for each inner voxel the index in STEPS, counting ITSELF, of its strongest step up, (z, y, x), uint8.
 
-    Up is to a higher voxel, of two that are as high to the one that comes last in C order. Of ways that are as strong
-    it is the one to the highest, of equals the last. A way is none whose affinity is less than half of the voxel's
-    strongest: what is thin would else run out through its surface.
+    Up is to a higher voxel, or to an equal one later in C order. Of equally strong steps the highest target wins, then
+    the last. An affinity below half of the voxel's strongest is no step: thin objects would leak through their surface.
     """
-    assert around.height is not None
-    own = _inner(around.height)
-    least = np.max([_affinity(around, *to) for to in STEPS], axis=0) // 2
+    assert context.height is not None
+    own = _inner(context.height)
+    least = np.max([_affinity(context, *step) for step in STEPS], axis=0) // 2
     best = np.full(own.shape, -1, np.int32)
     codes = np.full(own.shape, ITSELF, np.uint8)
     for number, (axis, step) in enumerate(STEPS):
-        height, strength = _moved(around.height, axis, step), _affinity(around, axis, step)
+        height, strength = _moved(context.height, axis, step), _affinity(context, axis, step)
         is_up = (height > own if step < 0 else height >= own) & (strength >= least)
         strength = np.where(is_up, (strength.astype(np.int32) << HEIGHT_BITS) | height, -1)
         better = is_up & (strength >= best)
@@ -204,28 +203,28 @@ def _steepest(around: Surroundings) -> np.ndarray:
     return codes
 
 
-def _affinity(around: Surroundings, axis: int, step: int) -> np.ndarray:
-    """Return the affinity of each inner voxel to the one a `step` away on `axis`."""
-    near = around.near[axis]
+def _affinity(context: BlockContext, axis: int, step: int) -> np.ndarray:
+    """Return the affinity of each inner voxel to its neighbour at `step` on `axis`."""
+    near = context.near[axis]
     return _inner(near) if step < 0 else _moved(near, axis, step)
 
 
 def _leaving(codes: np.ndarray) -> Iterator[tuple[Box, np.ndarray, int]]:
-    """Yield for each face its box, which of its voxels lead out of the block, and the number of the step in STEPS."""
+    """Yield for each face its box, a mask of the voxels that lead out of the block, and the index in STEPS."""
     for number, (axis, step) in enumerate(STEPS):
         face = _face(codes.shape, axis, step)
         code = number + (number >= ITSELF)
         yield face, codes[face.slices] == code, number
 
 
-def _far(leaving: list[tuple[Box, np.ndarray, int]], around: Surroundings) -> Iterator[tuple[Box, np.ndarray, int]]:
+def _far(leaving: list[tuple[Box, np.ndarray, int]], context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
     for face, leaves, number in leaving:
         axis, step = STEPS[number]
-        yield face, leaves, step * around.strides[axis]
+        yield face, leaves, step * context.strides[axis]
 
 
 def _roots(target: np.ndarray) -> np.ndarray:
-    """Return where each voxel ends that follows `target`, int32, in which roots lead to themselves."""
+    """Return the root of each voxel by following `target`, int32; roots lead to themselves."""
     while True:
         farther = target[target]
         if np.array_equal(farther, target):
@@ -239,7 +238,7 @@ def _joined(parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
 
 
 def _face(shape: tuple[int, ...], axis: int, step: int) -> Box:
-    """Return the plane of a block of `shape` at its low (-1) or high (1) end on `axis`."""
+    """Return the low (-1) or high (1) face on `axis` of a block of `shape`."""
     start = tuple(n - 1 if a == axis and step > 0 else 0 for a, n in enumerate(shape))
     return Box(start, tuple(s + 1 if a == axis else n for a, (s, n) in enumerate(zip(start, shape, strict=True))))
 
@@ -249,12 +248,12 @@ def _inner(framed: np.ndarray) -> np.ndarray:
 
 
 def _moved(framed: np.ndarray, axis: int, step: int) -> np.ndarray:
-    """Return of `framed`, which has a voxel more on each side, what lies one `step` on `axis` from each inner voxel."""
+    """Return the values of `framed` at one `step` on `axis` from each inner voxel."""
     return framed[tuple(slice(1 + step * (a == axis), n - 1 + step * (a == axis)) for a, n in enumerate(framed.shape))]
 
 
-def tabulate(ids: np.ndarray, around: Surroundings) -> np.ndarray:
-    """Return the table of Pieces of `ids` (z, y, x) of a block."""
+def tabulate(ids: np.ndarray, context: BlockContext) -> np.ndarray:
+    """Return the table, as in Fragments, of the fragments `ids` (z, y, x)."""
     import cc3d
 
     num = int(ids.max(initial=0))
@@ -263,12 +262,12 @@ def tabulate(ids: np.ndarray, around: Surroundings) -> np.ndarray:
         return table
     flat = ids.ravel()
     first = np.zeros(num + 1, np.int64)
-    first[flat[::-1]] = np.arange(flat.size - 1, -1, -1)  # of equal ids the last that is assigned stays
+    first[flat[::-1]] = np.arange(flat.size - 1, -1, -1)  # the last assignment wins: the first voxel
     places = np.unravel_index(first[1:], ids.shape)
-    starts = around.own.start
-    offset = sum(int(a) * stride for a, stride in zip(starts, around.strides, strict=True))
+    starts = context.core.start
+    offset = sum(int(a) * stride for a, stride in zip(starts, context.strides, strict=True))
     table[:, 0] = np.bincount(flat, minlength=num + 1)[1:]
-    table[:, 1] = offset + sum(p * stride for p, stride in zip(places, around.strides, strict=True))
+    table[:, 1] = offset + sum(p * stride for p, stride in zip(places, context.strides, strict=True))
     bounds = cc3d.statistics(ids, no_slice_conversion=True)["bounding_boxes"][1:].astype(np.int64)
     for axis, start in enumerate(starts):
         table[:, 2 + axis] = start + bounds[:, 2 * axis]

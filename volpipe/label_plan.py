@@ -1,6 +1,6 @@
-"""The plan of a labelling: a recipe that fits a volume, with the blocks that tasks do, and where all of it goes.
+"""The plan of a segmentation: a recipe checked against a volume, with its blocks, levels and output.
 
-Not here: what tasks do (label_tasks). Blocks are computed from their number, never listed.
+Not here: the tasks (label_tasks). Blocks are computed from their number, never listed.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from pydantic import BaseModel, ConfigDict
 from volpipe.errors import PlanError, RunError
 from volpipe.formats.files import atomic_write
 from volpipe.grid import Box, Grid, Shape, align_up
-from volpipe.label_recipe import NEAREST, LabelRecipe
+from volpipe.label_recipe import NEAREST, SegmentRecipe
 from volpipe.levels import Triple, level_factors, level_shape, level_step
 from volpipe.volume import View, Volume, open_volume, with_view
 
 LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
-MANY = 1 << 30  # voxels from which on blocks are large
-# Of a voxel of a block while its task is at work, beside what is read: indices, ids, keys of pairs. 39 - 18, 55 - 18
-# and 127 - 18 were measured on noisy affinities, 192³ voxels, 2026-11.
+MANY = 1 << 30  # voxels of a volume with large blocks
+# Per voxel of a block, beside its input: indices, ids, keys of pairs. 39 - 18, 55 - 18 and 127 - 18 were measured on
+# noisy affinities, 192³ voxels, 2026-11.
 WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
 Lengths = tuple[float, float, float]
 
 
-class LabelPlan(BaseModel):
-    """A labelling that can be done.
+class SegmentPlan(BaseModel):
+    """A segmentation whose recipe fits its volume.
 
     Attributes:
-        recipe: what to do.
-        path, key: of the array that is read.
-        view: what is read of it.
+        recipe: input, objects and output.
+        path, key: of the input array.
+        view: channels and time point of the input array.
         shape: of the volume, voxels (z, y, x).
-        source_dtype, num_channels: what is read.
+        source_dtype, num_channels: of the input array.
         voxel_size_nm, origin_nm: (z, y, x), the size None where it is not known.
-        out: where labels go.
-        search_path: folder that the recipe's relative names count from.
+        out: the labels.
+        search_path: folder that the recipe's relative names start from.
         block, chunk: voxels (z, y, x).
         factors: of each level against level 0 (z, y, x).
     """
 
     model_config = ConfigDict(frozen=True)
 
-    recipe: LabelRecipe
+    recipe: SegmentRecipe
     path: str
     key: str
     shape: Triple
@@ -64,7 +64,7 @@ class LabelPlan(BaseModel):
     view: View = View()
 
     def source(self) -> Volume:
-        """Return the volume, as it is now."""
+        """Return the input volume, opened now."""
         return open_volume(self.path, self.key, view=self.view)
 
     @cached_property
@@ -73,19 +73,19 @@ class LabelPlan(BaseModel):
 
     @property
     def shard(self) -> Triple:
-        """Voxels of a shard, of every level: a block of level 0."""
+        """Shape of a shard (z, y, x) at every level: that of a block."""
         return self.block
 
     def level_shape(self, level: int) -> Triple:
-        """Return the shape of `level` (z, y, x); level 0 is the labels themselves."""
+        """Return the shape of `level` in voxels (z, y, x)."""
         return level_shape(self.shape, self.factors[level])
 
     def shards(self, level: int = 0) -> Grid:
-        """Return the shards of `level`: what one task writes at once."""
+        """Return the shards of `level`; one task writes one shard."""
         return Grid(self.level_shape(level), self.shard)
 
     def step(self, level: int) -> Triple:
-        """Return by how much `level` is coarser than the level before it, per axis."""
+        """Return the factor (z, y, x) of `level` against the level before it."""
         return level_step(self.factors, level)
 
     @property
@@ -94,17 +94,17 @@ class LabelPlan(BaseModel):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the labels: wide enough for one at every voxel."""
+        """Type of the labels: wide enough for as many labels as voxels."""
         return np.dtype(np.uint32 if math.prod(self.shape) < 2**32 else np.uint64)
 
     @cached_property
     def identity(self) -> str:
-        """A short hash of all that the labels depend on."""
+        """A short hash of everything that the labels depend on."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def reach(self) -> Shape:
-        """Voxels (z, y, x) around a block that its tasks read."""
+        """Halo of a block in voxels (z, y, x): the context that its tasks read."""
         objects = self.recipe.objects
         near = tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
         if objects.method == "components" or self.recipe.input.kind != "affinities":
@@ -114,19 +114,19 @@ class LabelPlan(BaseModel):
 
     @property
     def task_bytes(self) -> int:
-        """Memory that the task of one block takes, beside its process; an upper bound."""
-        around = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
+        """Upper bound of a task's memory, beside its process."""
+        num_voxels = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
         read = self.num_channels * (np.dtype(self.source_dtype).itemsize + 1)
         objects = self.recipe.objects
         work = WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method]
-        return max(around * (read + work), self._coarse_bytes)
+        return max(num_voxels * (read + work), self._coarse_bytes)
 
     @property
     def _coarse_bytes(self) -> int:
-        """Memory that the task of a shard of a coarser level takes.
+        """Memory of the task of a coarser shard.
 
-        Where a shard's edges are odd, all voxels below it are read at once. 53 bytes per voxel of 125³ were measured,
-        uint32, and 14 of 256³, 2026-11.
+        Below a shard with odd edges all finer voxels are read at once. Measured in 2026-11, uint32: 53 bytes per voxel
+        of 125³, 14 of 256³.
         """
         if len(self.factors) == 1:
             return 0
@@ -136,38 +136,38 @@ class LabelPlan(BaseModel):
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch that the labelling takes, where nothing can be compressed and no voxel is left out."""
+        """Upper bound of the scratch: uncompressed ids of every voxel."""
         return 4 * math.prod(self.shape)
 
-    def changes(self, new: LabelPlan) -> list[str]:
-        """Return one line for each thing in which `new` differs."""
+    def changes(self, new: SegmentPlan) -> list[str]:
+        """Return one line per difference from `new`."""
         from volpipe.recipe import differences
 
         changed = differences(self.recipe, new.recipe)
-        for name in LabelPlan.model_fields:
+        for name in SegmentPlan.model_fields:
             before, after = getattr(self, name), getattr(new, name)
             if name != "recipe" and before != after:
                 changed.append(f"{name}: {before} -> {after}")
         return changed
 
     def store(self, folder: Path) -> None:
-        """Write this into `folder`, whole or not at all."""
+        """Write the plan into `folder` atomically."""
         atomic_write(folder / LABEL_FILE, self.model_dump_json(indent=1).encode())
 
     @classmethod
-    def load(cls, folder: Path) -> LabelPlan | None:
-        """Return what `folder` says, None where it says nothing.
+    def load(cls, folder: Path) -> SegmentPlan | None:
+        """Return the plan in `folder`, None if it holds none.
 
         Raises:
-            RunError: it is damaged, or of another version.
+            RunError: the plan is damaged, or of another version.
         """
         path = folder / LABEL_FILE
         if not path.is_file():
             return None
         try:
-            told = json.loads(path.read_bytes())
-            told["recipe"]["output"].setdefault("levels", 0)  # earlier versions wrote level 0 alone
-            return cls.model_validate({"factors": [(1, 1, 1)]} | told)
+            stored = json.loads(path.read_bytes())
+            stored["recipe"]["output"].setdefault("levels", 0)  # earlier versions wrote level 0 alone
+            return cls.model_validate({"factors": [(1, 1, 1)]} | stored)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunError(
                 f"{path} cannot be understood (written by another version?); run with --fresh to start over"
@@ -175,27 +175,27 @@ class LabelPlan(BaseModel):
 
 
 @lru_cache(maxsize=4)
-def load_label_plan(folder: str, identity: str) -> LabelPlan:
-    """Return the plan in `folder`; `identity` guards against one that has taken its place meanwhile."""
-    plan = LabelPlan.load(Path(folder))
+def load_segment_plan(folder: str, identity: str) -> SegmentPlan:
+    """Return the plan in `folder`, refusing one of another `identity`."""
+    plan = SegmentPlan.load(Path(folder))
     if plan is None or plan.identity != identity:
-        raise PlanError(f"{folder} does not hold labelling {identity} any more: another took its place")
+        raise PlanError(f"{folder} does not hold segmentation {identity} any more: another took its place")
     return plan
 
 
-def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> LabelPlan:
-    """Return the plan of labelling `volume`, which need not exist yet.
+def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> SegmentPlan:
+    """Return the plan of segmenting `volume`, which need not exist yet.
 
     Raises:
-        PlanError: the two do not fit.
+        PlanError: the recipe does not fit the volume.
     """
     volume = with_view(volume, recipe.input.view)
     _check_channels(volume, recipe)
     shape, output = volume.spatial_shape, recipe.output
     edge = LARGE_BLOCK if math.prod(shape) >= MANY else BLOCK
-    wished = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
-    block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wished)
-    chunk = wished if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
+    wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
+    block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
+    chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(
@@ -204,7 +204,7 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     if math.prod(block) >= 2**31:
         raise PlanError(f"output.block {block} has more voxels than a task can number; use {(LARGE_BLOCK,) * 3}")
     z, y, x = block
-    return LabelPlan(
+    return SegmentPlan(
         recipe=recipe,
         path=volume.path,
         key=volume.key,
@@ -222,36 +222,36 @@ def fit(volume: Volume, recipe: LabelRecipe, out: str, search_path: str) -> Labe
     )
 
 
-def check_offsets(volume: Volume, recipe: LabelRecipe, noted: object) -> None:
-    """Refuse affinities of other pairs of voxels than `recipe` takes them for; `noted` is what their maker said.
+def check_offsets(volume: Volume, recipe: SegmentRecipe, stored: object) -> None:
+    """Refuse affinities whose `stored` offsets, of their own attributes, are not those of `recipe`.
 
     Raises:
-        PlanError: with both.
+        PlanError: naming both.
     """
-    if recipe.input.kind != "affinities" or not isinstance(noted, list | tuple):
+    if recipe.input.kind != "affinities" or not isinstance(stored, list | tuple):
         return
-    own, theirs = [list(offset) for offset in recipe.input.offsets], [list(offset) for offset in noted]
-    if own != theirs:
+    expected, actual = [list(offset) for offset in recipe.input.offsets], [list(offset) for offset in stored]
+    if expected != actual:
         raise PlanError(
-            f"{volume} holds affinities of the offsets {theirs}, as its maker noted, and input.offsets are {own}: "
-            "label with --set input.offsets as noted, or name other affinities"
+            f"{volume} holds affinities of the offsets {actual}, as its maker noted, and input.offsets are {expected}: "
+            "give --set input.offsets as noted, or name other affinities"
         )
 
 
-def _check_channels(volume: Volume, recipe: LabelRecipe) -> None:
-    """Refuse what does not hold what the recipe says, or not as numbers from 0 to 1."""
-    wanted, found = recipe.input, volume.num_channels
-    if wanted.kind == "affinities" and found != len(wanted.offsets):
+def _check_channels(volume: Volume, recipe: SegmentRecipe) -> None:
+    """Refuse another number of channels than of offsets, and types that hold no probabilities."""
+    choice, num_channels = recipe.input, volume.num_channels
+    if choice.kind == "affinities" and num_channels != len(choice.offsets):
         hint = (
             "; name as many as the net was trained to"
-            if found >= len(NEAREST)
+            if num_channels >= len(NEAREST)
             else "; for a map of one channel say input.kind=foreground or input.kind=membrane"
         )
         raise PlanError(
-            f"{volume} has {found} channel{'s' if found > 1 else ''}, input.offsets {len(wanted.offsets)}{hint}"
+            f"{volume} has {num_channels} channel{'s' * (num_channels > 1)}, input.offsets {len(choice.offsets)}{hint}"
         )
     if volume.dtype.kind not in "uf":
         raise PlanError(
-            f"{volume} has {volume.dtype} voxels; chances are floats from 0 to 1, or unsigned whole numbers: run the "
+            f"{volume} has {volume.dtype} voxels; probabilities are floats from 0 to 1, or unsigned integers: run the "
             "net with output.dtype=uint8"
         )

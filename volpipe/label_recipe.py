@@ -1,4 +1,4 @@
-"""The recipe of a labelling: what the voxels that are read say, and how objects are made of them; TOML, typed.
+"""The recipe of a segmentation: the meaning of its input's voxels, and how they become objects; TOML, typed.
 
 Not here: whether it fits a volume (label_plan), or the recipe of a run (recipe).
 """
@@ -22,11 +22,11 @@ Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotate
 Passes = tuple[Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)]]
 
 
-class LabelInput(ArrayInput):
-    """What is read: chances that voxels belong together, 0 to 1, or whole numbers from 0 to their type's greatest.
+class SegmentInput(ArrayInput):
+    """The input: probabilities from 0 to 1, or unsigned integers from 0 to their type's maximum.
 
-    kind: "affinities", of each voxel to the one at an offset, a channel each, in the order of `offsets`. Or one
-    `channel` that is high inside objects, "foreground", or between them, "membrane".
+    kind: "affinities", one channel per offset, in the order of `offsets`. Or one `channel` that is high inside objects,
+    "foreground", or between them, "membrane".
     """
 
     kind: Literal["affinities", "foreground", "membrane"] = "affinities"
@@ -35,11 +35,11 @@ class LabelInput(ArrayInput):
 
     @property
     def view(self) -> View:
-        """The view of the array that is read: of affinities all channels."""
+        """The view of the input array: all channels of affinities, else `channel`."""
         return replace(super().view, channel=None if self.kind == "affinities" else self.channel)
 
     @model_validator(mode="after")
-    def _nearest(self) -> LabelInput:
+    def _check_offsets(self) -> SegmentInput:
         if self.kind == "affinities" and self.offsets[:3] != NEAREST:
             raise ValueError(f"offsets must begin with those to the nearest voxels, {NEAREST}")
         if self.kind == "affinities" and not all(any(offset) for offset in self.offsets):
@@ -48,16 +48,16 @@ class LabelInput(ArrayInput):
 
 
 class Objects(Section):
-    """How objects are made.
+    """How voxels become objects.
 
-    components: voxels whose nearest affinity reaches `threshold` are joined; of one channel, neighbours that both reach
-    it (fall to 1 - threshold, of a membrane).
-    watershed: a voxel goes with the neighbour to which its affinity is strongest, of those whose mean nearest affinity
-    is higher, after `smooth` passes of a binomial filter per axis (z, y, x). Where these walks meet is a fragment;
-    fragments are joined, the surest first. "mean": while the mean affinity between two reaches `threshold`.
-    "mutex": affinities above `threshold` join, farther ones below `far_threshold` forbid it.
-    background: voxels whose mean nearest affinity is below it get no label.
-    min_voxels: smaller objects get none.
+    components: joins neighbours whose affinity is at least `threshold`; of one channel, neighbours that both reach it
+    (fall to 1 - threshold, of a membrane).
+    watershed: steepest ascent on the mean nearest affinity, after `smooth` passes of a binomial filter per axis
+    (z, y, x), over the strongest affinity. Voxels of one peak are a supervoxel. Supervoxels are agglomerated, the
+    strongest edge first. "mean": while the mean affinity of two is at least `threshold`. "mutex": affinities above
+    `threshold` join, affinities at farther offsets below `far_threshold` forbid.
+    background: voxels with a lower mean nearest affinity get no label.
+    min_voxels: smaller objects get no label.
     """
 
     method: Literal["components", "watershed"] = "watershed"
@@ -69,11 +69,11 @@ class Objects(Section):
     far_threshold: Share = 0.2
 
 
-class LabelOutput(Section):
-    """What is written: sizes in voxels (z, y, x). A block is done by one task and is one shard of the output.
+class SegmentOutput(Section):
+    """The output: sizes in voxels (z, y, x). A block is the work of one task, and one shard.
 
-    levels: how many coarser ones there are beside level 0, as of a run.
-    graph_gib: memory that the table of all fragments and of what lies between them may take, in one task.
+    levels: number of coarser levels beside level 0, as of a run.
+    graph_gib: memory of the one task that holds the graph of all fragments.
     """
 
     block: Sizes | Auto = "auto"
@@ -84,25 +84,25 @@ class LabelOutput(Section):
     graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
 
 
-class LabelRecipe(Section):
-    """All that decides which voxel gets which label, beside the volume; and how labels are stored."""
+class SegmentRecipe(Section):
+    """A segmentation's input, objects and output."""
 
-    input: LabelInput = LabelInput()
+    input: SegmentInput = SegmentInput()
     objects: Objects = Objects()
-    output: LabelOutput = LabelOutput()
+    output: SegmentOutput = SegmentOutput()
 
     @model_validator(mode="after")
-    def _far(self) -> LabelRecipe:
+    def _check_far_offsets(self) -> SegmentRecipe:
         is_far = self.input.kind == "affinities" and len(self.input.offsets) > len(NEAREST)
         if self.objects.method == "watershed" and self.objects.agglomerate == "mutex" and not is_far:
             raise ValueError("agglomerate mutex needs affinities to farther voxels; use mean")
         return self
 
 
-def load_labelling(path: Path | None, settings: Sequence[str] = ()) -> LabelRecipe:
+def load_segmentation(path: Path | None, settings: Sequence[str] = ()) -> SegmentRecipe:
     """Return the recipe in the TOML file at `path` with ``key=value`` settings on top; without a path, the defaults.
 
     Raises:
-        RecipeError: no such file, no TOML, an unknown key or a value that does not fit; the message names it.
+        RecipeError: no such file, no TOML, an unknown key or an invalid value; the message names it.
     """
-    return typed(LabelRecipe, load_tree(path, settings), path, settings)
+    return typed(SegmentRecipe, load_tree(path, settings), path, settings)

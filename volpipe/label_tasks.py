@@ -1,12 +1,11 @@
-"""The tasks of a labelling: pieces of a block, edges of a block, the graph of all, the labels of a block, coarser ones.
+"""The tasks of a segmentation: fragments, edges and labels of a block, the graph of all blocks, coarser levels.
 
-Not here: the order of stages (labelling). What tasks leave for each other is files in the run's folder, each there
-whole or not at all::
+Not here: the order of stages (labelling). Tasks hand over files in the run's folder, each written atomically::
 
-    ids.zarr                 pieces of every block, uint32, a shard each
-    pieces/<block>.npz       their table, and what they are joined to outside
-    edges/<block>.npz        pairs of pieces, of neighbouring blocks too
-    names.npz, objects.csv   the label of every piece, and what is known of each object
+    ids.zarr                 fragments of every block, uint32, a shard each
+    pieces/<block>.npz       their table, and their joins to neighbouring blocks
+    edges/<block>.npz        pairs of fragments, of neighbouring blocks too
+    names.npz, objects.csv   the label of every fragment, and the table of objects
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from volpipe.affinities import Offset
 from volpipe.formats.files import atomic_write
 from volpipe.grid import Box
 from volpipe.journal import Record
-from volpipe.label_fields import nearest, read_chances
+from volpipe.label_fields import nearest_affinities, read_probabilities
 from volpipe.label_graph import Edges, solve
-from volpipe.label_output import coarser, write_labels
-from volpipe.label_pieces import COLUMNS, find_pieces
-from volpipe.label_plan import LabelPlan, load_label_plan
+from volpipe.label_output import coarse_labels, write_labels
+from volpipe.label_pieces import COLUMNS, find_fragments
+from volpipe.label_plan import SegmentPlan, load_segment_plan
 from volpipe.label_recipe import NEAREST
 from volpipe.lock import check_holder
 from volpipe.task import Outcomes, work
 from volpipe.volume import ArraySpec, create_array, open_writer
 
-IDS, PIECES, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
+IDS, FRAGMENTS, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")
 
 
 @dataclass(frozen=True)
-class LabelJob:
-    """What every task is told: the run's folder, the plan in it, the session that holds it, and the level to write."""
+class SegmentJob:
+    """The arguments of every task: the run's folder, its plan's identity, its driver's session, the level to write."""
 
     folder: str
     identity: str
@@ -55,66 +54,66 @@ class LabelJob:
         return Path(self.folder)
 
     @property
-    def plan(self) -> LabelPlan:
-        return load_label_plan(self.folder, self.identity)
+    def plan(self) -> SegmentPlan:
+        return load_segment_plan(self.folder, self.identity)
 
     def reader(self) -> Reader:
-        """Return what reads the volume."""
+        """Return a reader of the input volume."""
         return self.plan.source().open()
 
     def file(self, stage: str, block: int) -> Path:
-        """Return the file that `stage` leaves for `block`."""
+        """Return the file that `stage` writes for `block`."""
         return self.path / stage / f"{block}.npz"
 
 
-def prepare(job: LabelJob) -> None:
-    """Make the folders and the array that tasks write to; what is there stays."""
+def prepare(job: SegmentJob) -> None:
+    """Create the folders and the array that tasks write to, unless they exist."""
     plan = job.plan
-    for stage in (PIECES, EDGES):
+    for stage in (FRAGMENTS, EDGES):
         (job.path / stage).mkdir(exist_ok=True)
     spec = ArraySpec(shape=plan.shape, dtype=np.dtype(np.uint32), chunks=plan.chunk, shards=plan.block)
     create_array(job.path / IDS, "", spec, "zarr3")
 
 
-def pieces(job: LabelJob, block: int) -> Record:
-    """Write the pieces of `block`; their number and that of their joins come back."""
+def fragments(job: SegmentJob, block: int) -> Record:
+    """Write the fragments of `block`; the result is their number and that of their joins."""
 
     def do() -> tuple[int, ...]:
         plan = job.plan
-        found = find_pieces(plan, job.reader(), block)
-        job_is_ours(job)
-        open_writer(job.path / IDS, "").write(plan.blocks.box(block), found.ids)
-        save(job.file(PIECES, block), joins=found.joins, table=found.table)
-        return len(found.table), len(found.joins)
+        result = find_fragments(plan, job.reader(), block)
+        check_session(job)
+        open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
+        save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
+        return len(result.table), len(result.joins)
 
     return _task("pieces", job, block, do)
 
 
-def edges(job: LabelJob, block: int) -> Record:
-    """Write which pieces the pieces of `block` are joined to, and what lies between pairs; how many come back."""
+def edges(job: SegmentJob, block: int) -> Record:
+    """Write the joins and the edges of the fragments of `block`; the result is the number of each."""
 
     def do() -> tuple[int, ...]:
-        near = View.of(job, block)
-        joins = near.resolved(_load(job.file(PIECES, block))["joins"])
-        found = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NOTHING)
-        job_is_ours(job)
-        save(job.file(EDGES, block), joins=joins, pairs=near.named(found.pairs), sums=found.sums)
-        return len(joins), len(found.pairs)
+        near = Neighbourhood.load(job, block)
+        joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
+        result = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NO_EDGES)
+        check_session(job)
+        save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
+        return len(joins), len(result.pairs)
 
     return _task("edges", job, block, do)
 
 
-_NOTHING = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
+_NO_EDGES = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
 
 
 @dataclass(frozen=True)
-class LabelGraph:
-    """What tasks left of all pieces, in the order of their blocks.
+class FragmentGraph:
+    """The fragments of all blocks and their edges, in the order of blocks.
 
     Attributes:
-        table: as in Pieces.
-        bases: of each block, the place of its first piece in `table`; of none, how many there are.
-        joins, pairs, sums: as `solve` takes them.
+        table: as in Fragments.
+        bases: (blocks + 1,), row of each block's first fragment in `table`, and the number of rows.
+        joins, pairs, sums: the arguments of `solve`.
     """
 
     table: np.ndarray
@@ -124,93 +123,93 @@ class LabelGraph:
     sums: np.ndarray
 
     @classmethod
-    def read(cls, job: LabelJob) -> LabelGraph:
+    def load(cls, job: SegmentJob) -> FragmentGraph:
         blocks = range(len(job.plan.blocks))
-        tables = [_load(job.file(PIECES, block))["table"] for block in blocks]
+        tables = [_load(job.file(FRAGMENTS, block))["table"] for block in blocks]
         bases = np.cumsum([0, *map(len, tables)])
-        between = [_load(job.file(EDGES, block)) for block in blocks]
-        joins, pairs, sums = (np.concatenate([each[name] for each in between]) for name in ("joins", "pairs", "sums"))
-        return cls(np.concatenate(tables), bases, _places(joins, bases), _places(pairs, bases), sums)
+        parts = [_load(job.file(EDGES, block)) for block in blocks]
+        joins, pairs, sums = (np.concatenate([part[name] for part in parts]) for name in ("joins", "pairs", "sums"))
+        return cls(np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
 
 
-def graph(job: LabelJob, unit: int) -> Record:
-    """Write the label of every piece, and the table of objects; how many there are comes back, and its checksum."""
+def graph(job: SegmentJob, unit: int) -> Record:
+    """Write the label of every fragment and the table of objects; the result is their number and its checksum."""
 
     def do() -> tuple[int, ...]:
-        plan, told = job.plan, LabelGraph.read(job)
-        found = solve(told.table, told.joins, told.pairs, told.sums, plan.recipe.objects)
-        job_is_ours(job)
-        atomic_write(job.path / TABLE, objects_csv(found.objects, plan).encode())
-        save(job.path / NAMES, labels=found.labels.astype(plan.dtype), bases=told.bases)
-        return len(found.objects), checksums.checksum(job.path / TABLE)
+        plan, whole = job.plan, FragmentGraph.load(job)
+        solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
+        check_session(job)
+        atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
+        save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
+        return len(solution.objects), checksums.checksum(job.path / TABLE)
 
     return _task("graph", job, unit, do)
 
 
-def paint(job: LabelJob, block: int) -> Record:
-    """Write the labels of `block` to the output; the checksums of its files come back."""
+def paint(job: SegmentJob, block: int) -> Record:
+    """Write the labels of `block` to the output; the record has the checksums of its files."""
 
     def labels() -> np.ndarray:
         plan, names = job.plan, _load(job.path / NAMES)
-        found = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
-        found[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
+        label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
+        label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
         ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-        return np.asarray(found[ids])
+        return np.asarray(label[ids])
 
     return _write("paint", job, block, labels)
 
 
-def coarsen(job: LabelJob, shard: int) -> Record:
-    """Write `shard` of the job's level, from the level before it; the checksums of its files come back."""
+def coarsen(job: SegmentJob, shard: int) -> Record:
+    """Write `shard` of the job's level from the level before it; the record has the checksums of its files."""
 
     def labels() -> np.ndarray:
-        return coarser(job.plan, job.level, job.plan.shards(job.level).box(shard))
+        return coarse_labels(job.plan, job.level, job.plan.shards(job.level).box(shard))
 
     return _write(f"pyramid {job.level}", job, shard, labels)
 
 
-def _write(stage: str, job: LabelJob, shard: int, labels: Callable[[], np.ndarray]) -> Record:
-    """Write what `labels` gives (z, y, x) to `shard` of the job's level."""
-    taken: list[tuple[int, int, str]] = []
+def _write(stage: str, job: SegmentJob, shard: int, labels: Callable[[], np.ndarray]) -> Record:
+    """Write the result of `labels` (z, y, x) to `shard` of the job's level."""
+    sums: list[tuple[int, int, str]] = []
 
     def do() -> tuple[int, ...]:
         data = labels()
-        job_is_ours(job)
-        taken.append((job.level, shard, write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)))
+        check_session(job)
+        sums.append((job.level, shard, write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)))
         return ()
 
     record = _task(stage, job, shard, do)
-    return dataclasses.replace(record, sums=tuple(taken))
+    return dataclasses.replace(record, sums=tuple(sums))
 
 
-def job_is_ours(job: LabelJob) -> None:
-    """Refuse to write for a driver whose place another has taken."""
+def check_session(job: SegmentJob) -> None:
+    """Refuse to write for a driver that another has replaced."""
     check_holder(job.path, job.session)
 
 
-def _task(stage: str, job: LabelJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
-    found: list[int] = []
+def _task(stage: str, job: SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
+    result: list[int] = []
 
     def outcomes() -> Outcomes:
-        job_is_ours(job)
-        found.extend(do())
+        check_session(job)
+        result.extend(do())
         yield unit, None
 
-    return dataclasses.replace(work(stage, [unit], outcomes()), result=tuple(found))
+    return dataclasses.replace(work(stage, [unit], outcomes()), result=tuple(result))
 
 
 @dataclass(frozen=True)
-class View:
-    """The pieces of a block and of those around it, numbered for this task alone.
+class Neighbourhood:
+    """The fragments of a block and of its neighbours, numbered for this task alone.
 
     Attributes:
-        block, own: which, and its voxels.
-        box: what is seen, voxels of the volume.
-        ids: of `box` (z, y, x), int64; 0 is none.
-        blocks: ascending; `bases[i]` is what was added to the ids of `blocks[i]`.
+        block, own: its number and its box.
+        box: the block with its halo, clipped to the volume.
+        ids: (z, y, x), int64, of `box`; 0 is background.
+        blocks: numbers of the blocks in `box`, ascending; `bases[i]` is the offset of the ids of `blocks[i]`.
     """
 
-    job: LabelJob
+    job: SegmentJob
     block: int
     own: Box
     box: Box
@@ -219,7 +218,7 @@ class View:
     bases: np.ndarray
 
     @classmethod
-    def of(cls, job: LabelJob, block: int) -> View:
+    def load(cls, job: SegmentJob, block: int) -> Neighbourhood:
         plan = job.plan
         own = plan.blocks.box(block)
         reach = plan.reach
@@ -240,65 +239,64 @@ class View:
             base += num
         return cls(job, block, own, box, ids, np.array(blocks), np.array(bases))
 
-    def named(self, numbers: np.ndarray) -> np.ndarray:
-        """Return `numbers`, above 0, of pieces here as they are known everywhere: block << 32 | id."""
-        place = np.searchsorted(self.bases, numbers, side="left") - 1
-        # Of blocks that have no piece here the bases are equal; the last of these is the one with pieces.
-        return np.asarray((self.blocks[place] << 32) | (numbers - self.bases[place]))
+    def global_ids(self, ids: np.ndarray) -> np.ndarray:
+        """Return local `ids`, above 0, as ids in the whole volume: block << 32 | id."""
+        place = np.searchsorted(self.bases, ids, side="left") - 1
+        # Blocks without fragments have the base of the next; the last of equal bases has the fragments.
+        return np.asarray((self.blocks[place] << 32) | (ids - self.bases[place]))
 
-    def resolved(self, joins: np.ndarray) -> np.ndarray:
-        """Return each pair of pieces, as they are known everywhere, that `joins` as in Pieces say are joined."""
+    def joined_ids(self, joins: np.ndarray) -> np.ndarray:
+        """Return `joins`, as in Fragments, as unique pairs (n, 2) of global ids."""
         shape = self.job.plan.shape
         places = np.unravel_index(joins[:, 1], shape)
         there = self.ids[tuple(p - a for p, a in zip(places, self.box.start, strict=True))]
         here = joins[:, 0] + self.bases[np.searchsorted(self.blocks, self.block)]
         if not there.all():
-            raise ValueError(f"a piece of {self.own} is joined to a voxel without one: scratch is damaged")
-        return self.named(np.unique(np.stack([here, there], axis=1), axis=0))
+            raise ValueError(f"a fragment of {self.own} is joined to a voxel without one: scratch is damaged")
+        return self.global_ids(np.unique(np.stack([here, there], axis=1), axis=0))
 
     def edges(self) -> Edges:
-        """Return what lies between pieces, from the voxels of the block to those at their offsets; numbers as here."""
-        plan = self.job.plan
-        wanted, objects = plan.recipe.input, plan.recipe.objects
+        """Return the edges of local fragments, from the block's voxels to those at the offsets."""
+        plan, objects = self.job.plan, self.job.plan.recipe.objects
         wide = Box(tuple(max(0, a - 1) for a in self.own.start), self.own.stop)
-        chances = read_chances(plan, self.job.reader(), wide)
+        probabilities = read_probabilities(plan, self.job.reader(), wide)
         inner = self.own.relative_to(wide.start).slices
-        near = nearest(plan, chances, wide)[:, *inner]
+        near = nearest_affinities(plan, probabilities, wide)[:, *inner]
         parts = [self._between(offset, near[k], 0) for k, offset in enumerate(NEAREST)]
         if objects.agglomerate == "mutex":
-            far = enumerate(wanted.offsets[len(NEAREST) :], len(NEAREST))
-            parts += [self._between(offset, chances[k][inner], 2) for k, offset in far]
+            far = enumerate(plan.recipe.input.offsets[len(NEAREST) :], len(NEAREST))
+            parts += [self._between(offset, probabilities[k][inner], 2) for k, offset in far]
         return Edges.total(
             np.concatenate([part.pairs for part in parts]), np.concatenate([part.sums for part in parts])
         )
 
-    def _between(self, offset: Offset, chances: np.ndarray, column: int) -> Edges:
-        """Return the sums of `chances` of the block's voxels to those at `offset`, in `column` and the next."""
+    def _between(self, offset: Offset, probabilities: np.ndarray, column: int) -> Edges:
+        """Return the edges of the block's voxels to those at `offset`; the sum in `column`, the number in the next."""
         here = self.own & self.job.plan.box.shift(tuple(-o for o in offset))
-        data = chances[here.relative_to(self.own.start).slices]
+        data = probabilities[here.relative_to(self.own.start).slices]
         first = self.ids[here.relative_to(self.box.start).slices]
         second = self.ids[here.shift(offset).relative_to(self.box.start).slices]
-        kept = (first != second) & (first > 0) & (second > 0)
-        return counted(first[kept], second[kept], data[kept], column)
+        apart = (first != second) & (first > 0) & (second > 0)
+        return edge_sums(first[apart], second[apart], data[apart], column)
 
 
-def counted(first: np.ndarray, second: np.ndarray, chances: np.ndarray, column: int) -> Edges:
-    """Return the edges of single pairs of voxels, whose `chances` (uint8) go to `column` and how many to the next."""
+def edge_sums(first: np.ndarray, second: np.ndarray, probabilities: np.ndarray, column: int) -> Edges:
+    """Return the edges of pairs of voxels (n,): sums of `probabilities`, uint8, in `column`, numbers in the next."""
     low, high = np.minimum(first, second), np.maximum(first, second)
     span = int(high.max(initial=0)) + 1
     keys, number = np.unique(low * span + high, return_inverse=True)
     sums = np.zeros((len(keys), 4), np.int64)
-    sums[:, column] = np.bincount(number, chances, len(keys)).astype(np.int64)
+    sums[:, column] = np.bincount(number, probabilities, len(keys)).astype(np.int64)
     sums[:, column + 1] = np.bincount(number, minlength=len(keys))
     return Edges(np.stack([keys // span, keys % span], axis=1), sums)
 
 
-def _places(names: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Return the place in the table of all pieces of those that are named block << 32 | id."""
-    return np.asarray(bases[names >> 32] + (names & 0xFFFFFFFF) - 1)
+def _rows(ids: np.ndarray, bases: np.ndarray) -> np.ndarray:
+    """Return the rows in the table of all fragments of global `ids`, block << 32 | id."""
+    return np.asarray(bases[ids >> 32] + (ids & 0xFFFFFFFF) - 1)
 
 
-def objects_csv(objects: np.ndarray, plan: LabelPlan) -> str:
+def objects_csv(objects: np.ndarray, plan: SegmentPlan) -> str:
     """Return the table of objects as CSV: label, voxels, bounding box, centre in voxels and in nm."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
@@ -306,21 +304,21 @@ def objects_csv(objects: np.ndarray, plan: LabelPlan) -> str:
     for label, row in enumerate(objects.tolist(), 1):
         voxels, _, *bounds = row[:8]
         centre = [total / voxels for total in row[8:]]
-        told = [f"{c:.3f}" for c in centre]
+        cells = [f"{c:.3f}" for c in centre]
         if plan.voxel_size_nm is not None:
             places = zip(centre, plan.voxel_size_nm, plan.origin_nm, strict=True)
-            told += [f"{o + c * v:.3f}" for c, v, o in places]
-        lines.writerow([label, voxels, *bounds, *told])
+            cells += [f"{o + c * v:.3f}" for c, v, o in places]
+        lines.writerow([label, voxels, *bounds, *cells])
     return text.getvalue()
 
 
 def save(path: Path, **arrays: np.ndarray) -> None:
-    """Write `arrays` to the file at `path`, whole or not at all."""
+    """Write `arrays` to the file at `path` atomically."""
     data = io.BytesIO()
     np.savez(data, allow_pickle=False, **arrays)
     atomic_write(path, data.getvalue())
 
 
 def _load(path: Path) -> Any:  # Any: numpy's archive
-    with np.load(path, allow_pickle=False) as found:
-        return {name: found[name] for name in found.files}
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}

@@ -1,9 +1,9 @@
-"""A labelling: objects from a volume of affinities, block by block on the workers of a site, as if in one piece.
+"""Segmentation: objects from a volume of affinities, block by block on a site's workers, the same for any blocks.
 
-Not here: what a worker does (label_tasks), or how objects are made (label_pieces, label_graph). A labelling that was
-stopped goes on with the same call, from its journal::
+Not here: tasks (label_tasks), or how objects are found (label_pieces, label_graph). The same call resumes a stopped
+segmentation from its journal::
 
-    pieces of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
+    fragments of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from volpipe.identity import store_identities
 from volpipe.journal import Journal, Record, Totals, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
-from volpipe.label_plan import LABEL_FILE, LabelPlan, check_offsets, fit
-from volpipe.label_recipe import LabelRecipe, load_labelling
-from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob
+from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
+from volpipe.label_recipe import SegmentRecipe, load_segmentation
+from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
 from volpipe.output import level_key, sweep
@@ -42,7 +42,7 @@ from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volume import open_volume
 
-__all__ = ["LabelPlan", "LabelRecipe", "Labelled", "Stage", "label", "load_labelling", "plan_labels"]
+__all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
 
 log = logging.getLogger(__name__)
 
@@ -51,55 +51,52 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One pass: the app of its tasks, for each block or once for all, and what becomes of a block, for messages.
-
-    `level` is that of the output whose shards are its blocks.
-    """
+class SegmentStage:
+    """A pass over the volume: `app` for each shard of `level`, or once; `verb` is for messages."""
 
     name: str
     app: str
-    wish: str
+    verb: str
     once: bool = False
     level: int = 0
 
-    def num_units(self, plan: LabelPlan) -> int:
-        """Return how many tasks of it `plan` has."""
+    def num_units(self, plan: SegmentPlan) -> int:
+        """Return the number of its tasks in `plan`."""
         return 1 if self.once else len(plan.shards(self.level))
 
-    def box(self, plan: LabelPlan, unit: int) -> Box:
-        """Return the voxels of its level that the task of `unit` is about."""
+    def box(self, plan: SegmentPlan, unit: int) -> Box:
+        """Return the box of the task `unit`, in voxels of its level."""
         return plan.box if self.once else plan.shards(self.level).box(unit)
 
 
 PASSES = (
-    Stage("pieces", "find_fragments", "cut into pieces"),
-    Stage("edges", "find_edges", "compared with its neighbours"),
-    Stage("graph", "agglomerate", "agglomerated", once=True),
-    Stage("paint", "paint", "labelled"),
+    SegmentStage("pieces", "find_fragments", "cut into fragments"),
+    SegmentStage("edges", "find_edges", "compared with its neighbours"),
+    SegmentStage("graph", "agglomerate", "agglomerated", once=True),
+    SegmentStage("paint", "paint", "labelled"),
 )
 
 
-def stages_of(plan: LabelPlan) -> tuple[Stage, ...]:
-    """Return the stages of `plan`, each of which rests on those before it."""
+def stages_of(plan: SegmentPlan) -> tuple[SegmentStage, ...]:
+    """Return the stages of `plan`; each depends on those before it."""
     levels = range(1, len(plan.factors))
     return (
         *PASSES,
-        *(Stage(f"pyramid {n}", "coarsen_labels", f"written at level {n}", level=n) for n in levels),
+        *(SegmentStage(f"pyramid {n}", "coarsen_labels", f"written at level {n}", level=n) for n in levels),
     )
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """How a labelling ended.
+class SegmentationResult:
+    """The result of a segmentation.
 
     Attributes:
         out: the labels.
         table: the CSV file of objects.
-        num_objects: how many there are.
-        seconds: that this call took.
+        num_objects: rows of the table.
+        seconds: of this call.
         stage_seconds: of workers, by stage, over all sessions.
-        was_complete: whether nothing was left to do.
+        was_complete: whether this call had nothing to do.
     """
 
     out: str
@@ -110,18 +107,18 @@ class Labelled:
     was_complete: bool = False
 
 
-def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_path: Path) -> LabelPlan:
-    """Return the plan for labelling the volume at `location`; what can be refused before the start is refused here.
+def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:
+    """Return the plan of segmenting the volume at `location`, with every refusal that needs no worker.
 
     Args:
-        location: of the affinities, or of a map of foreground or membrane.
-        recipe: how.
-        out: where labels go.
-        search_path: folder that relative names count from.
+        location: of affinities, or of a map of foreground or membrane.
+        recipe: input, objects and output.
+        out: the labels.
+        search_path: folder that relative names start from.
 
     Raises:
         VolumeError: no volume there.
-        PlanError: it does not fit the recipe, may not be read, or the output may not be written.
+        PlanError: the volume does not fit the recipe or may not be read, or the output may not be written.
     """
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     target = files.locate(out)
@@ -132,8 +129,8 @@ def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_
     return plan
 
 
-def label(
-    plan: LabelPlan,
+def segment(
+    plan: SegmentPlan,
     start: Start,
     *,
     fresh: bool = False,
@@ -142,22 +139,22 @@ def label(
     site: str = "",
     same_input: bool = False,
     is_outside: bool = True,
-) -> Labelled:
-    """Label by `plan` until its output is whole, and return how that ended; what is done already stays.
+) -> SegmentationResult:
+    """Do the tasks of `plan` that are not done yet, and return the result.
 
     Args:
-        plan: as `plan_labels` made it.
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
-        fresh: delete the output and the labelling that made it, and start over.
-        on_progress: told of a stage, how many of its tasks are done, and how many there are.
-        on_begin: told of the workers before their first task, where nothing was done before.
-        site: of the workers, as the output will name it.
+        plan: from `plan_segmentation`.
+        start: starts the workers in a folder for their files, and stops them on every way out.
+        fresh: delete the output and its run's folder, and start over.
+        on_progress: called with a stage, the number of its finished tasks, and the number of its tasks.
+        on_begin: called with the workers before the first task of a new segmentation.
+        site: name of the site, for the output's attributes.
         same_input, is_outside: as of `driver.execute`.
 
     Raises:
         RunError: another run's folder or output is in the way.
-        PlanError: a task would take more memory than a worker has, or than the recipe gives the graph.
-        RunStopped: a block cannot be done.
+        PlanError: a task needs more memory than a worker has.
+        RunStopped: a block fails, or the graph needs more memory than the recipe gives it.
     """
     began = time.perf_counter()
     folder = RunFolder.of_output(files.locate(plan.out))
@@ -165,50 +162,51 @@ def label(
         _claim(folder, plan, fresh)
         inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
-            done = Noted.of(folder.journal)
+            done = LabelProgress.from_journal(folder.journal)
             was_complete = done.is_complete(plan)
             if was_complete:
                 check_present(plan.out, done.shards(plan))
             else:
                 plan.store(folder.path)
                 store_identities(folder.inputs, inputs)
-                job = LabelJob(str(folder.path), plan.identity, session)
+                job = SegmentJob(str(folder.path), plan.identity, session)
                 label_tasks.prepare(job)
                 with start(folder.parsl) as workers:
                     check_memory(plan, getattr(workers, "worker_bytes", None))
                     if not any(done.results.values()):
                         on_begin(workers)
                     for stage in stages_of(plan):
-                        hear = _heard(on_progress, presence)
-                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, hear)
-            found = Noted.of(folder.journal)
-            if not found.metadata:
+                        listener = _listener(on_progress, presence)
+                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, listener)
+            progress = LabelProgress.from_journal(folder.journal)
+            if not progress.metadata:
                 _close(folder, plan, journal, site)
-            took = time.perf_counter() - began
-            seconds = {name: totals.seconds for name, totals in found.totals.items()}
-            return Labelled(plan.out, folder.path / TABLE, found.num_objects, took, seconds, was_complete)
+            seconds = time.perf_counter() - began
+            by_stage = {name: totals.seconds for name, totals in progress.totals.items()}
+            table = folder.path / TABLE
+            return SegmentationResult(plan.out, table, progress.num_objects, seconds, by_stage, was_complete)
 
 
-def _heard(on_progress: OnProgress, presence: Presence) -> OnProgress:
-    """Return what reports progress: to `on_progress` at once, to the run's folder now and then."""
+def _listener(on_progress: OnProgress, presence: Presence) -> OnProgress:
+    """Return a listener that calls `on_progress` at once, and updates the run's folder now and then."""
 
-    def hear(stage: str, done: int, total: int) -> None:
+    def report(stage: str, done: int, total: int) -> None:
         on_progress(stage, done, total)
         presence.tell({stage: StageNote(done, total)})
 
-    return hear
+    return report
 
 
 @dataclass
-class Noted:
-    """What a journal says of a labelling.
+class LabelProgress:
+    """Progress of a segmentation, from its journal.
 
     Attributes:
-        results: units that are done by stage, with what they gave.
-        totals: what tasks took, by stage, of those that have begun.
-        failed: why units could not be done when they were last tried, by stage and unit; none of them is done.
-        sums: of each level and shard of the output that is written, `checksums.take`.
-        metadata: name and checksum of each file of metadata in the output; none before it is closed.
+        results: results of finished units, by stage and unit.
+        totals: time and memory of tasks, by stage.
+        failed: reasons of the latest failures, by stage and unit, of units that are not done.
+        sums: `checksums.take` of each written shard, by level and shard.
+        metadata: checksum of each file of metadata in the output; empty before it is closed.
     """
 
     results: defaultdict[str, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
@@ -218,47 +216,47 @@ class Noted:
     metadata: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path) -> Noted:
-        """Return what the journal at `path` says; nothing where there is none."""
-        found = cls()
+    def from_journal(cls, path: Path) -> LabelProgress:
+        """Return the progress in the journal at `path`; none where there is no journal."""
+        progress = cls()
         for record in read_records(path):
             if record.stage == METADATA_STAGE:
-                found.metadata = {name: int(crc, 16) for name, crc in record.result}
+                progress.metadata = {name: int(crc, 16) for name, crc in record.result}
             else:
-                found._add(record)
-        return found
+                progress._add(record)
+        return progress
 
     def _add(self, record: Record) -> None:
         self.results[record.stage].update(dict.fromkeys(record.done, record.result))
         self.failed |= {(record.stage, unit): reason for unit, reason in record.failed}
         for unit in record.done:
             self.failed.pop((record.stage, unit), None)
-        self.sums |= {(level, shard): taken for level, shard, taken in record.sums}
+        self.sums |= {(level, shard): sums for level, shard, sums in record.sums}
         if record.done:
             self.totals.setdefault(record.stage, Totals()).add(record)
 
     @property
     def num_objects(self) -> int:
-        """How many objects the graph has; it must be done."""
+        """Number of objects, from the finished graph."""
         return self.results["graph"][0][0]
 
     @property
     def table_sum(self) -> int | None:
-        """The checksum of the table of objects; None where the graph is not done, or by an earlier version."""
+        """Checksum of the table of objects; None before the graph is done, and of earlier versions."""
         return next(iter(self.results["graph"].get(0, ())[1:]), None)
 
-    def shards(self, plan: LabelPlan) -> list[Shard]:
-        """Return what was noted of each shard that is written."""
+    def shards(self, plan: SegmentPlan) -> list[Shard]:
+        """Return each written shard with its checksums."""
         boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in self.sums.items())
         return [Shard(level, box, box, sums) for level, box, sums in boxes]
 
-    def is_complete(self, plan: LabelPlan) -> bool:
-        """Return whether all labels of `plan` are written, of every level."""
+    def is_complete(self, plan: SegmentPlan) -> bool:
+        """Return whether every level of `plan` is written."""
         return all(len(self.results[stage.name]) == stage.num_units(plan) for stage in stages_of(plan))
 
 
-def _claim(folder: RunFolder, plan: LabelPlan, fresh: bool) -> None:
-    """Make sure that folder and output are this labelling's to write, emptied if the user asked for a fresh one."""
+def _claim(folder: RunFolder, plan: SegmentPlan, fresh: bool) -> None:
+    """Refuse a folder or output of another run; delete both for a fresh start."""
     out = files.locate(plan.out)
     if isinstance(out, Remote):
         try_writing(out)
@@ -266,47 +264,47 @@ def _claim(folder: RunFolder, plan: LabelPlan, fresh: bool) -> None:
     if folder.plan_file.is_file():
         raise RunError(f"{folder.path} holds a run of a net; choose another --out")
     if files.exists(out) and not is_ours:
-        raise RunError(f"{out} exists and no labelling in {folder.path} made it; choose another --out")
+        raise RunError(f"{out} exists and no segmentation in {folder.path} made it; choose another --out")
     if fresh:
-        delete(out)  # first: without its folder, nobody would know any more whose it is
+        delete(out)  # first: only its folder knows whose it is
         folder.clear()
         return
     check_same(folder, plan)
-    if not files.exists(out) and Noted.of(folder.journal).results["paint"]:
+    if not files.exists(out) and LabelProgress.from_journal(folder.journal).results["paint"]:
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 
-def check_same(folder: RunFolder, plan: LabelPlan) -> None:
-    """Refuse to go on with another labelling than `plan`.
+def check_same(folder: RunFolder, plan: SegmentPlan) -> None:
+    """Refuse to resume a segmentation other than `plan`.
 
     Raises:
-        RunError: with what differs.
+        RunError: naming the differences.
     """
-    old = LabelPlan.load(folder.path)
+    old = SegmentPlan.load(folder.path)
     if old is not None and old.identity != plan.identity:
         raise RunError(
-            f"{folder.path} holds a labelling with another recipe or input ({'; '.join(old.changes(plan))}); "
+            f"{folder.path} holds a segmentation with another recipe or input ({'; '.join(old.changes(plan))}); "
             "restore it to go on, choose another --out, or use --fresh to start over"
         )
 
 
-def check_memory(plan: LabelPlan, there: int | None) -> None:
-    """Refuse blocks that a worker of `there` bytes has no room for; None where its site does not say.
+def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:
+    """Refuse blocks too large for a worker of `worker_bytes`; None where the site does not say.
 
     Raises:
-        PlanError: with both, and what would fit.
+        PlanError: naming both, and a block that fits.
     """
-    if there is not None and plan.task_bytes > there:
+    if worker_bytes is not None and plan.task_bytes > worker_bytes:
         half = tuple(max(c, b // 2 // c * c) for b, c in zip(plan.block, plan.chunk, strict=True))
         raise PlanError(
             f"a task takes up to {plan.task_bytes / GIB:.1f} GiB for a block of {plan.block} voxels, a worker has "
-            f"{there / GIB:.1f} GiB; use fewer workers, or --set output.block={list(half)}"
+            f"{worker_bytes / GIB:.1f} GiB; use fewer workers, or --set output.block={list(half)}"
         )
 
 
-def _do(stage: Stage, job: LabelJob, workers: WorkerPool, journal: Journal, on_progress: OnProgress) -> None:
-    """Do what is left of `stage`."""
-    plan, done = job.plan, Noted.of(journal.path)
+def _do(stage: SegmentStage, job: SegmentJob, workers: WorkerPool, journal: Journal, on_progress: OnProgress) -> None:
+    """Do the unfinished tasks of `stage`."""
+    plan, done = job.plan, LabelProgress.from_journal(journal.path)
     total = stage.num_units(plan)
 
     def note(unit: int, reason: str) -> None:
@@ -318,64 +316,63 @@ def _do(stage: Stage, job: LabelJob, workers: WorkerPool, journal: Journal, on_p
         create_output(plan)
     num_done = len(done.results[stage.name])
     on_progress(stage.name, num_done, total)
-    left = [unit for unit in range(total) if unit not in done.results[stage.name]]
-    for _, record in finished(workers, stage.app, job, left, stage.wish, on_failure=note):
+    units = [unit for unit in range(total) if unit not in done.results[stage.name]]
+    for _, record in finished(workers, stage.app, job, units, stage.verb, on_failure=note):
         journal.append(record)
         num_done += 1
         on_progress(stage.name, num_done, total)
 
 
-def _check_graph(plan: LabelPlan, done: Noted, note: Callable[[int, str], None]) -> None:
-    """Refuse a graph that would take more memory than the recipe gives it, and `note` it.
+def _check_graph(plan: SegmentPlan, done: LabelProgress, note: Callable[[int, str], None]) -> None:
+    """Refuse a graph that needs more memory than the recipe gives it, and `note` the reason.
 
     Raises:
-        RunStopped: with what it would take.
+        RunStopped: naming both.
     """
-    num_pieces = sum(pieces for pieces, _ in done.results["pieces"].values())
+    num_fragments = sum(number for number, _ in done.results["pieces"].values())
     num_joins = sum(joins for joins, _ in done.results["edges"].values())
     num_edges = sum(edges for _, edges in done.results["edges"].values())
-    needed = bytes_needed(num_pieces, num_joins, num_edges, plan.recipe.objects)
-    given = plan.recipe.output.graph_gib * GIB
-    if needed > given:
-        why = (
-            f"the graph of {num_pieces:,} pieces and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
-            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; label with --fresh and more of either, "
+    needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
+    if needed > plan.recipe.output.graph_gib * GIB:
+        reason = (
+            f"the graph of {num_fragments:,} fragments and {num_edges:,} edges takes up to {needed / GIB:.1f} GiB, "
+            f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
             "a larger objects.background, or more objects.smooth"
         )
-        note(0, why)
-        raise RunStopped(why)
+        note(0, reason)
+        raise RunStopped(reason)
 
 
-def is_labelled(plan: LabelPlan, folder: RunFolder) -> bool:
-    """Return whether the labels of `plan` are whole, as far as the journal in `folder` says."""
-    if LabelPlan.load(folder.path) != plan:
+def is_segmented(plan: SegmentPlan, folder: RunFolder) -> bool:
+    """Return whether the labels of `plan` are complete, by the journal in `folder`."""
+    if SegmentPlan.load(folder.path) != plan:
         return False
-    return Noted.of(folder.journal).is_complete(plan)
+    return LabelProgress.from_journal(folder.journal).is_complete(plan)
 
 
-def _close(folder: RunFolder, plan: LabelPlan, journal: Journal, site: str) -> None:
-    """Delete scratch and what killed writers left, say in the output when and where it was made, and note that."""
+def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) -> None:
+    """Delete scratch and leftovers of killed writers, write the run's attributes, and note the metadata's checksums."""
     out = files.locate(plan.out)
     for path in sweep(out):
         log.info("deleted %s, which a killed writer left", path)
-    for name in (IDS, PIECES, EDGES):
+    for name in (IDS, FRAGMENTS, EDGES):
         if (folder.path / name).exists():
             delete(folder.path / name)
     (folder.path / NAMES).unlink(missing_ok=True)
     for path in files.partial_files(folder.path):
         path.unlink(missing_ok=True)
     records = [record for record in journal.records() if record.done]
-    moment = "%Y-%m-%dT%H:%M:%SZ"
-    said = {
+    time_format = "%Y-%m-%dT%H:%M:%SZ"
+    attributes = {
         "site": site,
-        "started": time.strftime(moment, time.gmtime(min(record.started for record in records))),
-        "ended": time.strftime(moment, time.gmtime(max(record.started + record.seconds for record in records))),
+        "started": time.strftime(time_format, time.gmtime(min(record.started for record in records))),
+        "ended": time.strftime(time_format, time.gmtime(max(record.started + record.seconds for record in records))),
         "hosts": sorted({record.host for record in records}),
         "output": plan.out,
         "folder": plan.search_path,
     }
     create_groups(out, f"{RUN_KEY}/attributes", "zarr3")
-    merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": said})})
+    merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": attributes})})
     keys = (level_key(level) for level in range(len(plan.factors)))
-    taken = metadata_sums(out, ["", *keys, RUN_KEY], METADATA_NAMES)
-    journal.append(Record(METADATA_STAGE, (), result=taken, started=time.time()))
+    sums = metadata_sums(out, ["", *keys, RUN_KEY], METADATA_NAMES)
+    journal.append(Record(METADATA_STAGE, (), result=sums, started=time.time()))

@@ -24,7 +24,7 @@ class Overlaps:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, found: np.ndarray, truth: np.ndarray) -> Overlaps:
+    def from_labels(cls, found: np.ndarray, truth: np.ndarray) -> Overlaps:
         """Return the table of a block; both (z, y, x), whole numbers."""
         return _joined(truth.ravel().astype(np.uint64), found.ravel().astype(np.uint64), None)
 

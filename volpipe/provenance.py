@@ -245,7 +245,7 @@ def read_origin(output: str | Path) -> RunOrigin:
     if "recipe" not in said:
         raise RunError(
             f"{output} says nothing of where it comes from: its attributes have no recipe under `volpipe`; name an "
-            "output of `volpipe run` or `volpipe label`"
+            "output of `volpipe run` or `volpipe segment`"
         )
     return understood(RunOrigin, said, output)
 
@@ -258,7 +258,7 @@ def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
     """
     place = files.locate(output if "://" in str(output) else Path(output).absolute())
     if not files.exists(place):
-        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe label`")
+        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     said, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
     run = {"output": str(place)} | (inner if isinstance(inner, dict) else {})
     return (said if isinstance(said, dict) else {}) | {"run": run}

@@ -125,7 +125,7 @@ class NetChoice(Section):
     that its code makes, which must be the same at each call.
     `trained_range` is what the plan prints beside the volume's grey levels: those that -1 and 1 stood for in training.
     `offsets`, of affinities: to which voxel (z, y, x) each channel leads; channels are named by them, and
-    `volpipe label` compares them with its own.
+    `volpipe segment` compares them with its own.
     """
 
     name: str = "unet3d"

@@ -1,7 +1,6 @@
-"""How long an evaluation takes, from one block that each worker scores.
+"""Time of an evaluation, forecast from one block that each worker scores.
 
-Not here: the scores (evaluate). Of an output that does not exist yet, zeros are scored, which takes as long; of labels,
-the reference itself.
+Not here: the scores (evaluate). Zeros stand in for an output that does not exist yet, the reference for labels.
 """
 
 from __future__ import annotations
@@ -23,55 +22,57 @@ from volpipe.tasks import gather
 
 @dataclass(frozen=True)
 class ScoreTime:
-    """How long an evaluation takes: `seconds` from its first task to its last, a guess where volumes are not there."""
+    """Forecast `seconds` of an evaluation, from first task to last; a guess where volumes do not exist yet."""
 
     seconds: float
     is_guess: bool
 
 
-def rehearse_scores(found: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path) -> ScoreTime:
-    """Return how long `found` takes, from a block that every worker scores at the same time.
+def calibrate_evaluation(
+    evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
+) -> ScoreTime:
+    """Return the forecast of `evaluation`, from a block that all workers score at the same time.
 
     Args:
-        found: what is compared.
-        missing: paths of the volumes in it that do not exist yet.
-        workers: who does it.
-        folder: for what stands in for those; it is deleted.
+        evaluation: the volumes to compare.
+        missing: paths of its volumes that do not exist yet.
+        workers: of the site.
+        folder: for their placeholders; it is deleted.
 
     Raises:
         RunStopped: the block cannot be scored.
     """
     num_workers = max(1, workers.slots["cpu"])
     try:
-        tried = _instead(found, missing, folder)
-        block = _whole_block(tried)
+        trial = _with_placeholders(evaluation, missing, folder)
+        block = _whole_block(trial)
         units = range(min(num_workers, MOST_WORKERS))
-        took = [each for (each,) in gather(workers, "try_scoring", (tried, block), units, "tried")]
+        seconds = [value for (value,) in gather(workers, "try_scoring", (trial, block), units, "tried")]
     finally:
         delete(folder)
-    rate = sum(took) / len(took) / tried.blocks.box(block).num_voxels
-    whole = rate * found.box.num_voxels
-    read = {volume.path for volume in (found.output, found.given) if volume is not None}
-    return ScoreTime(elapsed(whole, len(found.blocks), num_workers), not read.isdisjoint(missing))
+    rate = sum(seconds) / len(seconds) / trial.blocks.box(block).num_voxels
+    whole = rate * evaluation.box.num_voxels
+    read = {volume.path for volume in (evaluation.output, evaluation.given) if volume is not None}
+    return ScoreTime(elapsed(whole, len(evaluation.blocks), num_workers), not read.isdisjoint(missing))
 
 
-def _instead(found: Evaluation, missing: Collection[str], folder: Path) -> Evaluation:
-    """Return `found` with what stands in for volumes that do not exist yet."""
-    output, given = found.output, found.given
+def _with_placeholders(evaluation: Evaluation, missing: Collection[str], folder: Path) -> Evaluation:
+    """Return `evaluation` with placeholders for volumes that do not exist yet."""
+    output, given = evaluation.output, evaluation.given
     if output.path in missing:
-        output = found.reference if found.kind == "labels" else zeros_like(output, folder / "output")
+        output = evaluation.reference if evaluation.kind == "labels" else zeros_like(output, folder / "output")
     if given is not None and given.path in missing:
         given = zeros_like(given, folder / "given")
-    return dataclasses.replace(found, output=output, given=given)
+    return dataclasses.replace(evaluation, output=output, given=given)
 
 
-def _whole_block(found: Evaluation) -> int:
-    """Return a block in the middle, a whole one if there is any."""
-    middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(found.box.shape, BLOCK, strict=True))
-    return found.blocks.number(middle)
+def _whole_block(evaluation: Evaluation) -> int:
+    """Return a middle block, a whole one if any."""
+    middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(evaluation.box.shape, BLOCK, strict=True))
+    return evaluation.blocks.number(middle)
 
 
 def try_block(job: tuple[Evaluation, int], number: int) -> Record:
-    """Score a block; the record's result is how long that took."""
+    """Score a block; the record's result is its seconds."""
     record = score(*job)
     return dataclasses.replace(record, result=(record.seconds,))

@@ -30,25 +30,25 @@ def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
     table.add_column("")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    for name, found in sorted(scored.items(), key=lambda item: -item[1].psnr):
-        has_cubes = bool(found.curve)
-        cuts = (found.half, found.seventh, found.half_z, found.seventh_z)
+    for name, result in sorted(scored.items(), key=lambda item: -item[1].psnr):
+        has_cubes = bool(result.curve)
+        cuts = (result.half, result.seventh, result.half_z, result.seventh_z)
         shown = (_cut(cut, volume) if has_cubes else "too small" for cut in cuts)
-        table.add_row(name, f"{found.psnr:.2f}", f"{found.ssim:.4f}", *shown)
+        table.add_row(name, f"{result.psnr:.2f}", f"{result.ssim:.4f}", *shown)
     return table
 
 
-def label_table(found: LabelScores) -> Table:
+def label_table(result: LabelScores) -> Table:
     """Return the scores of labels, one a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    both = found.split + found.merge
-    table.add_row("VOI split + merge", f"{found.split:.3f} + {found.merge:.3f} = {both:.3f} bits")
-    table.add_row("adapted Rand error", f"{found.rand_error:.4f}")
-    table.add_row("IoU of the foreground", f"{found.foreground_iou:.4f}")
-    table.add_row("IoU of objects", f"{found.mean_iou:.4f}, the mean of each with its best")
-    precision = f"{found.precision_50:.4f} at IoU 0.5, {found.mean_precision:.4f} at 0.50 to 0.95"
+    both = result.split + result.merge
+    table.add_row("VOI split + merge", f"{result.split:.3f} + {result.merge:.3f} = {both:.3f} bits")
+    table.add_row("adapted Rand error", f"{result.rand_error:.4f}")
+    table.add_row("IoU of the foreground", f"{result.foreground_iou:.4f}")
+    table.add_row("IoU of objects", f"{result.mean_iou:.4f}, the mean of each with its best")
+    precision = f"{result.precision_50:.4f} at IoU 0.5, {result.mean_precision:.4f} at 0.50 to 0.95"
     table.add_row("average precision", precision)
-    table.add_row("objects", f"{found.num_found:,} found, {found.num_truth:,} in the reference")
+    table.add_row("objects", f"{result.num_found:,} found, {result.num_truth:,} in the reference")
     return table
 
 

@@ -123,7 +123,7 @@ def _of_labels(output: str | Path) -> Status | None:
         return None
     remark = ""
     if found.is_gone:
-        remark = "its output is gone; `volpipe label --fresh` makes it again"
+        remark = "its output is gone; `volpipe segment --fresh` makes it again"
     elif found.is_complete:
         remark = f"{found.num_objects:,} objects; what each is, is in {found.table}"
     totals = {name: took for name, took in found.totals.items() if took.tasks}

@@ -324,5 +324,5 @@ def location_of(output: str | Path) -> RunFolder:
     place = files.locate(output) if "://" in str(output) else Path(output).absolute()
     folder = RunFolder.of_output(place)
     if not folder.path.exists() and not files.exists(place):
-        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe label`")
+        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     return folder
