@@ -26,8 +26,8 @@ from volpipe.checkpoints import checkpoints
 from volpipe.course import follow, last_step
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
-from volpipe.ranks import MEETING, Crew, PeerLost, joined
-from volpipe.seats import ABANDONED, PEER_LOST, Seat
+from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
+from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
 
@@ -88,15 +88,15 @@ def test_ranks_may_change_while_the_windows_of_a_step_stay(folder: Path) -> None
         learn(folder, "t", 2, "train.ranks=2", "train.batch=2")
 
 
-def test_a_crew_of_one_changes_nothing() -> None:
+def test_a_group_of_one_rank_changes_nothing() -> None:
     net = nn.Linear(2, 1)
     net(torch.ones(1, 2)).sum().backward()
     before = net.weight.grad
     assert before is not None
     kept = before.clone()
-    Crew().average_gradients(net)
+    RankGroup().average_gradients(net)
     assert torch.equal(net.weight.grad, kept)  # type: ignore[arg-type]
-    assert Crew().average_numbers({"loss": 0.1}, "cpu") == {"loss": 0.1}
+    assert RankGroup().average_numbers({"loss": 0.1}, "cpu") == {"loss": 0.1}
 
 
 def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
@@ -110,21 +110,21 @@ def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
 def begin_rank(folder: Path, rank: int, *, fail_at: int = 1000) -> Future[int]:
     """Train as one of two ranks in a thread; before its `fail_at`-th step it ends with an error of its own."""
     future: Future[int] = Future()
-    seat = Seat(rank, 2, "attempt 1 of this")
+    info = RankInfo(rank, 2, "attempt 1 of this")
 
     def work() -> None:
         try:
-            with joined(seat, folder / "t", lambda: None) as crew:
+            with join_ranks(info, folder / "t", lambda: None) as group:
                 if rank:
-                    average, calls = crew.average, iter(range(10_000))
+                    average, calls = group.average, iter(range(10_000))
 
                     def failing(tensors: list[torch.Tensor]) -> None:
                         if next(calls) == 2 * fail_at:
                             raise ValueError("of its own")
                         average(tensors)
 
-                    crew.average = failing  # type: ignore[method-assign, assignment]
-                future.set_result(train(recipe(folder, "train.ranks=2"), folder / "t", str(folder), crew=crew))
+                    group.average = failing  # type: ignore[method-assign, assignment]
+                future.set_result(train(recipe(folder, "train.ranks=2"), folder / "t", str(folder), group=group))
         except Exception as error:
             future.set_exception(error)
 
@@ -189,12 +189,15 @@ def test_a_rank_waits_in_vain_for_an_attempt_that_is_abandoned_or_never_full(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / ABANDONED).write_text("this")
-    with pytest.raises(PeerLost, match="rank 1 does not begin"), joined(Seat(1, 2, "this"), folder, lambda: None):
+    with (
+        pytest.raises(PeerLost, match="rank 1 does not begin"),
+        join_ranks(RankInfo(1, 2, "this"), folder, lambda: None),
+    ):
         pass
     monkeypatch.setattr(ranks, "MEET_SECONDS", 0.3)
     with (
         pytest.raises(RuntimeError, match="not all 2 ranks were running; give fewer"),
-        joined(Seat(0, 2, "that"), folder, lambda: None),
+        join_ranks(RankInfo(0, 2, "that"), folder, lambda: None),
     ):
         pass
 
@@ -208,7 +211,7 @@ def test_rank_0_listens_on_the_address_towards_the_driver_alone(folder: Path) ->
         listening.extend(str(each.laddr.ip) for each in found)
         (folder / ABANDONED).write_text("this")
 
-    with pytest.raises(PeerLost), joined(Seat(0, 2, "this"), folder, look):
+    with pytest.raises(PeerLost), join_ranks(RankInfo(0, 2, "this"), folder, look):
         pass
     assert "127.0.0.1" in listening
     assert not {"0.0.0.0", "::"} & set(listening)
@@ -223,15 +226,15 @@ def meet(folder: Path) -> list[float]:
     """Let two ranks meet; return the mean of their numbers as each of them has it."""
 
     def sit(rank: int) -> float:
-        with joined(Seat(rank, 2, "this"), folder, lambda: None) as crew:
-            return crew.average_numbers({"rank": rank}, "cpu")["rank"]
+        with join_ranks(RankInfo(rank, 2, "this"), folder, lambda: None) as group:
+            return group.average_numbers({"rank": rank}, "cpu")["rank"]
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(sit, (0, 1)))
 
 
-def place_of(folder: Path) -> dict[str, Any]:  # Any: JSON
-    found: dict[str, Any] = json.loads((folder / MEETING).read_text())  # Any: JSON
+def rendezvous_in(folder: Path) -> dict[str, Any]:  # Any: JSON
+    found: dict[str, Any] = json.loads((folder / RENDEZVOUS).read_text())  # Any: JSON
     return found
 
 
@@ -255,14 +258,14 @@ def _in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_writes_its_full_name_and_where_nobody_knows_it_its_address_is_taken(folder: Path) -> None:
     """A dot ends the name, so that no search domain is tried: here it is what makes it unknown."""
     assert meet(folder) == [0.5, 0.5]
-    assert (place_of(folder)["name"], place_of(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
+    assert (rendezvous_in(folder)["name"], rendezvous_in(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_name_that_resolves_is_followed_before_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = ranks._publish
     elsewhere = {"name": "localhost", "host": "127.0.0.2"}  # where nobody listens
-    monkeypatch.setattr(ranks, "_publish", lambda folder, place: publish(folder, {**place, **elsewhere}))
+    monkeypatch.setattr(ranks, "_publish", lambda folder, rendezvous: publish(folder, {**rendezvous, **elsewhere}))
     assert meet(folder) == [0.5, 0.5]
 
 
@@ -282,7 +285,7 @@ def test_rank_0_writes_no_name_that_would_not_lead_to_it(
     monkeypatch.setattr("socket.getfqdn", lambda: fqdn)
     monkeypatch.setattr("socket.gethostbyname", lambda name: address)
     assert meet(folder) == [0.5, 0.5]
-    assert (place_of(folder)["name"], place_of(folder)["host"]) == (None, "127.0.0.1")
+    assert (rendezvous_in(folder)["name"], rendezvous_in(folder)["host"]) == (None, "127.0.0.1")
 
 
 @pytest.mark.slow

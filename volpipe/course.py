@@ -18,14 +18,14 @@ from volpipe.driver import logging_to
 from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
 from volpipe.folder import RunFolder
 from volpipe.journal import Record
-from volpipe.lesson import Training, learn
+from volpipe.lesson import Training, train_task
 from volpipe.nets import describe
 from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
 from volpipe.run import told_in
-from volpipe.seats import ABANDONED, PEER_LOST, Seat
+from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
 from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.training_data import check_data
 
@@ -250,7 +250,11 @@ class Course:
         log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, place)
         self._futures = [
             self._workers.send(
-                "gpu", learn, str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
+                "gpu",
+                train_task,
+                str(self.folder),
+                self.session,
+                RankInfo(rank, ranks, self._attempt, self._workers.address),
             )
             for rank in range(ranks)
         ]

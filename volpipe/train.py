@@ -30,7 +30,7 @@ from volpipe.errors import RunError
 from volpipe.events import append_event, write_events
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import NetFacts, build_net, describe
-from volpipe.ranks import Crew
+from volpipe.ranks import RankGroup
 from volpipe.samples import Sampler
 from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.validate import Held, hold, predict, validate
@@ -44,7 +44,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 Triple = tuple[int, int, int]
 DEFAULT_THREADS = torch.get_num_threads()  # a worker may have had a training with another number before
 SEEDING = threading.Lock()  # torch's numbers are one row for all threads of a process, as of the site "threads"
-ALONE = Crew()
+SINGLE_RANK = RankGroup()
 
 Batch = tuple[Tensor, Tensor]  # what the net sees, and the truth: (n, c, z, y, x), float32
 
@@ -111,7 +111,7 @@ def train(
     folder: Path,
     search_path: str = "",
     check: Callable[[], None] = lambda: None,
-    crew: Crew = ALONE,
+    group: RankGroup = SINGLE_RANK,
 ) -> int:
     """Take the steps of `recipe` that `folder` lacks; return how many there are then.
 
@@ -121,25 +121,25 @@ def train(
             training where it next validates or writes a checkpoint.
         search_path: folder that the recipe's relative names count from.
         check: called before anything is written; it raises where this process may not write any more.
-        crew: those who take each step together.
+        group: the ranks that take each step together.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
         trainee = make_trainee(recipe, search_path)
-    _resume(trainee, folder, crew)
+    _resume(trainee, folder, group)
     check()
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    keeper = Keeper(recipe, facts, sampler, folder, check, crew)
-    batches = ahead(_batches(recipe, sampler, trainee.step, crew), BATCHES_AHEAD)
+    keeper = Keeper(recipe, facts, sampler, folder, check, group)
+    batches = ahead(_batches(recipe, sampler, trainee.step, group), BATCHES_AHEAD)
     with contextlib.closing(batches), keeper.keeping(trainee):  # type: ignore[type-var]
         while trainee.step < recipe.train.steps:
-            entry = take_step(trainee, recipe, facts.scale, batches, crew)
+            entry = take_step(trainee, recipe, facts.scale, batches, group)
             if keeper.keep(trainee, entry):
                 log.info("asked to stop after step %d", trainee.step)
                 return trainee.step
-    if crew.leads:
+    if group.is_rank_zero:
         save_weights(folder / WEIGHTS, trainee.average.state_dict())
     return trainee.step
 
@@ -153,13 +153,13 @@ class Keeper:
     sampler: Sampler
     folder: Path
     check: Callable[[], None]
-    crew: Crew
+    group: RankGroup
     _write: Callable[[Mapping[str, float]], None] = lambda entry: None
 
     @contextlib.contextmanager
     def keeping(self, trainee: Trainee) -> Iterator[None]:
         """Have the log open meanwhile."""
-        if not self.crew.leads:
+        if not self.group.is_rank_zero:
             yield
             return
         with open_log(self.folder, trainee.step) as self._write:
@@ -176,13 +176,13 @@ class Keeper:
             self._write(entry)
             return False
         stops = 0
-        if self.crew.leads:
+        if self.group.is_rank_zero:
             self._write({**entry, **self.examiner.examine(trainee)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
                 save_checkpoint(self.folder / CHECKPOINTS, step, trainee.state(), choice.keep)
-        return bool(self.crew.agree(f"stop at {step}", stops))
+        return bool(self.group.from_rank_zero(f"stop at {step}", stops))
 
     @cached_property
     def examiner(self) -> Examiner:
@@ -218,15 +218,15 @@ def _is_due(step: int, every: int, last: int) -> bool:
 
 
 def take_step(
-    trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch], crew: Crew = ALONE
+    trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch], group: RankGroup = SINGLE_RANK
 ) -> dict[str, float]:
-    """Take one step, and return what is logged of it: means over the ranks of `crew`."""
+    """Take one step, and return what is logged of it: means over the ranks of `group`."""
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
         torch.manual_seed(choice.seed * 1_000_003 + trainee.step)  # of dropout and its like
     rate = choice.rate(trainee.step)
-    for group in trainee.optimiser.param_groups:
-        group["lr"] = rate
+    for parameters in trainee.optimiser.param_groups:
+        parameters["lr"] = rate
     trainee.optimiser.zero_grad(set_to_none=True)
     sums: dict[str, float] = {}
     for _ in range(choice.accumulate):
@@ -235,13 +235,13 @@ def take_step(
         waited += time.perf_counter() - before
         for name, value in _learn(trainee, recipe, given, truth, scale).items():
             sums[name] = sums.get(name, 0.0) + value / choice.accumulate
-    crew.average_gradients(trainee.net)  # before they are looked at for infinities, so that all ranks find the same
+    group.average_gradients(trainee.net)  # before they are looked at for infinities, so that all ranks find the same
     norm = _update(trainee, choice)
     if trainee.judge is not None:
-        crew.average_gradients(trainee.judge.net)
+        group.average_gradients(trainee.judge.net)
         trainee.judge.update()
     trainee.step += 1
-    sums = crew.average_numbers(sums, trainee.device)
+    sums = group.average_numbers(sums, trainee.device)
     if not math.isfinite(sums["loss"]):
         raise RunError(
             f"step {trainee.step}: the loss is {sums['loss']}; give a smaller train.learning_rate or train.clip, or "
@@ -294,28 +294,28 @@ def _update(trainee: Trainee, choice: Steps) -> float:
     return float(norm)
 
 
-def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, crew: Crew) -> Iterator[Batch]:
+def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, group: RankGroup) -> Iterator[Batch]:
     """Yield the batches of all steps from `step` on, for ever; of n ranks, rank r has every n-th sample, from r on."""
-    size = recipe.train.batch * crew.size
+    size = recipe.train.batch * group.size
     number = step * size * recipe.train.accumulate
     while True:
-        found = [sampler.sample(n) for n in range(number + crew.rank, number + size, crew.size)]
+        found = [sampler.sample(n) for n in range(number + group.rank, number + size, group.size)]
         given, truth = np.stack([s.given for s in found]), np.stack([s.truth for s in found])
         yield torch.from_numpy(given), torch.from_numpy(truth)
         number += size
 
 
-def _resume(trainee: Trainee, folder: Path, crew: Crew) -> None:
+def _resume(trainee: Trainee, folder: Path, group: RankGroup) -> None:
     """Go on from the newest checkpoint in `folder`, if there is one; that which rank 0 finds."""
     found = checkpoints(folder / CHECKPOINTS)
-    step = crew.agree("begin at", step_of(found[-1]) if found else 0)
+    step = group.from_rank_zero("begin at", step_of(found[-1]) if found else 0)
     if step:
         trainee.load(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
         log.info("going on from step %d", step)
         return
     judge = [] if trainee.judge is None else [trainee.judge.net]
     for net in (trainee.net, trainee.average, *judge):
-        crew.share(list(net.state_dict().values()))  # not every net draws the same weights each time
+        group.broadcast(list(net.state_dict().values()))  # not every net draws the same weights each time
 
 
 @contextlib.contextmanager
