@@ -100,7 +100,6 @@ class UNet3D(nn.Module):
             self.ups.append(two_convolutions(fine + coarse, fine, kernel, norm, activation))
         self.last = nn.Conv3d(features[0], out_channels, 1)
         self.norm, self.output, self.residual = norm, output, residual
-        self.logits = False  # true: the sigmoid is left to the loss, while a net learns
         self.draw_weights()
 
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -116,7 +115,7 @@ class UNet3D(nn.Module):
     def tile_invariant(self) -> bool:
         return self.norm == "none" or (self.norm == "batch" and not self.training)
 
-    def forward(self, x: Tensor) -> Tensor:  # n,c,z,y,x
+    def forward(self, x: Tensor, logits: bool = False) -> Tensor:  # n,c,z,y,x; logits: no sigmoid, for a loss
         y, skips = self.downs[0](x), []  # n,f0,z,y,x
         for pool, down in zip(self.pools, self.downs[1:], strict=True):
             skips.append(y)
@@ -126,7 +125,7 @@ class UNet3D(nn.Module):
         y = self.last(y)  # n,C,z,y,x
         if self.residual:
             y = y + x
-        return torch.sigmoid(y) if self.output == "sigmoid" and not self.logits else y
+        return torch.sigmoid(y) if self.output == "sigmoid" and not logits else y
 
     def longest_way(self) -> list[nn.Module]:
         """Return the layers from input to output through the bottom; every skip sees less than this way."""

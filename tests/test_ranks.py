@@ -23,13 +23,14 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe import ranks
 from volpipe.checkpoints import checkpoints
-from volpipe.course import follow, last_step
+from volpipe.course import follow
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
 from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
 from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
 from volpipe.train import train
-from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
+from volpipe.training import WEIGHTS, TrainRecipe, load_training
+from volpipe.training_logs import last_step
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -141,7 +142,7 @@ def test_where_a_rank_fails_the_other_ends_at_once_and_says_that_it_was_left(fol
     with pytest.raises(PeerLost, match="rank 0 lost another of the 2 ranks"):
         first.result(60)
     assert time.monotonic() - failed < 20
-    assert last_step(folder / "t" / LOSSES) == 3
+    assert last_step(folder / "t") == 3
 
 
 @dataclass
@@ -295,7 +296,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_training_goes_on_to_the_
     whole = learn(folder, "whole", 2, *settings)
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "train", "recipe.toml", "--out", "cut", *options, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 120)
+    wait_until(lambda: last_step(folder / "cut") > 7, 120)
     first_rank(folder).kill()
     ended = finish(folder, process, 200)
     assert ended.code == 0, ended.err

@@ -13,8 +13,9 @@ from pods import IMAGE, SITE, cluster_for
 from slurm import Slurm, kill, lacking, running_slurm
 from trainings import Threads, losses_in, make_folder
 
-from volpipe.course import follow, last_step
-from volpipe.training import LOSSES, WEIGHTS, load_training
+from volpipe.course import follow
+from volpipe.training import WEIGHTS, load_training
+from volpipe.training_logs import last_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # test_ranks.py has a quicker sibling
 
@@ -56,7 +57,7 @@ def check(folder: Path, site: str, environment: Mapping[str, str], harm: Callabl
     options = [part for setting in SETTINGS for part in ("--set", setting)]
     told = {"XDG_CONFIG_HOME": str(folder / "no-settings"), **environment}
     process = begin(folder, "train", "recipe.toml", "--config", site, "--out", "cut", *options, **told)
-    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 200)
+    wait_until(lambda: last_step(folder / "cut") > 7, 200)
     harm()
     ended = finish(folder, process, 250)
     assert ended.code == 0, ended.err

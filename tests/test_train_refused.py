@@ -22,7 +22,7 @@ from volpipe.errors import PlanError, RecipeError
 from volpipe.nets import build_net
 from volpipe.recipe import NetChoice
 from volpipe.sweep import load_sweep, run_sweep
-from volpipe.train import make_trainee
+from volpipe.train import make_train_state
 from volpipe.training import TrainRecipe, load_training
 from volpipe.tune import load_tuning, run_tuning
 
@@ -100,7 +100,7 @@ def test_what_is_refused_runs_and_could_not_have_been_trained(folder: Path, name
     seen = torch.from_numpy(SEEN)
     assert torch.allclose(build_net(choice, str(folder))(seen), Smooth().eval()(seen), atol=1e-5)
     with pytest.raises((RuntimeError, NotImplementedError, ValueError)):
-        make_trainee(with_net(name), str(folder))
+        make_train_state(with_net(name), str(folder))
 
 
 def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(folder: Path) -> None:

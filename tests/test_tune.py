@@ -18,10 +18,10 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe import tune
 from volpipe.checkpoints import checkpoints
-from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.train import train
 from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
+from volpipe.training_logs import last_step
 from volpipe.trials import Row
 from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning
 
@@ -230,7 +230,7 @@ def test_killed_with_its_workers_a_search_goes_on_where_it_was(
     text = (folder / "recipe.toml").read_text().replace("steps = 6", "steps = 60")
     (folder / "recipe.toml").write_text(text)
     process = begin(folder, "tune", "recipe.toml", VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.tune" / "000" / LOSSES) > 3, 120)
+    wait_until(lambda: last_step(folder / "recipe.tune" / "000") > 3, 120)
     for killed in [process, *processes_in(folder)]:
         with suppress(psutil.NoSuchProcess):  # some end with those before them
             killed.send_signal(signal.SIGKILL)

@@ -26,8 +26,9 @@ from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
 from volpipe.run import told_in
 from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
-from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.training_data import check_data
+from volpipe.training_logs import last_step
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def follow(
                 course = Course(folder, training, workers, session)
                 while not course.look():
                     wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
-                    step = last_step(folder.path / LOSSES)
+                    step = last_step(folder.path)
                     on_step(step)
                     presence.tell({"train": StageNote(step, recipe.train.steps)})
             stopped = not is_complete(folder.path, recipe)
@@ -314,15 +315,3 @@ def _reason(future: Future[Record]) -> str:
 def _is_bad(future: Future[Record]) -> bool:
     record = _record(future)
     return record is None or bool(record.failed)
-
-
-def last_step(path: Path) -> int:
-    """Return the last step that is logged at `path`, 0 where there is none."""
-    import json
-
-    if not path.is_file():
-        return 0
-    with path.open("rb") as lines:
-        lines.seek(max(0, path.stat().st_size - 4096))
-        whole = [line for line in lines.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-    return int(json.loads(whole[-1])["step"]) if whole else 0

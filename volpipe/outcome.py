@@ -15,7 +15,8 @@ from volpipe.provenance import settings_of
 from volpipe.recipe import Normalise, Recipe
 from volpipe.training import WEIGHTS, Data, TrainRecipe
 from volpipe.training_data import place_of
-from volpipe.trials import SCORES, read_log
+from volpipe.training_logs import read_log
+from volpipe.trials import SCORES
 from volpipe.volume import open_volume
 
 CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder

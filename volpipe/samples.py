@@ -41,12 +41,12 @@ class Sample:
     Where volumes have labels, the truth is what `targets` says of them, a channel for each offset.
     """
 
-    given: np.ndarray
+    inputs: np.ndarray
     truth: np.ndarray
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """A volume to learn from, open.
 
     Attributes:
@@ -130,58 +130,58 @@ class Sampler:
     def sample(self, number: int) -> Sample:
         """Return sample `number`, the same each time."""
         rng = np.random.default_rng((self.recipe.train.seed, number))
-        home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
-        source = self.sources[home.choice(len(self.sources), p=self.shares)]
+        place_rng = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
+        source = self.sources[place_rng.choice(len(self.sources), p=self.shares)]
         if source.stored is not None:
-            return self._pair(source, self._taken(source, source.stored, rng), None, rng)
-        box = self._drawn(source, home, rng)
-        return self._pair(source, self._around(source, box), source.labels_in(box), rng)
+            return self._pair(source, self._draw_stored(source, source.stored, rng), None, rng)
+        box = self._draw_box(source, place_rng, rng)
+        return self._pair(source, self._read(source, box), source.labels_in(box), rng)
 
-    def pair(self, source: Source, box: Box) -> Sample:
+    def pair(self, source: SampleSource, box: Box) -> Sample:
         """Return the truth in `box` of `source`, and what the net is to see of it, neither turned nor stretched."""
-        return self._pair(source, self._around(source, box), source.labels_in(box), None)
+        return self._pair(source, self._read(source, box), source.labels_in(box), None)
 
     def _pair(
-        self, source: Source, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
+        self, source: SampleSource, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
     ) -> Sample:
         """Return what is learnt from `data`, which has its `context`; turned and stretched by `rng`, if any."""
         turn = Turn()
         if rng is None:
             gain, offset = np.float32(1), np.float32(0)
-            given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
+            inputs = self._degrade(data, source, np.random.default_rng(self.recipe.train.seed))
         else:
             turn = Turn.draw(self.recipe.samples, rng)
             data = turn.apply(data)
-            given = self._given(data, source, rng)
+            inputs = self._degrade(data, source, rng)
             gain, offset = self._intensity(rng)
         if labels is not None:  # turned first: an offset has a direction
-            return Sample(source.normalise.apply(given) * gain + offset, self.targets(turn.apply(labels)))
+            return Sample(source.normalise.apply(inputs) * gain + offset, self.targets(turn.apply(labels)))
         inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
-        given, truth = (source.normalise.apply(part) * gain + offset for part in (given, data[(slice(None), *inner)]))
-        return Sample(given, truth)
+        inputs, truth = (source.normalise.apply(part) * gain + offset for part in (inputs, data[(slice(None), *inner)]))
+        return Sample(inputs, truth)
 
     def targets(self, labels: np.ndarray) -> np.ndarray:
         """Return what the net is to give where `labels` (z, y, x) are: (offset, z, y, x), float32."""
         choice = self.recipe.affinities
         return targets(labels, choice.offsets, choice.ignore).astype(np.float32)
 
-    def seen(self, source: Source, box: Box, rng: np.random.Generator) -> np.ndarray:
+    def degraded(self, source: SampleSource, box: Box, rng: np.random.Generator) -> np.ndarray:
         """Return what the net sees of `box` of `source`, (z, y, x), in units of the volume."""
-        return np.asarray(self._given(self._around(source, box), source, rng)[0])
+        return np.asarray(self._degrade(self._read(source, box), source, rng)[0])
 
-    def _around(self, source: Source, box: Box) -> np.ndarray:
+    def _read(self, source: SampleSource, box: Box) -> np.ndarray:
         """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
-        data: np.ndarray = source.reader.read_mirrored(self._widened(box)).astype(np.float32)
+        data: np.ndarray = source.reader.read_mirrored(self._with_context(box)).astype(np.float32)
         check_finite(source.volume, data, box)
         return data
 
-    def _widened(self, box: Box) -> Box:
+    def _with_context(self, box: Box) -> Box:
         return Box(
             tuple(a - c for a, c in zip(box.start, self.context, strict=True)),
             tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
         )
 
-    def _taken(self, source: Source, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
+    def _draw_stored(self, source: SampleSource, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
         """Return a stored window that touches nothing held out, (c, z, y, x)."""
         for _ in range(MOST_DRAWS):
             number = int(rng.integers(len(stored)))
@@ -190,26 +190,26 @@ class Sampler:
                 return window
         raise self._nothing_free(source)
 
-    def _drawn(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> Box:
+    def _draw_box(self, source: SampleSource, place_rng: np.random.Generator, rng: np.random.Generator) -> Box:
         """Return the box of a window anywhere in a volume, by `home`, or near there, by `rng`, where windows stay."""
-        most = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
+        last_corner = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
         for _ in range(MOST_DRAWS):
-            corner = tuple(int(home.integers(0, m + 1)) for m in most)
+            corner = tuple(int(place_rng.integers(0, m + 1)) for m in last_corner)
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
-                near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, most, strict=True)]
+                near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, last_corner, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
             box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
-            if source.is_free(self._widened(box)):
+            if source.is_free(self._with_context(box)):
                 return box
         raise self._nothing_free(source)
 
-    def _nothing_free(self, source: Source) -> PlanError:
+    def _nothing_free(self, source: SampleSource) -> PlanError:
         return PlanError(
             f"no window of {self.shape} voxels in {MOST_DRAWS} lay outside the held-out box {source.held_out} of "
             f"{source.volume}; make samples.shape or the box smaller"
         )
 
-    def _check_holds(self, source: Source) -> None:
+    def _check_holds(self, source: SampleSource) -> None:
         """Refuse a volume that is smaller than a window, and stored windows of another shape."""
         if source.stored is not None:
             due = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
@@ -221,18 +221,18 @@ class Sampler:
             return
         check_holds(source.volume, self.shape)
 
-    def _given(self, data: np.ndarray, source: Source, rng: np.random.Generator) -> np.ndarray:
+    def _degrade(self, data: np.ndarray, source: SampleSource, rng: np.random.Generator) -> np.ndarray:
         """Return what is seen of `data`, in units of the volume."""
         choice, dtype = self.recipe.degrade, source.volume.dtype
-        given = degrade(data, choice.kind, self.scale)
+        inputs = degrade(data, choice.kind, self.scale)
         if choice.blur:
-            given = blurred(given, rng.uniform(0, choice.blur))
+            inputs = blurred(inputs, rng.uniform(0, choice.blur))
         if choice.noise:
             deviation = np.float32(rng.uniform(0, choice.noise))
-            given = given + deviation * rng.standard_normal(given.shape, np.float32)
+            inputs = inputs + deviation * rng.standard_normal(inputs.shape, np.float32)
         if choice.uneven or choice.missing:
-            given = given * self._slice_gains(given.shape[1], rng)
-        return to_dtype(given, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else given
+            inputs = inputs * self._slice_gains(inputs.shape[1], rng)
+        return to_dtype(inputs, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else inputs
 
     def _slice_gains(self, num_slices: int, rng: np.random.Generator) -> np.ndarray:
         """Return by what each slice of the input is multiplied, (z, y, x), float32."""
@@ -248,7 +248,7 @@ class Sampler:
         return np.float32(rng.uniform(*choice.gain)), np.float32(rng.uniform(-choice.offset, choice.offset))
 
 
-def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
+def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:
     """Return the volume that `data` names, opened, with what is held out and its normalisation.
 
     Raises:
@@ -258,10 +258,10 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
         place = place_of(data.path, search_path)
         stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
         kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
-        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
+        return SampleSource(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
     found = open_data(data, normalise, search_path)
     known = affine(normalise, found.volume.dtype, None)
-    return Source(found.volume, found.held_out, known, labels=found.labels, weight=data.weight)
+    return SampleSource(found.volume, found.held_out, known, labels=found.labels, weight=data.weight)
 
 
 def _triple(values: Iterable[int]) -> Triple:

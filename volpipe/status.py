@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.course import last_step, newest
+from volpipe.course import newest
 from volpipe.driver import Missing, inspect_run
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.folder import RunFolder
@@ -22,6 +22,7 @@ from volpipe.presence import Driver, StageNote, find_driver
 from volpipe.run import Totals
 from volpipe.sweep import SWEEP_FILE
 from volpipe.training import LOSSES
+from volpipe.training_logs import last_step
 from volpipe.trials import TABLE
 from volpipe.tune import STUDY
 
@@ -161,7 +162,7 @@ def _of_training(output: str) -> Status | None:
     if training is None:
         return None
     steps = training.recipe.train.steps
-    done = max(newest(folder), last_step(folder / LOSSES))
+    done = max(newest(folder), last_step(folder))
     driver = find_driver(folder, folder / LOSSES)
     is_whole = newest(folder) >= steps
     return Status("training", output, is_whole, driver, {"train": StageNote(min(done, steps), steps)})

@@ -9,7 +9,7 @@ import copy
 import csv
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from volpipe.course import OURS, TICK_SECONDS, Course, Senders, TrainingFailed, 
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.lesson import Training
-from volpipe.training import LOSSES, TrainRecipe, check_same
+from volpipe.training import TrainRecipe, check_same
+from volpipe.training_logs import read_log
 
 log = logging.getLogger(__name__)
 
@@ -116,15 +117,6 @@ def row_of(trial: Trial, folder: Path, state: str, reason: str = "") -> Row:
         state,
         reason,
     )
-
-
-def read_log(folder: Path, is_wanted: Callable[[str], bool] = bool) -> list[dict[str, float]]:
-    """Return the lines of a training's log that are wanted; the last is left out while it is being written."""
-    path = folder / LOSSES
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n") and is_wanted(line)]
 
 
 def store_table(rows: Sequence[Row], folder: Path) -> None:
