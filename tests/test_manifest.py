@@ -17,7 +17,7 @@ from pods import SlowPods, cluster_for
 from trainings import Threads, losses_in, make_folder
 from volumes import fingerprint
 
-from volpipe.course import follow
+from volpipe.course import run_training
 from volpipe.interrupts import INTERRUPTED
 from volpipe.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
@@ -273,7 +273,9 @@ def test_a_training_in_the_cluster_goes_on_after_its_driver_was_disturbed(
     slow = SlowPods(tmp_path / "pods", seconds=0, cluster=cluster)
     folder = make_folder(slow.folder)
     settings = ("train.steps=200", "train.checkpoint_every=5")
-    follow(load_training(folder / "recipe.toml", settings), folder / "whole", Threads(1).start, search_path=folder)
+    run_training(
+        load_training(folder / "recipe.toml", settings), folder / "whole", Threads(1).start, search_path=folder
+    )
     options = [part for setting in settings for part in ("--set", setting)]
     job = job_of(slow, cluster, "train", "recipe.toml", "--config", slow.site, "--out", "cut", *options)
     drivers: list[str] = []

@@ -23,7 +23,7 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe import ranks
 from volpipe.checkpoints import checkpoints
-from volpipe.course import follow
+from volpipe.course import run_training
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
 from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
@@ -53,7 +53,7 @@ def recipe(folder: Path, *settings: str) -> TrainRecipe:
 
 
 def learn(folder: Path, name: str, slots: int, *settings: str) -> Path:
-    follow(recipe(folder, *settings), folder / name, Threads(slots).start, search_path=folder)
+    run_training(recipe(folder, *settings), folder / name, Threads(slots).start, search_path=folder)
     return folder / name
 
 
@@ -171,13 +171,13 @@ class Told:
 def test_the_reason_of_the_rank_that_failed_is_the_one_that_is_told(folder: Path) -> None:
     workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)])
     with pytest.raises(RunStopped, match="after step 0: ValueError: of its own"):
-        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+        run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
 
 
 def test_a_connection_that_broke_is_tried_again_as_a_lost_worker_is(folder: Path) -> None:
     workers = Told([("PeerLost: rank 0 lost another", True), ("PeerLost: rank 1 lost another", True)] * 4)
     with pytest.raises(RunStopped, match=r"3 workers were lost after step 0, .* PeerLost: rank 0 lost another"):
-        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+        run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
     assert len(workers.ends) == 2
 
 

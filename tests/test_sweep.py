@@ -17,7 +17,7 @@ from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
 from volpipe.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
-from volpipe.trials import Row, placed
+from volpipe.trials import TrialResult, with_overrides
 from volpipe.tune import load_tuning
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, SWEEP)
 
 
-def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:
+def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
     sweep = load_sweep(folder / "recipe.toml", settings)
     return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh)
 
@@ -52,14 +52,14 @@ def test_a_product_has_every_combination_and_zip_pairs_them() -> None:
 
 def test_values_are_put_at_their_keys_and_the_recipe_stays_as_it_was() -> None:
     tree: dict[str, Any] = {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
-    found = placed(tree, {"data.1.path": "c", "net.options.features": 8, "train.steps": 2})
+    found = with_overrides(tree, {"data.1.path": "c", "net.options.features": 8, "train.steps": 2})
     assert found["data"] == [{"path": "a"}, {"path": "c"}]
     assert (found["net"], found["train"]) == ({"options": {"features": 8}}, {"steps": 2})
     assert tree == {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
     with pytest.raises(RecipeError, match="the recipe has no 2 there, but 2 tables"):
-        placed(tree, {"data.2.path": "c"})
+        with_overrides(tree, {"data.2.path": "c"})
     with pytest.raises(RecipeError, match="steps is 1, not a table"):
-        placed(tree, {"train.steps.more": 1})
+        with_overrides(tree, {"train.steps.more": 1})
 
 
 @pytest.mark.parametrize(

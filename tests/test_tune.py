@@ -22,7 +22,7 @@ from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.train import train
 from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training_logs import last_step
-from volpipe.trials import Row
+from volpipe.trials import TrialResult
 from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, TUNE)
 
 
-def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:
+def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
     tuning = load_tuning(folder / "recipe.toml", settings)
     return run_tuning(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh)
 

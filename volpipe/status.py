@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.course import newest
+from volpipe.course import newest_step
 from volpipe.driver import Missing, inspect_run
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.folder import RunFolder
@@ -162,9 +162,9 @@ def _of_training(output: str) -> Status | None:
     if training is None:
         return None
     steps = training.recipe.train.steps
-    done = max(newest(folder), last_step(folder))
+    done = max(newest_step(folder), last_step(folder))
     driver = find_driver(folder, folder / LOSSES)
-    is_whole = newest(folder) >= steps
+    is_whole = newest_step(folder) >= steps
     return Status("training", output, is_whole, driver, {"train": StageNote(min(done, steps), steps)})
 
 
