@@ -14,7 +14,7 @@ from volpipe.picture import curve, panel
 from volpipe.provenance import settings_of
 from volpipe.recipe import Normalise, Recipe
 from volpipe.training import WEIGHTS, Data, TrainRecipe
-from volpipe.training_data import place_of
+from volpipe.training_data import resolve_address
 from volpipe.training_logs import read_log
 from volpipe.trials import SCORES
 from volpipe.volume import open_volume
@@ -75,7 +75,7 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
 
 def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
     """Return the normalisation of the volume `data`, in numbers."""
-    dtype = open_volume(place_of(data.path, search_path), data.key, level=data.level).dtype
+    dtype = open_volume(resolve_address(data.path, search_path), data.key, level=data.level).dtype
     applied: Affine = affine(recipe.normalise, dtype, None)
     if recipe.normalise.method == "none":
         return recipe.normalise

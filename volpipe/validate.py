@@ -41,7 +41,6 @@ class HeldOut:
     """The validated box of one volume.
 
     Attributes:
-        source: the volume.
         truth: (z, y, x) in its own type; of labels, their targets (offset, z, y, x), int8.
         key: the array of the net's input in `INPUTS`.
     """
@@ -110,10 +109,10 @@ def tiled(
     threads = Infer(threads=torch.get_num_threads())  # as the training has them
     tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
-    normalise, wanted = held_out.source.normalise, Wanted(plan)
+    normalise, selection = held_out.source.normalise, Wanted(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)
-    for block, outcome in block_sums(wanted, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
+    for block, outcome in block_sums(selection, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
         if isinstance(outcome, Exception):
             raise outcome
         windows.forget(block)
