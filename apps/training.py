@@ -8,11 +8,11 @@ from __future__ import annotations
 from volpipe import lesson
 from volpipe.apps.app import App, Resources
 from volpipe.journal import Record
-from volpipe.seats import Seat
+from volpipe.seats import RankInfo
 
 
-def train(folder: str, session: str, seat: Seat, parsl_resource_specification: Resources) -> Record:
-    return lesson.learn(folder, session, seat)
+def train(folder: str, session: str, rank: RankInfo, parsl_resource_specification: Resources) -> Record:
+    return lesson.train_task(folder, session, rank)
 
 
 APPS = {"train": App(train, "gpu")}

@@ -466,7 +466,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.start.on_site", "the same command again goes on"),
         (
             ["train", "train_affinities.toml"],
-            "volpipe.course.follow",
+            "volpipe.course.run_training",
             "the same command again goes on from the newest checkpoint",
         ),
         (["train", "mine.toml"], "volpipe.training.load_training", ""),  # before it could say what the command does

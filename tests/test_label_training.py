@@ -16,9 +16,10 @@ from volpipe.grid import Box
 from volpipe.models.unet3d import unet3d
 from volpipe.sample import Sample, write_sample
 from volpipe.samples import Sampler
-from volpipe.targets import UNKNOWN, accuracy, area, counts, targets
-from volpipe.train import make_trainee, read_log, train
-from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
+from volpipe.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
+from volpipe.train import make_train_state, train
+from volpipe.training import WEIGHTS, TrainRecipe, load_training
+from volpipe.training_logs import read_log
 
 SHAPE = (24, 30, 36)
 TURNS = {"flips": ("z", "y", "x"), "swap": True}
@@ -94,7 +95,7 @@ def test_volume_and_labels_are_cut_and_turned_alike_before_affinities_are_taken(
     sampler = Sampler(of_labels(), (1, 1, 1), str(tmp_path))
     for number in range(30):
         sample = sampler.sample(number)
-        seen = np.rint((sample.given[0] + 1) * 127.5).astype(int)  # of what the net sees, not of where it was cut
+        seen = np.rint((sample.inputs[0] + 1) * 127.5).astype(int)  # of what the net sees, not of where it was cut
         near, known = affinities(seen)
         np.testing.assert_array_equal(sample.truth == 1, near & known)
         np.testing.assert_array_equal(sample.truth == UNKNOWN, ~known)
@@ -103,7 +104,7 @@ def test_volume_and_labels_are_cut_and_turned_alike_before_affinities_are_taken(
 
 def test_windows_are_turned_in_all_sixteen_ways(numbered: np.ndarray, tmp_path: Path) -> None:
     sampler = Sampler(of_labels(samples=TURNS | {"shape": (24, 30, 30)}), (1, 1, 1), str(tmp_path))
-    windows = {tuple(sampler.sample(number).given[0, ::23, ::29, ::29].ravel()[:8]) for number in range(200)}
+    windows = {tuple(sampler.sample(number).inputs[0, ::23, ::29, ::29].ravel()[:8]) for number in range(200)}
     assert len(windows) > 16  # each at several places
 
 
@@ -112,13 +113,13 @@ def test_what_the_net_sees_is_as_without_labels(numbered: np.ndarray, tmp_path: 
     with_labels = Sampler(of_labels(**options), (1, 1, 1), str(tmp_path))
     without = Sampler(of_labels(**options, data={"labels": None}), (1, 1, 1), str(tmp_path))
     for number in range(5):
-        np.testing.assert_array_equal(with_labels.sample(number).given, without.sample(number).given)
+        np.testing.assert_array_equal(with_labels.sample(number).inputs, without.sample(number).inputs)
 
 
 def test_a_voxel_of_the_label_to_ignore_is_unknown(numbered: np.ndarray, tmp_path: Path) -> None:
     sampler = Sampler(of_labels(affinities={"ignore": 2, "offsets": SHORT}), (1, 1, 1), str(tmp_path))
     sample = sampler.sample(0)
-    seen = np.rint((sample.given[0] + 1) * 127.5)
+    seen = np.rint((sample.inputs[0] + 1) * 127.5)
     assert (sample.truth[:, seen == 2] == UNKNOWN).all()
     assert (sample.truth[0, 1:][(seen[1:] != 2) & (seen[:-1] != 2)] != UNKNOWN).all()
 
@@ -128,7 +129,7 @@ def test_a_weight_gives_a_volume_more_windows(numbered: np.ndarray, tmp_path: Pa
     tree = of_labels().model_dump()
     tree["data"] = [tree["data"][0], tree["data"][0] | {"path": "dark.tif", "weight": 3.0}]
     sampler = Sampler(TrainRecipe.model_validate(tree), (1, 1, 1), str(tmp_path))
-    dark = np.mean([(sampler.sample(number).given == -1).all() for number in range(400)])
+    dark = np.mean([(sampler.sample(number).inputs == -1).all() for number in range(400)])
     assert dark == pytest.approx(0.75, abs=0.07)
 
 
@@ -136,7 +137,7 @@ def test_blur_is_drawn_for_each_window_and_leaves_the_labels_alone(numbered: np.
     sharp = Sampler(of_labels(samples={"flips": (), "swap": False}), (1, 1, 1), str(tmp_path))
     still = {"samples": {"flips": (), "swap": False}, "degrade": {"blur": 2.0, "whole": False}}
     soft = Sampler(of_labels(**still), (1, 1, 1), str(tmp_path))
-    deviations = [soft.sample(n).given.std() / sharp.sample(n).given.std() for n in range(12)]
+    deviations = [soft.sample(n).inputs.std() / sharp.sample(n).inputs.std() for n in range(12)]
     assert min(deviations) < 0.3 and max(deviations) > 0.6
     np.testing.assert_array_equal(soft.sample(4).truth, sharp.sample(4).truth)
 
@@ -145,7 +146,7 @@ def test_what_sample_writes_can_be_learnt_from(tmp_path: Path) -> None:
     write_sample(tmp_path / "s.zarr", Sample((24, 32, 32), 3, (10.0, 10.0, 10.0)), chunk=16, format="zarr3")
     data = {"path": "s.zarr/raw", "labels": "s.zarr", "labels_key": "labels"}
     sample = Sampler(of_labels(data=data), (1, 1, 1), str(tmp_path)).sample(0)
-    assert sample.given.shape == (1, 4, 8, 8)
+    assert sample.inputs.shape == (1, 4, 8, 8)
     assert sample.truth.shape == (len(OFFSETS), 4, 8, 8)
     assert set(np.unique(sample.truth[:3])) == {-1, 0, 1}
 
@@ -204,7 +205,7 @@ def test_labels_of_another_shape_or_kind_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize("setting", ["affinities.dice=0", "affinities.dice=1", "train.precision=bfloat16"])
 def test_a_net_learns_where_objects_end(folder: Path, setting: str) -> None:
     train(recipe(folder, setting), folder / "t", str(folder))
-    lines = read_log(folder / "t" / LOSSES)
+    lines = read_log(folder / "t")
     scored = [(line["auc"], line["accuracy"]) for line in lines if "auc" in line]
     assert len(scored) == 4
     assert scored[-1][0] > 0.9 and scored[-1][1] > 0.8
@@ -214,24 +215,24 @@ def test_a_net_learns_where_objects_end(folder: Path, setting: str) -> None:
 
 def test_what_is_held_out_is_scored_as_a_run_would_store_it(folder: Path) -> None:
     train(recipe(folder, "train.steps=20"), folder / "t", str(folder))
-    scored = read_log(folder / "t" / LOSSES)[-1]
+    scored = read_log(folder / "t")[-1]
     net = unet3d(features=(6, 12), out_channels=3, output="sigmoid")
     net.load_state_dict(load_file(folder / "t" / WEIGHTS))
     volume, labels = (tifffile.imread(folder / name)[:14] for name in ("v.tif", "l.tif"))
     around = np.pad(volume, [(10, 10), (12, 12), (12, 12)], mode="reflect")  # more than the halo, of whole strides
     with torch.inference_mode():
         out = net(torch.from_numpy(around / np.float32(127.5) - 1)[None, None]).numpy()[0, :, 10:24, 12:52, 12:52]
-    found = counts(np.rint(out * 255).astype(np.uint8), targets(labels, SHORT))
-    assert scored["auc"] == pytest.approx(area(found), abs=1e-3)
-    assert scored["accuracy"] == pytest.approx(accuracy(found), abs=1e-2)
+    levels = histograms(np.rint(out * 255).astype(np.uint8), targets(labels, SHORT))
+    assert scored["auc"] == pytest.approx(roc_auc(levels), abs=1e-3)
+    assert scored["accuracy"] == pytest.approx(accuracy(levels), abs=1e-2)
 
 
 def test_the_sigmoid_is_left_to_the_loss_while_the_net_learns_alone(folder: Path) -> None:
-    trainee = make_trainee(recipe(folder), str(folder))
+    state = make_train_state(recipe(folder), str(folder))
     data = torch.full((1, 1, 8, 16, 16), 3.0)
     with torch.inference_mode():
-        torch.testing.assert_close(trainee.net(data).sigmoid(), trainee.average(data))
-    assert trainee.logits
+        torch.testing.assert_close(state.net(data).sigmoid(), state.average(data))
+    assert state.logits
 
 
 def test_stopped_and_gone_on_it_comes_to_the_same_weights(folder: Path) -> None:

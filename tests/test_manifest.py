@@ -17,9 +17,10 @@ from pods import SlowPods, cluster_for
 from trainings import Threads, losses_in, make_folder
 from volumes import fingerprint
 
-from volpipe.course import follow, last_step
+from volpipe.course import run_training
 from volpipe.interrupts import INTERRUPTED
-from volpipe.training import LOSSES, WEIGHTS, load_training
+from volpipe.training import WEIGHTS, load_training
+from volpipe.training_logs import last_step
 
 RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")
 
@@ -272,13 +273,15 @@ def test_a_training_in_the_cluster_goes_on_after_its_driver_was_disturbed(
     slow = SlowPods(tmp_path / "pods", seconds=0, cluster=cluster)
     folder = make_folder(slow.folder)
     settings = ("train.steps=200", "train.checkpoint_every=5")
-    follow(load_training(folder / "recipe.toml", settings), folder / "whole", Threads(1).start, search_path=folder)
+    run_training(
+        load_training(folder / "recipe.toml", settings), folder / "whole", Threads(1).start, search_path=folder
+    )
     options = [part for setting in settings for part in ("--set", setting)]
     job = job_of(slow, cluster, "train", "recipe.toml", "--config", slow.site, "--out", "cut", *options)
     drivers: list[str] = []
     with ThreadPoolExecutor(1) as controller:
         condition = controller.submit(run_job, cluster, job, 200, drivers.append)
-        wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 120)
+        wait_until(lambda: last_step(folder / "cut") > 7, 120)
         getattr(cluster, harm)(drivers[0])
         assert condition.result() == "Complete", cluster.pod(drivers[-1]).log.read_text()
     assert len(drivers) == 2

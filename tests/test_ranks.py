@@ -23,13 +23,14 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe import ranks
 from volpipe.checkpoints import checkpoints
-from volpipe.course import follow, last_step
+from volpipe.course import run_training
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
-from volpipe.ranks import MEETING, Crew, PeerLost, joined
-from volpipe.seats import ABANDONED, PEER_LOST, Seat
+from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
+from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
 from volpipe.train import train
-from volpipe.training import LOSSES, WEIGHTS, TrainRecipe, load_training
+from volpipe.training import WEIGHTS, TrainRecipe, load_training
+from volpipe.training_logs import last_step
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -52,7 +53,7 @@ def recipe(folder: Path, *settings: str) -> TrainRecipe:
 
 
 def learn(folder: Path, name: str, slots: int, *settings: str) -> Path:
-    follow(recipe(folder, *settings), folder / name, Threads(slots).start, search_path=folder)
+    run_training(recipe(folder, *settings), folder / name, Threads(slots).start, search_path=folder)
     return folder / name
 
 
@@ -88,15 +89,15 @@ def test_ranks_may_change_while_the_windows_of_a_step_stay(folder: Path) -> None
         learn(folder, "t", 2, "train.ranks=2", "train.batch=2")
 
 
-def test_a_crew_of_one_changes_nothing() -> None:
+def test_a_group_of_one_rank_changes_nothing() -> None:
     net = nn.Linear(2, 1)
     net(torch.ones(1, 2)).sum().backward()
     before = net.weight.grad
     assert before is not None
     kept = before.clone()
-    Crew().average_gradients(net)
+    RankGroup().average_gradients(net)
     assert torch.equal(net.weight.grad, kept)  # type: ignore[arg-type]
-    assert Crew().average_numbers({"loss": 0.1}, "cpu") == {"loss": 0.1}
+    assert RankGroup().average_numbers({"loss": 0.1}, "cpu") == {"loss": 0.1}
 
 
 def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
@@ -110,21 +111,21 @@ def test_more_ranks_than_workers_are_refused(folder: Path) -> None:
 def begin_rank(folder: Path, rank: int, *, fail_at: int = 1000) -> Future[int]:
     """Train as one of two ranks in a thread; before its `fail_at`-th step it ends with an error of its own."""
     future: Future[int] = Future()
-    seat = Seat(rank, 2, "attempt 1 of this")
+    info = RankInfo(rank, 2, "attempt 1 of this")
 
     def work() -> None:
         try:
-            with joined(seat, folder / "t", lambda: None) as crew:
+            with join_ranks(info, folder / "t", lambda: None) as group:
                 if rank:
-                    average, calls = crew.average, iter(range(10_000))
+                    average, calls = group.average, iter(range(10_000))
 
                     def failing(tensors: list[torch.Tensor]) -> None:
                         if next(calls) == 2 * fail_at:
                             raise ValueError("of its own")
                         average(tensors)
 
-                    crew.average = failing  # type: ignore[method-assign, assignment]
-                future.set_result(train(recipe(folder, "train.ranks=2"), folder / "t", str(folder), crew=crew))
+                    group.average = failing  # type: ignore[method-assign, assignment]
+                future.set_result(train(recipe(folder, "train.ranks=2"), folder / "t", str(folder), group=group))
         except Exception as error:
             future.set_exception(error)
 
@@ -141,7 +142,7 @@ def test_where_a_rank_fails_the_other_ends_at_once_and_says_that_it_was_left(fol
     with pytest.raises(PeerLost, match="rank 0 lost another of the 2 ranks"):
         first.result(60)
     assert time.monotonic() - failed < 20
-    assert last_step(folder / "t" / LOSSES) == 3
+    assert last_step(folder / "t") == 3
 
 
 @dataclass
@@ -170,13 +171,13 @@ class Told:
 def test_the_reason_of_the_rank_that_failed_is_the_one_that_is_told(folder: Path) -> None:
     workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)])
     with pytest.raises(RunStopped, match="after step 0: ValueError: of its own"):
-        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+        run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
 
 
 def test_a_connection_that_broke_is_tried_again_as_a_lost_worker_is(folder: Path) -> None:
     workers = Told([("PeerLost: rank 0 lost another", True), ("PeerLost: rank 1 lost another", True)] * 4)
     with pytest.raises(RunStopped, match=r"3 workers were lost after step 0, .* PeerLost: rank 0 lost another"):
-        follow(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+        run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
     assert len(workers.ends) == 2
 
 
@@ -189,12 +190,15 @@ def test_a_rank_waits_in_vain_for_an_attempt_that_is_abandoned_or_never_full(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / ABANDONED).write_text("this")
-    with pytest.raises(PeerLost, match="rank 1 does not begin"), joined(Seat(1, 2, "this"), folder, lambda: None):
+    with (
+        pytest.raises(PeerLost, match="rank 1 does not begin"),
+        join_ranks(RankInfo(1, 2, "this"), folder, lambda: None),
+    ):
         pass
     monkeypatch.setattr(ranks, "MEET_SECONDS", 0.3)
     with (
         pytest.raises(RuntimeError, match="not all 2 ranks were running; give fewer"),
-        joined(Seat(0, 2, "that"), folder, lambda: None),
+        join_ranks(RankInfo(0, 2, "that"), folder, lambda: None),
     ):
         pass
 
@@ -208,7 +212,7 @@ def test_rank_0_listens_on_the_address_towards_the_driver_alone(folder: Path) ->
         listening.extend(str(each.laddr.ip) for each in found)
         (folder / ABANDONED).write_text("this")
 
-    with pytest.raises(PeerLost), joined(Seat(0, 2, "this"), folder, look):
+    with pytest.raises(PeerLost), join_ranks(RankInfo(0, 2, "this"), folder, look):
         pass
     assert "127.0.0.1" in listening
     assert not {"0.0.0.0", "::"} & set(listening)
@@ -223,15 +227,15 @@ def meet(folder: Path) -> list[float]:
     """Let two ranks meet; return the mean of their numbers as each of them has it."""
 
     def sit(rank: int) -> float:
-        with joined(Seat(rank, 2, "this"), folder, lambda: None) as crew:
-            return crew.average_numbers({"rank": rank}, "cpu")["rank"]
+        with join_ranks(RankInfo(rank, 2, "this"), folder, lambda: None) as group:
+            return group.average_numbers({"rank": rank}, "cpu")["rank"]
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(sit, (0, 1)))
 
 
-def place_of(folder: Path) -> dict[str, Any]:  # Any: JSON
-    found: dict[str, Any] = json.loads((folder / MEETING).read_text())  # Any: JSON
+def rendezvous_in(folder: Path) -> dict[str, Any]:  # Any: JSON
+    found: dict[str, Any] = json.loads((folder / RENDEZVOUS).read_text())  # Any: JSON
     return found
 
 
@@ -255,14 +259,14 @@ def _in_pod(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_writes_its_full_name_and_where_nobody_knows_it_its_address_is_taken(folder: Path) -> None:
     """A dot ends the name, so that no search domain is tried: here it is what makes it unknown."""
     assert meet(folder) == [0.5, 0.5]
-    assert (place_of(folder)["name"], place_of(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
+    assert (rendezvous_in(folder)["name"], rendezvous_in(folder)["host"]) == (f"{NAME}.", "127.0.0.1")
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_name_that_resolves_is_followed_before_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = ranks._publish
     elsewhere = {"name": "localhost", "host": "127.0.0.2"}  # where nobody listens
-    monkeypatch.setattr(ranks, "_publish", lambda folder, place: publish(folder, {**place, **elsewhere}))
+    monkeypatch.setattr(ranks, "_publish", lambda folder, rendezvous: publish(folder, {**rendezvous, **elsewhere}))
     assert meet(folder) == [0.5, 0.5]
 
 
@@ -282,7 +286,7 @@ def test_rank_0_writes_no_name_that_would_not_lead_to_it(
     monkeypatch.setattr("socket.getfqdn", lambda: fqdn)
     monkeypatch.setattr("socket.gethostbyname", lambda name: address)
     assert meet(folder) == [0.5, 0.5]
-    assert (place_of(folder)["name"], place_of(folder)["host"]) == (None, "127.0.0.1")
+    assert (rendezvous_in(folder)["name"], rendezvous_in(folder)["host"]) == (None, "127.0.0.1")
 
 
 @pytest.mark.slow
@@ -292,7 +296,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_training_goes_on_to_the_
     whole = learn(folder, "whole", 2, *settings)
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "train", "recipe.toml", "--out", "cut", *options, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 120)
+    wait_until(lambda: last_step(folder / "cut") > 7, 120)
     first_rank(folder).kill()
     ended = finish(folder, process, 200)
     assert ended.code == 0, ended.err

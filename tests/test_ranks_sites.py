@@ -13,8 +13,9 @@ from pods import IMAGE, SITE, cluster_for
 from slurm import Slurm, kill, lacking, running_slurm
 from trainings import Threads, losses_in, make_folder
 
-from volpipe.course import follow, last_step
-from volpipe.training import LOSSES, WEIGHTS, load_training
+from volpipe.course import run_training
+from volpipe.training import WEIGHTS, load_training
+from volpipe.training_logs import last_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # test_ranks.py has a quicker sibling
 
@@ -52,11 +53,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def check(folder: Path, site: str, environment: Mapping[str, str], harm: Callable[[], object]) -> None:
     """Train on `site`, do `harm` in the middle, and compare with an undisturbed training in threads of this process."""
     recipe = load_training(folder / "recipe.toml", SETTINGS)
-    follow(recipe, folder / "whole", Threads(2).start, search_path=folder)
+    run_training(recipe, folder / "whole", Threads(2).start, search_path=folder)
     options = [part for setting in SETTINGS for part in ("--set", setting)]
     told = {"XDG_CONFIG_HOME": str(folder / "no-settings"), **environment}
     process = begin(folder, "train", "recipe.toml", "--config", site, "--out", "cut", *options, **told)
-    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 200)
+    wait_until(lambda: last_step(folder / "cut") > 7, 200)
     harm()
     ended = finish(folder, process, 250)
     assert ended.code == 0, ended.err

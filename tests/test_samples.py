@@ -92,7 +92,7 @@ def test_a_sample_depends_on_its_number_and_the_seed_alone(volume: np.ndarray, t
     again = Sampler(recipe(**options), (2, 1, 1), str(tmp_path))
     backwards = [again.sample(number) for number in (7, 3, 0)][::-1]
     for sample, number in zip(backwards, (0, 3, 7), strict=True):
-        np.testing.assert_array_equal(first.sample(number).given, sample.given)
+        np.testing.assert_array_equal(first.sample(number).inputs, sample.inputs)
         np.testing.assert_array_equal(first.sample(number).truth, sample.truth)
     assert not np.array_equal(first.sample(0).truth, first.sample(1).truth)
     other = Sampler(recipe(**options, train={"seed": 4}), (2, 1, 1), str(tmp_path))
@@ -109,13 +109,13 @@ def test_truth_is_a_part_of_the_volume_and_given_is_its_mean(volume: np.ndarray,
         found = np.argwhere((np.abs(windows - truth) < 1e-3).all(axis=(3, 4, 5)))
         assert len(found) == 1
         places.add(tuple(found[0]))
-        np.testing.assert_allclose(sample.given[0], sample.truth[0].reshape(2, 4, 6, 6).mean(1), atol=1e-6)
+        np.testing.assert_allclose(sample.inputs[0], sample.truth[0].reshape(2, 4, 6, 6).mean(1), atol=1e-6)
     assert len(places) == 20
 
 
 def test_given_is_whole_as_an_integer_volume_would_be(volume: np.ndarray, tmp_path: Path) -> None:
-    given = Sampler(recipe(degrade={"kind": "bin"}), (4, 1, 1), str(tmp_path)).sample(0).given
-    greys = (given + 1) * 127.5
+    inputs = Sampler(recipe(degrade={"kind": "bin"}), (4, 1, 1), str(tmp_path)).sample(0).inputs
+    greys = (inputs + 1) * 127.5
     np.testing.assert_allclose(greys, np.rint(greys), atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_slices_of_the_input_alone_are_missing_or_uneven(volume: np.ndarray, tmp
     for number in range(100):
         whole, sample = plain.sample(number), sampler.sample(number)
         np.testing.assert_array_equal(sample.truth, whole.truth)
-        ratio = (sample.given[0] + 1) / (whole.given[0] + 1)
+        ratio = (sample.inputs[0] + 1) / (whole.inputs[0] + 1)
         np.testing.assert_allclose(ratio, np.broadcast_to(ratio[:, :1, :1], ratio.shape), atol=1e-5)
         gains.extend(ratio[:, 0, 0])
     found = np.array(gains)
@@ -138,7 +138,7 @@ def test_slices_of_the_input_alone_are_missing_or_uneven(volume: np.ndarray, tmp
     assert 1 - len(kept) / len(found) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / len(found)) ** 0.5)
     assert (kept >= 0.9).all() and (kept <= 1.1).all()
     assert kept.std() == pytest.approx(0.1 / 3**0.5, rel=0.1)  # of equal chances between 0.9 and 1.1
-    np.testing.assert_array_equal(sampler.sample(3).given, sampler.sample(3).given)
+    np.testing.assert_array_equal(sampler.sample(3).inputs, sampler.sample(3).inputs)
 
 
 @pytest.mark.parametrize("stay", [1, 4])
@@ -224,7 +224,7 @@ def test_stored_windows_are_learnt_from_as_those_of_the_volume(volume: np.ndarra
         assert len(found) >= 1
         assert min(x for *_, x in found) - 8 + 8 <= 14  # it ends before what is held out
         seen.add(tuple(found[0]))
-        np.testing.assert_allclose(sample.given[0], sample.truth[0].reshape(4, 2, 8, 8).mean(1), atol=1e-6)
+        np.testing.assert_allclose(sample.inputs[0], sample.truth[0].reshape(4, 2, 8, 8).mean(1), atol=1e-6)
         np.testing.assert_array_equal(sample.truth, Sampler(stored, (2, 1, 1)).sample(number).truth)
     assert len(seen) > 10
 
@@ -242,4 +242,4 @@ def test_what_a_blur_sees_is_not_held_out_either(volume: np.ndarray, tmp_path: P
     held = recipe(data=[{"path": "v.tif", "held_out": "0:12,:,:"}], degrade={"kind": "gaussian"})
     sampler = Sampler(held, (2, 1, 1), str(tmp_path))
     assert sampler.context[0] > 0
-    assert max(sampler.sample(number).given.max() for number in range(100)) < 0.1
+    assert max(sampler.sample(number).inputs.max() for number in range(100)) < 0.1

@@ -68,15 +68,15 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     """A part of ts2, which took part in no choice; the cards have the scores of all of it."""
     factor = FACTORS[name]
     truth = tifffile.imread(shared / "fibsem_medulla" / "ts2_raw.tif")[:96, 60:188, 60:188]
-    given = np.rint(truth.reshape(96 // factor, factor, 128, 128).mean(1, dtype=np.float64)).astype(np.uint8)
+    inputs = np.rint(truth.reshape(96 // factor, factor, 128, 128).mean(1, dtype=np.float64)).astype(np.uint8)
     tifffile.imwrite(tmp_path / "truth.tif", truth)
-    tifffile.imwrite(tmp_path / "given.tif", given)
+    tifffile.imwrite(tmp_path / "given.tif", inputs)
     plan = prepare(
         str(tmp_path / "given.tif"), load_recipe(shipped_recipe(Path(name))), tmp_path / "out.zarr", tmp_path
     )
     assert execute(plan, Inline(slots=2).start).missing == []
     found = plan_evaluation(
-        plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
+        plan.out, str(tmp_path / "truth.tif"), inputs=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
     )
     scored = evaluate(found, Here().start, tmp_path)
     assert isinstance(scored, dict)

@@ -12,12 +12,12 @@ from command import begin, finish, giver, processes_in, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import train as module
-from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import LOSSES, WEIGHTS, load_training
-from volpipe.trials import Row, placed
+from volpipe.training import WEIGHTS, load_training
+from volpipe.training_logs import last_step
+from volpipe.trials import TrialResult, with_overrides
 from volpipe.tune import load_tuning
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, SWEEP)
 
 
-def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:
+def swept(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
     sweep = load_sweep(folder / "recipe.toml", settings)
     return run_sweep(sweep, folder / "s", workers.start, search_path=folder, fresh=fresh)
 
@@ -52,14 +52,14 @@ def test_a_product_has_every_combination_and_zip_pairs_them() -> None:
 
 def test_values_are_put_at_their_keys_and_the_recipe_stays_as_it_was() -> None:
     tree: dict[str, Any] = {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
-    found = placed(tree, {"data.1.path": "c", "net.options.features": 8, "train.steps": 2})
+    found = with_overrides(tree, {"data.1.path": "c", "net.options.features": 8, "train.steps": 2})
     assert found["data"] == [{"path": "a"}, {"path": "c"}]
     assert (found["net"], found["train"]) == ({"options": {"features": 8}}, {"steps": 2})
     assert tree == {"data": [{"path": "a"}, {"path": "b"}], "train": {"steps": 1}}
     with pytest.raises(RecipeError, match="the recipe has no 2 there, but 2 tables"):
-        placed(tree, {"data.2.path": "c"})
+        with_overrides(tree, {"data.2.path": "c"})
     with pytest.raises(RecipeError, match="steps is 1, not a table"):
-        placed(tree, {"train.steps.more": 1})
+        with_overrides(tree, {"train.steps.more": 1})
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
     base = ("train", "recipe.toml", "--config", "threads")
     take_step = module.take_step
 
-    def asking(trainee: module.Trainee, *rest: Any) -> dict[str, float]:
-        if trainee.step == 2:
+    def asking(state: module.TrainState, *rest: Any) -> dict[str, float]:
+        if state.step == 2:
             (folder / "recipe.train" / "stop").touch()
-        return take_step(trainee, *rest)
+        return take_step(state, *rest)
 
     monkeypatch.setattr(module, "take_step", asking)
     assert give(*base).out == "stopped after 4 steps, as recipe.train/stop asks; the same command again goes on\n"
@@ -196,7 +196,7 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
     rows = swept(folder, Threads(2), *settings)
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "sweep", "recipe.toml", *options, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.sweep" / "001" / LOSSES) > 7, 120)
+    wait_until(lambda: last_step(folder / "recipe.sweep" / "001") > 7, 120)
     workers = [each for each in processes_in(folder) if "spawn_main" in " ".join(each.cmdline())]
     max(workers, key=lambda each: sum(each.cpu_times()[:2])).kill()
     under_way = [folder / "recipe.sweep" / name / WEIGHTS for name in ("000", "001")]

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from trainings import make_folder
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
-from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError
 from volpipe.lock import check_holder
 from volpipe.models.superres import superres
 from volpipe.recipe import load_recipe
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
+from volpipe.training_logs import last_step
 from volpipe.volume import open_volume
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -291,13 +291,13 @@ def test_killed_with_its_workers_it_goes_on_to_the_same_losses(folder: Path) -> 
     train(recipe(folder, *settings[1::2]), folder / "whole", str(folder))
     command = ("train", "recipe.toml", "--out", "cut", *settings)
     process = begin(folder, *command, VOLPIPE_WORKERS="1")
-    wait_until(lambda: last_step(folder / "cut" / LOSSES) > 7, 90)
+    wait_until(lambda: last_step(folder / "cut") > 7, 90)
     for killed in [process, *processes_in(folder)]:
         with suppress(psutil.NoSuchProcess):  # some end with those before them
             killed.send_signal(signal.SIGKILL)
     assert finish(folder, process).code == -signal.SIGKILL
     wait_until(lambda: not processes_in(folder), 30)
-    assert 5 <= last_step(folder / "cut" / LOSSES) < 200
+    assert 5 <= last_step(folder / "cut") < 200
     again = begin(folder, *command, VOLPIPE_WORKERS="1")
     ended = finish(folder, again, 200)
     assert ended.code == 0, ended.err

@@ -16,13 +16,13 @@ from graphs import export_onnx
 from trainings import Threads, make_folder
 from zoo import Smooth, description, out_of, scripted, write_package, zipped
 
-from volpipe.course import check_trainable, follow
+from volpipe.course import check_trainable, run_training
 from volpipe.degrade import context
 from volpipe.errors import PlanError, RecipeError
 from volpipe.nets import build_net
 from volpipe.recipe import NetChoice
 from volpipe.sweep import load_sweep, run_sweep
-from volpipe.train import make_trainee
+from volpipe.train import make_train_state
 from volpipe.training import TrainRecipe, load_training
 from volpipe.tune import load_tuning, run_tuning
 
@@ -100,7 +100,7 @@ def test_what_is_refused_runs_and_could_not_have_been_trained(folder: Path, name
     seen = torch.from_numpy(SEEN)
     assert torch.allclose(build_net(choice, str(folder))(seen), Smooth().eval()(seen), atol=1e-5)
     with pytest.raises((RuntimeError, NotImplementedError, ValueError)):
-        make_trainee(with_net(name), str(folder))
+        make_train_state(with_net(name), str(folder))
 
 
 def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_no_workers_start_and_nothing_is_deleted_for_what_cannot_be_trained(fold
     (folder / "t" / "precious").touch()
     recipe, sweep = load_training(folder / "recipe.toml", ["net.name=cells.pt2"]), load_sweep(folder / "recipe.toml")
     with pytest.raises(RecipeError, match=r"net cells.pt2 is a file of torch.export"):
-        follow(recipe, folder / "t", unwanted, search_path=folder, fresh=True)
+        run_training(recipe, folder / "t", unwanted, search_path=folder, fresh=True)
     with pytest.raises(RecipeError, match=r"net cells.onnx is a file of ONNX"):
         run_sweep(sweep, folder / "t", unwanted, search_path=folder, fresh=True)
     with pytest.raises(RecipeError, match=r"net cells.onnx is a file of ONNX"):
@@ -177,7 +177,7 @@ def test_labels_that_do_not_fit_are_refused_before_a_worker_starts(folder: Path)
     for labels, sentence in (("short.npy", "give labels of that shape"), ("floats.npy", "give whole numbers")):
         told = {"net": net, "data": [{"path": "v.tif", "labels": labels}], "samples": {"shape": [8, 16, 16]}}
         with pytest.raises(PlanError, match=sentence):
-            follow(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)
+            run_training(TrainRecipe.model_validate(told), folder / "t", unwanted, search_path=folder)
 
 
 def test_what_is_held_out_may_leave_just_a_window(folder: Path, give: Give) -> None:

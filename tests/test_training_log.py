@@ -12,7 +12,7 @@ from command import giver
 from trainings import Threads, make_folder
 
 import volpipe
-from volpipe.course import follow
+from volpipe.course import run_training
 from volpipe.errors import RunError, RunStopped, SiteError
 from volpipe.sweep import load_sweep, run_sweep
 from volpipe.training import load_training
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def learn(folder: Path, workers: Threads, *settings: str) -> None:
     recipe = load_training(folder / "recipe.toml", settings)
-    follow(recipe, folder / "t", workers.start, search_path=folder)
+    run_training(recipe, folder / "t", workers.start, search_path=folder)
 
 
 def lines_in(folder: Path) -> list[str]:
@@ -107,7 +107,7 @@ def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        follow(recipe, folder / "t", Threads(1).start, search_path=folder, on_step=interrupt)
+        run_training(recipe, folder / "t", Threads(1).start, search_path=folder, on_step=interrupt)
     assert lines_in(folder / "t")[-1] == "interrupted; the same command again goes on"
 
     @contextmanager
@@ -116,7 +116,7 @@ def test_an_interrupt_and_an_error_that_nobody_foresaw_are_in_the_log(folder: Pa
         yield
 
     with pytest.raises(RunStopped, match=r"a fault .*\(traceback: .*volpipe.log\)"):
-        follow(recipe, folder / "u", start, search_path=folder)
+        run_training(recipe, folder / "u", start, search_path=folder)
     assert "ZeroDivisionError: a fault" in lines_in(folder / "u")
 
 

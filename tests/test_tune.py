@@ -18,11 +18,11 @@ from trainings import Threads, losses_in, make_folder
 
 from volpipe import tune
 from volpipe.checkpoints import checkpoints
-from volpipe.course import last_step
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.train import train
 from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
-from volpipe.trials import Row
+from volpipe.training_logs import last_step
+from volpipe.trials import TrialResult
 from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path, TUNE)
 
 
-def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[Row]:
+def tuned(folder: Path, workers: Threads, *settings: str, fresh: bool = False) -> list[TrialResult]:
     tuning = load_tuning(folder / "recipe.toml", settings)
     return run_tuning(tuning, folder / "t", workers.start, search_path=folder, fresh=fresh)
 
@@ -230,7 +230,7 @@ def test_killed_with_its_workers_a_search_goes_on_where_it_was(
     text = (folder / "recipe.toml").read_text().replace("steps = 6", "steps = 60")
     (folder / "recipe.toml").write_text(text)
     process = begin(folder, "tune", "recipe.toml", VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.tune" / "000" / LOSSES) > 3, 120)
+    wait_until(lambda: last_step(folder / "recipe.tune" / "000") > 3, 120)
     for killed in [process, *processes_in(folder)]:
         with suppress(psutil.NoSuchProcess):  # some end with those before them
             killed.send_signal(signal.SIGKILL)

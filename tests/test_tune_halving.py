@@ -11,7 +11,7 @@ import pytest
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import trials
-from volpipe.train import Keeper, Trainee
+from volpipe.train import TrainLog, TrainState
 from volpipe.training import LOSSES, STOP, WEIGHTS
 from volpipe.trials import Trial
 from volpipe.tune import Study, load_tuning, run_tuning
@@ -41,25 +41,25 @@ def folder(tmp_path: Path) -> Path:
 def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each training wait where it validates until the search has seen its score, however slow either is."""
     seen: dict[str, int] = {}
-    watch, keep = Study.watch, Keeper.keep
+    watch, write = Study.watch, TrainLog.write
 
     def watching(study: Study, trial: Trial) -> None:
         scores = trials.read_scores(study.folder / trial.name)
         watch(study, trial)
         seen[trial.name] = scores[-1][0] if scores else 0
 
-    def keeping(keeper: Keeper, trainee: Trainee, entry: Mapping[str, float]) -> bool:
-        stops = keep(keeper, trainee, entry)
+    def writing(train_log: TrainLog, state: TrainState, entry: Mapping[str, float]) -> bool:
+        stops = write(train_log, state, entry)
         deadline = time.monotonic() + 60
-        while trainee.step % 2 == 0 and trainee.step < STEPS and not stops:
-            if seen.get(keeper.folder.name, 0) >= trainee.step:
+        while state.step % 2 == 0 and state.step < STEPS and not stops:
+            if seen.get(train_log.folder.name, 0) >= state.step:
                 break
-            assert time.monotonic() < deadline, f"nobody looked at the score of step {trainee.step}"
+            assert time.monotonic() < deadline, f"nobody looked at the score of step {state.step}"
             time.sleep(0.005)
         return stops
 
     monkeypatch.setattr(Study, "watch", watching)
-    monkeypatch.setattr(Keeper, "keep", keeping)
+    monkeypatch.setattr(TrainLog, "write", writing)
     monkeypatch.setattr(trials, "TICK_SECONDS", 0.02)
 
 

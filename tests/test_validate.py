@@ -18,13 +18,13 @@ from trainings import LEANING
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
-from volpipe.events import NAME
 from volpipe.grid import Box
 from volpipe.models.superres import superres
 from volpipe.resolve import shipped_recipe
 from volpipe.samples import Sampler
-from volpipe.train import read_log, train
+from volpipe.train import train
 from volpipe.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
+from volpipe.training_logs import EVENT_FILE, read_log
 from volpipe.validate import NUM_WINDOWS, middle
 from volpipe.volume import open_volume
 
@@ -50,7 +50,7 @@ def recipe(folder: Path, *settings: str) -> TrainRecipe:
 
 def test_what_is_held_out_is_scored_as_if_it_had_been_run_in_one_piece(folder: Path) -> None:
     train(recipe(folder, "train.validate_every=5"), folder / "t", str(folder))
-    scored = {line["step"]: line["psnr"] for line in read_log(folder / "t" / LOSSES) if "psnr" in line}
+    scored = {line["step"]: line["psnr"] for line in read_log(folder / "t") if "psnr" in line}
     assert sorted(scored) == [5, 10, 12]
 
     truth = tifffile.imread(folder / "v.tif")[4:26, 3:36, 5:37].astype(np.float32)  # of whole pairs of slices
@@ -179,8 +179,8 @@ def test_event_files_hold_what_was_logged_once_also_after_an_interruption(folder
     with pytest.raises(RunError, match="interrupted"):
         train(recipe(folder, "train.validate_every=6"), folder / "t", str(folder), interrupt)
     train(recipe(folder, "train.validate_every=6"), folder / "t", str(folder))
-    logged = read_log(folder / "t" / LOSSES)
-    found = scalars(folder / "t" / EVENTS / NAME)
+    logged = read_log(folder / "t")
+    found = scalars(folder / "t" / EVENTS / EVENT_FILE)
     assert [step for step, _ in found] == list(range(1, 13))
     for (_, told), line in zip(found, logged, strict=True):
         assert told == pytest.approx({name: v for name, v in line.items() if name not in ("step", "time")}, rel=1e-6)
@@ -188,10 +188,10 @@ def test_event_files_hold_what_was_logged_once_also_after_an_interruption(folder
 
 
 def test_large_steps_take_several_bytes(tmp_path: Path) -> None:
-    from volpipe.events import write_events
+    from volpipe.training_logs import write_events
 
     write_events(tmp_path, [{"step": 1_000_000, "time": 3.0, "loss": 0.5}])
-    assert scalars(tmp_path / NAME) == [(1_000_000, {"loss": 0.5})]
+    assert scalars(tmp_path / EVENT_FILE) == [(1_000_000, {"loss": 0.5})]
 
 
 # ---- the adversary
@@ -241,7 +241,7 @@ def test_the_adversary_joins_when_the_warm_start_is_over(gan: Path) -> None:
     both, alone = losses_in(gan / "with"), losses_in(gan / "without")
     assert both[:4] == alone[:4]
     assert both[5][1] != alone[5][1]
-    lines = read_log(gan / "with" / LOSSES)
+    lines = read_log(gan / "with")
     assert ["fooled" in line for line in lines] == [False] * 4 + [True] * 4
     assert all("judge" in line and line["gradient"] > 0 for line in lines)
     told = [line["l1"] + 0.1 * line["gradient"] + 0.005 * line.get("fooled", 0) for line in lines]
@@ -252,7 +252,7 @@ def test_the_adversary_learns_to_tell_an_interpolation_from_the_truth(gan: Path)
     """The net stands still, so that its adversary has an easy time."""
     settings = ["train.steps=60", "train.learning_rate=1e-12", "adversary.start=100", "adversary.learning_rate=1e-2"]
     train(recipe(gan, *settings, "adversary.features=4"), gan / "t", str(gan))
-    judged = [line["judge"] for line in read_log(gan / "t" / LOSSES)]
+    judged = [line["judge"] for line in read_log(gan / "t")]
     assert np.mean(judged[-10:]) < 0.7 * np.mean(judged[:5])
 
 

@@ -1,6 +1,6 @@
-"""Adam as torch has it, without torch's compiler, which its optimisers import for nothing but to tell it to keep away.
+"""torch's Adam without an import of torch's compiler, which its decorators import only to exclude the optimiser.
 
-Not here: what is optimised (train, adversary).
+Not here: the optimised nets (train, adversary).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 
 def _eager(method: Callable[..., Any]) -> Callable[..., Any]:  # Any: the method's own
-    """Return `method` as it is below torch's decorators that import the compiler."""
-    found: Callable[..., Any] = getattr(method, "__wrapped__", method)
-    return found
+    """Return `method` without torch's decorators that import the compiler."""
+    bare: Callable[..., Any] = getattr(method, "__wrapped__", method)
+    return bare
 
 
 class Adam(torch.optim.Adam):

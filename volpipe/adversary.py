@@ -1,7 +1,7 @@
-"""The adversary of a training: a second net that learns to tell outputs from truth, and what that costs the first.
+"""The adversary of a training: a discriminator that learns to tell outputs from truth, and the losses of both nets.
 
-Not here: the discriminator itself (models.srgan3d), or when it joins in (train). Least squares as in Mao et al. 2017
-(arXiv 1611.04076): logits are pulled to 1 for the truth and to 0 for outputs.
+Not here: the discriminator's layers (models.srgan3d), or its schedule (train). Least squares as in Mao et al. 2017
+(arXiv 1611.04076): the targets of its logits are 1 for the truth and 0 for outputs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Triple = tuple[int, int, int]
 
 
 @dataclass
-class Judge:
+class Discriminator:
     """A discriminator in training.
 
     Attributes:
-        choice: the recipe's section.
+        choice: the recipe's section [adversary].
         net: (n, 1 or 2, z, y, x) to logits.
-        optimiser: of its weights.
+        optimiser: of the weights of `net`.
     """
 
     choice: Adversary
@@ -36,8 +36,8 @@ class Judge:
     optimiser: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, choice: Adversary, device: str) -> Judge | None:
-        """Return the discriminator that `choice` describes, None where it wants none."""
+    def from_choice(cls, choice: Adversary, device: str) -> Discriminator | None:
+        """Return the discriminator of `choice`, None where its weight is 0."""
         if not choice.weight:
             return None
         make = load_function("volpipe.models.srgan3d:discriminator")
@@ -46,36 +46,36 @@ class Judge:
         ).to(device)
         return cls(choice, net, Adam(net.parameters(), choice.learning_rate, choice.betas))
 
-    def state(self) -> dict[str, Any]:  # Any: tensors and numbers
+    def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
         return {"net": self.net.state_dict(), "optimiser": self.optimiser.state_dict()}
 
-    def load(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
         self.net.load_state_dict(state["net"])
         self.optimiser.load_state_dict(state["optimiser"])
 
-    def fooled(self, out: Tensor, given: Tensor, scale: Triple) -> Tensor:
-        """Return how far the discriminator is from taking `out` for the truth; its own weights get no gradient."""
+    def generator_loss(self, outputs: Tensor, inputs: Tensor, scale: Triple) -> Tensor:
+        """Return the loss of the net whose `outputs` are told from truth; the discriminator gets no gradient."""
         self.net.requires_grad_(False)
-        logits = self.net(self._shown(out, given, scale))
+        logits = self.net(self._conditioned(outputs, inputs, scale))
         self.net.requires_grad_(True)
-        lost: Tensor = (logits - 1).square().mean()
-        return lost
+        loss: Tensor = (logits - 1).square().mean()
+        return loss
 
-    def learn(self, out: Tensor, truth: Tensor, given: Tensor, scale: Triple, share: float) -> float:
-        """Add the gradient of telling `out` from `truth`, times `share`, and return that loss."""
-        real = self.net(self._shown(truth, given, scale))
-        made = self.net(self._shown(out.detach(), given, scale))
-        loss = 0.5 * ((real - 1).square().mean() + made.square().mean())
+    def discriminator_loss(self, outputs: Tensor, truth: Tensor, inputs: Tensor, scale: Triple, share: float) -> float:
+        """Add the discriminator's gradient, times `share`, and return its loss."""
+        real = self.net(self._conditioned(truth, inputs, scale))
+        fake = self.net(self._conditioned(outputs.detach(), inputs, scale))
+        loss = 0.5 * ((real - 1).square().mean() + fake.square().mean())
         (loss * share).backward()
         return float(loss.detach())
 
     def update(self) -> None:
-        """Change the discriminator by its gradient."""
+        """Update the discriminator by its gradient."""
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _shown(self, data: Tensor, given: Tensor, scale: Triple) -> Tensor:
-        """Return `data` (n, 1, z, y, x), with what the net was given as a second channel where that is asked for."""
+    def _conditioned(self, data: Tensor, inputs: Tensor, scale: Triple) -> Tensor:
+        """Return `data` (n, 1, z, y, x), for a conditional discriminator with the upsampled `inputs` as channel 1."""
         if not self.choice.conditional:
             return data
-        return torch.cat([data, interpolate(given, scale_factor=[float(s) for s in scale])], dim=1)
+        return torch.cat([data, interpolate(inputs, scale_factor=[float(s) for s in scale])], dim=1)

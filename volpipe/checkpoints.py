@@ -1,6 +1,6 @@
-"""Checkpoints: all that a training needs to go on, in one file each, whole or absent.
+"""Checkpoints: the full state of a training in one file each, whole or absent.
 
-Not here: what is in them (train). They are tensors, numbers and text, and load with ``weights_only=True``.
+Not here: their content (train): tensors, numbers and text, which load with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any], keep: int
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
-    """Return what the checkpoint at `path` holds.
+    """Return the state in the checkpoint at `path`.
 
     Raises:
-        RunError: it is damaged, or holds more than tensors.
+        RunError: the file is damaged, or holds other objects than tensors, numbers and text.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch makes of it
+    except Exception as error:  # torch raises many kinds
         raise RunError(
             f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); "
             "delete it to go on from the one before"
@@ -51,12 +51,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
-    """Return where the checkpoint after `step` steps is, or would be, in `folder`."""
+    """Return the path of the checkpoint after `step` steps in `folder`; it need not exist."""
     return folder / f"{step:09}{SUFFIX}"
 
 
 def step_of(path: Path) -> int:
-    """Return after how many steps the checkpoint at `path` was written."""
+    """Return the number of steps before the checkpoint at `path`."""
     return int(path.stem)
 
 

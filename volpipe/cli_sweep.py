@@ -1,4 +1,4 @@
-"""`volpipe sweep` and `volpipe tune`: many trainings side by side, over lists of values or in search of the best.
+"""`volpipe sweep` and `volpipe tune`: many trainings in parallel, over lists of values or in search of the best.
 
 Not here: the trainings (sweep, tune, trials). Exit codes as in cli.
 """
@@ -17,7 +17,7 @@ from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
-    from volpipe.trials import Row
+    from volpipe.trials import TrialResult
 
 INCOMPLETE = 1
 
@@ -28,7 +28,8 @@ RecipePath = Annotated[
     ),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the trainings; a default is made here.")
+    Path | None,
+    typer.Option("--out", "-o", metavar="FOLDER", help="Folder; by default RECIPE.sweep or RECIPE.tune here."),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the trainings in that folder, and start over.")]
 
@@ -54,11 +55,11 @@ def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, 
     from volpipe.sweep import load_sweep, run_sweep
 
     chosen = load_sweep(recipe, settings)
-    with _interruptible(), _shown(len(chosen.recipes)) as on_row:
-        rows = run_sweep(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
-    show_rows(rows)
+    with _interruptible(), _progress(len(chosen.recipes)) as on_end:
+        results = run_sweep(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_end=on_end)
+    show_results(results)
     out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
-    if any(row.state != "done" for row in rows):
+    if any(result.state != "done" for result in results):
         raise typer.Exit(INCOMPLETE)
 
 
@@ -67,14 +68,14 @@ def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, f
     from volpipe.tune import BEST, load_tuning, run_tuning
 
     chosen = load_tuning(recipe, settings)
-    with _interruptible(), _shown(chosen.search.trials) as on_row:
-        rows = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_row=on_row)
-    show_rows(rows)
-    if rows[0].state != "done":
+    with _interruptible(), _progress(chosen.search.trials) as on_end:
+        results = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_end=on_end)
+    show_results(results)
+    if results[0].state != "done":
         err.print("volpipe: no trial came to its end")
         raise typer.Exit(INCOMPLETE)
-    out.print(f"the best is trial {rows[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
-    if any(row.state == "failed" for row in rows):
+    out.print(f"the best is trial {results[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
+    if any(result.state == "failed" for result in results):
         raise typer.Exit(INCOMPLETE)
 
 
@@ -95,36 +96,36 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _shown(total: int) -> Iterator[Callable[[Row], None]]:
-    """Give a listener that shows a bar on a terminal, and names each trial that failed."""
-    num_rows = 0
-    with bars() as shown:
+def _progress(total: int) -> Iterator[Callable[[TrialResult], None]]:
+    """Yield a listener that shows a progress bar on a terminal, and prints why trials failed."""
+    num_results = 0
+    with bars() as progress:
 
-        def show(row: Row) -> None:
-            nonlocal num_rows
-            num_rows += 1
-            shown.show("trainings", num_rows, total, "training")
-            if row.state == "failed":
-                err.print(f"volpipe: trial {row.number} failed: {row.reason}", markup=False)
+        def show(result: TrialResult) -> None:
+            nonlocal num_results
+            num_results += 1
+            progress.show("trainings", num_results, total, "training")
+            if result.state == "failed":
+                err.print(f"volpipe: trial {result.number} failed: {result.reason}", markup=False)
 
-        shown.show("trainings", 0, total, "training")
+        progress.show("trainings", 0, total, "training")
         yield show
 
 
-def show_rows(rows: Sequence[Row]) -> None:
-    """Print what became of each trial."""
+def show_results(results: Sequence[TrialResult]) -> None:
+    """Print the table of results."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    keys = list(dict.fromkeys(key for row in rows for key in row.values))
+    keys = list(dict.fromkeys(key for row in results for key in row.values))
     for name in ("trial", *keys, "steps", "loss", "score", "seconds", "state"):
         table.add_column(name, justify="left" if name == "state" else "right")
-    for row in rows:
-        values = [_told(row.values.get(key, "")) for key in keys]
+    for row in results:
+        values = [_format_value(row.values.get(key, "")) for key in keys]
         loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")
         table.add_row(f"{row.number:03}", *values, str(row.steps), loss, score, f"{row.seconds:.1f}", row.state)
     out.print(table)
 
 
-def _told(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)

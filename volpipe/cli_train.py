@@ -1,4 +1,4 @@
-"""`volpipe train`: a net learns by a recipe, on a site's worker, and goes on where an interrupted training stopped.
+"""`volpipe train`: train a net by a recipe on a site's workers, and resume an interrupted training.
 
 Not here: the training (course, lesson, train). Exit codes as in cli.
 """
@@ -45,40 +45,40 @@ def train(
     folder = out_path or Path(f"{recipe.stem}.train")
     check_folder(f"--out {folder}", folder, parents=parents)
     from volpipe.apps.start import on_site
-    from volpipe.course import follow
+    from volpipe.course import run_training
 
     try:
-        with _shown(chosen.train.steps) as on_step:
-            learnt = follow(
+        with _progress(chosen.train.steps) as on_step:
+            result = run_training(
                 chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_step=on_step
             )  # fmt: skip
     except KeyboardInterrupt:
         err.print("volpipe: interrupted; the same command again goes on from the newest checkpoint")
         raise typer.Exit(INTERRUPTED) from None
-    if learnt.was_complete:
-        out.print(f"{folder} has its {learnt.steps:,} steps already; nothing to do (--fresh starts over)")
-    if learnt.was_stopped:
-        out.print(f"stopped after {learnt.steps:,} steps, as {folder}/stop asks; the same command again goes on")
+    if result.was_complete:
+        out.print(f"{folder} has its {result.steps:,} steps already; nothing to do (--fresh starts over)")
+    if result.was_stopped:
+        out.print(f"stopped after {result.steps:,} steps, as {folder}/stop asks; the same command again goes on")
         return
-    if not learnt.was_complete:
-        out.print(f"took {learnt.steps:,} steps; the weights are in {learnt.weights}")
-    _tell(chosen, folder)
+    if not result.was_complete:
+        out.print(f"took {result.steps:,} steps; the weights are in {result.weights}")
+    _print_outcome(chosen, folder)
 
 
-def _tell(chosen: TrainRecipe, folder: Path) -> None:
-    """Print the results of a training, and the command that uses its weights."""
+def _print_outcome(chosen: TrainRecipe, folder: Path) -> None:
+    """Print the losses and scores of a training, and the command that runs its weights."""
     from volpipe.outcome import draw_curve, outcome_lines, run_command
 
     for line in outcome_lines(folder):
         out.print(line, markup=False)
-    drawn = draw_curve(folder)
-    if drawn is not None:
-        out.print(f"the curve is in {drawn}", markup=False)
+    picture = draw_curve(folder)
+    if picture is not None:
+        out.print(f"the curve is in {picture}", markup=False)
     out.print(f"use the weights: {run_command(chosen, folder, str(Path.cwd()))}", markup=False)
 
 
 @contextmanager
-def _shown(steps: int) -> Iterator[Callable[[int], None]]:
-    """Give a listener that shows a bar on a terminal."""
-    with bars() as shown:
-        yield lambda step: shown.show("train", step, steps, "step")
+def _progress(steps: int) -> Iterator[Callable[[int], None]]:
+    """Yield a listener that shows a progress bar on a terminal."""
+    with bars() as progress:
+        yield lambda step: progress.show("train", step, steps, "step")

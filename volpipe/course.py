@@ -1,6 +1,6 @@
-"""A course: a training from its recipe to its weights, on the workers of a site; interrupted, it goes on where it was.
+"""The driver of a training: from its recipe to its weights, on the workers of a site, resumed after an interrupt.
 
-Not here: what a worker does (lesson), or how workers are started (apps.start).
+Not here: a worker's task (lesson), or starting workers (apps.start).
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
 from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipe import NetChoice, Section
-from volpipe.seats import ABANDONED, PEER_LOST, Seat
-from volpipe.training import CHECKPOINTS, LOSSES, STOP, WEIGHTS, TrainRecipe, check_same
+from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
+from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.training_data import check_data
+from volpipe.training_logs import last_step
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 ATTEMPTS = 3  # without a new checkpoint between them
-OURS = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # in a folder in which nothing has begun
+BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # files of a folder in which no training has begun
 
 
 OnStep = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """How a training ended.
+class TrainingResult:
+    """The end of a training's session.
 
     Attributes:
-        weights: the file with the averaged weights.
-        steps: how many were taken, over all sessions.
-        was_complete: whether nothing was left to do.
-        was_stopped: whether it was asked to stop before its last step, so that there are no weights yet.
+        weights: file of the averaged weights.
+        steps: number of steps taken, over all sessions.
+        was_complete: whether the training was complete before.
+        was_stopped: whether a file "stop" ended it before its last step; there are no weights yet.
     """
 
     weights: Path
@@ -56,7 +57,7 @@ class Learnt:
     was_stopped: bool = False
 
 
-def follow(
+def run_training(
     recipe: TrainRecipe,
     out: Path,
     start: Start,
@@ -64,48 +65,48 @@ def follow(
     search_path: Path,
     fresh: bool = False,
     on_step: OnStep = lambda step: None,
-) -> Learnt:
-    """Train by `recipe` in the folder `out`, from its newest checkpoint on if it has one, and return how that ended.
+) -> TrainingResult:
+    """Train by `recipe` in the folder `out`, from its newest checkpoint on, and return the result.
 
     Args:
-        recipe: what to do.
-        out: the training's folder; made where it is missing.
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        recipe: the training's recipe.
+        out: the training's folder; created if missing.
+        start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.
-        fresh: delete what is in the folder, and start over.
-        on_step: told now and then how many steps were taken.
+        fresh: delete the folder's contents, and start over.
+        on_step: called now and then with the number of steps taken.
 
     Raises:
         RecipeError: the net cannot be trained, or the folder holds a training by another recipe.
-        VolpipeError: the volumes are not there, or do not fit the recipe or the net.
+        VolpipeError: a volume is missing, or does not fit the recipe or the net.
         RunStopped: the training failed.
     """
     check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
-    if fresh or not is_complete(folder.path, recipe):  # else nothing is left that a volume is needed for
+    if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training(recipe=recipe, search_path=str(search_path))
     with folder.locked() as session:
         claim(folder, training, fresh=fresh)
-        with logged(folder, "train", recipe), present(folder.path, session) as presence:
+        with log_session(folder, "train", recipe), present(folder.path, session) as presence:
             if is_complete(folder.path, recipe):
-                log.info("nothing to do: all %d steps are taken", newest(folder.path))
-                return Learnt(folder.path / WEIGHTS, newest(folder.path), was_complete=True)
+                log.info("nothing to do: all %d steps are taken", newest_step(folder.path))
+                return TrainingResult(folder.path / WEIGHTS, newest_step(folder.path), was_complete=True)
             with start(folder.parsl) as workers:
-                course = Course(folder, training, workers, session)
-                while not course.look():
-                    wait(course.futures, TICK_SECONDS, FIRST_COMPLETED)
-                    step = last_step(folder.path / LOSSES)
+                run = TrainingRun(folder, training, workers, session)
+                while not run.poll():
+                    wait(run.futures, TICK_SECONDS, FIRST_COMPLETED)
+                    step = last_step(folder.path)
                     on_step(step)
                     presence.tell({"train": StageNote(step, recipe.train.steps)})
             stopped = not is_complete(folder.path, recipe)
-            log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest(folder.path))
-            return Learnt(folder.path / WEIGHTS, newest(folder.path), was_stopped=stopped)
+            log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder.path))
+            return TrainingResult(folder.path / WEIGHTS, newest_step(folder.path), was_stopped=stopped)
 
 
 @contextmanager
-def logged(folder: RunFolder, command: str, recipe: Section) -> Iterator[None]:
-    """Write what happens meanwhile to the log in `folder`: who begins what, what goes wrong, and how it ends."""
+def log_session(folder: RunFolder, command: str, recipe: Section) -> Iterator[None]:
+    """Log the context to the log in `folder`: version, recipe, interrupts and errors with their tracebacks."""
     with logging_to(folder.log):
         log.info("volpipe %s %s begins in %s", volpipe.__version__, command, folder.path)
         log.info("recipe: %s", recipe.model_dump_json(exclude_defaults=True))
@@ -120,14 +121,14 @@ def logged(folder: RunFolder, command: str, recipe: Section) -> Iterator[None]:
             raise
 
 
-def newest(folder: Path) -> int:
-    """Return after how many steps the newest checkpoint in `folder` was written; 0 where there is none."""
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint in `folder`, 0 without any."""
     return max((int(path.stem) for path in (folder / CHECKPOINTS).glob("[0-9]*.pt")), default=0)
 
 
 def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
-    """Return whether the training in `folder` has taken all steps of `recipe`."""
-    return (folder / WEIGHTS).is_file() and newest(folder) >= recipe.train.steps
+    """Return whether the training in `folder` has all steps of `recipe`."""
+    return (folder / WEIGHTS).is_file() and newest_step(folder) >= recipe.train.steps
 
 
 def claim(folder: RunFolder, training: Training, *, fresh: bool = False) -> None:
@@ -135,33 +136,33 @@ def claim(folder: RunFolder, training: Training, *, fresh: bool = False) -> None
 
     Raises:
         RecipeError: the folder holds a training by another recipe.
-        RunError: it holds something else.
+        RunError: the folder holds other files.
     """
     if fresh:
         folder.clear()
     old = Training.load(folder.path)
     if old is None:
-        others = [entry.name for entry in folder.path.iterdir() if entry.name not in OURS]
+        others = [entry.name for entry in folder.path.iterdir() if entry.name not in BOOKKEEPING]
         if others:
             raise RunError(
                 f"{folder.path} holds {others[0]} and no training; choose another --out, or use --fresh to delete it"
             )
         return
-    check_same(old.recipe, training.recipe, newest(folder.path))
+    check_same(old.recipe, training.recipe, newest_step(folder.path))
 
 
 class TrainingFailed(RunStopped):
     """One training cannot go on; others may."""
 
 
-class Course:
-    """A training under way: its tasks, one for each rank, and how often workers of it were lost. Nothing here waits.
+class TrainingRun:
+    """The running tasks of a training, one for each rank, sent again after the loss of a worker. Nothing here waits.
 
     Args:
-        folder: of the training, claimed for `session`.
-        training: what is done.
-        workers: that do it.
-        session: what the folder's lock says while this driver holds it.
+        folder: the training's folder, claimed for `session`.
+        training: recipe and search path.
+        workers: of the site.
+        session: content of the folder's lock while this driver holds it.
 
     Raises:
         SiteError: fewer workers than ranks.
@@ -170,28 +171,28 @@ class Course:
     def __init__(self, folder: RunFolder, training: Training, workers: WorkerPool, session: str) -> None:
         check_slots(training.recipe, workers.slots)
         self.folder, self.training, self.session = folder.path, training, session
-        self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest(folder.path)
+        self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest_step(folder.path)
         (folder.path / STOP).unlink(missing_ok=True)
-        (folder.path / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for those of all
+        (folder.path / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
         training.store(folder.path)
         self._send()
 
     @property
     def futures(self) -> list[Future[Record]]:
-        """What the tasks under way will give."""
+        """Futures of the running tasks."""
         return [future for future in self._futures if not future.done()]
 
-    def look(self) -> bool:
-        """Return whether the training ended well; where a worker was lost, go on from the newest checkpoint.
+    def poll(self) -> bool:
+        """Return whether the training is done; after the loss of a worker, retry from the newest checkpoint.
 
         Raises:
-            TrainingFailed: it cannot go on.
+            TrainingFailed: a rank failed by itself, or workers are lost again and again.
         """
         if self.futures:
-            if any(map(_is_bad, self._done())):  # the other ranks end, and those that still wait do not begin
+            if any(map(_has_failed, self._done())):  # the other ranks end; waiting ones do not begin
                 (self.folder / ABANDONED).write_text(self._attempt, encoding="utf-8")
             return False
-        lost = next(filter(None, map(_loss, self._futures)), None)
+        lost = next(filter(None, map(_lost_worker, self._futures)), None)
         for rank, reason in enumerate(map(_reason, self._futures)):
             if reason:
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, len(self._futures), reason)
@@ -200,55 +201,55 @@ class Course:
         if own:
             reason = own[0].failed[0][1]
             raise TrainingFailed(
-                f"the training stops after step {newest(self.folder)}: {told_in(reason)}", reason
+                f"the training stops after step {newest_step(self.folder)}: {told_in(reason)}", reason
             )  # fmt: skip
         if lost is None and not failed:
             return True
-        self._go_on(lost or RunError(told_in(failed[0].failed[0][1])))
+        self._retry(lost or RunError(told_in(failed[0].failed[0][1])))
         return False
 
     def _done(self) -> list[Future[Record]]:
         return [future for future in self._futures if future.done()]
 
-    def _go_on(self, error: Exception) -> None:
+    def _retry(self, error: Exception) -> None:
         """Begin another attempt, unless too many workers were lost after the same checkpoint."""
-        now = newest(self.folder)
-        self._lost = 1 if now > self._reached else self._lost + 1
+        step = newest_step(self.folder)
+        self._lost = 1 if step > self._reached else self._lost + 1
         if self._lost >= ATTEMPTS:
             raise TrainingFailed(
-                f"{self._lost} workers were lost after step {now}, so the training stops: {error}"
+                f"{self._lost} workers were lost after step {step}, so the training stops: {error}"
             ) from error
-        log.warning("%s: lost after step %d (%d of %d times): %s", self.folder.name, now, self._lost, ATTEMPTS, error)
-        self._reached = now
+        log.warning("%s: lost after step %d (%d of %d times): %s", self.folder.name, step, self._lost, ATTEMPTS, error)
+        self._reached = step
         self._send()
 
     def _send(self) -> None:
         self._sent += 1
         self._attempt = f"attempt {self._sent} of {self.session}"
-        ranks, step = self.training.recipe.train.ranks, newest(self.folder)
-        place = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
-        log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, place)
+        ranks, step = self.training.recipe.train.ranks, newest_step(self.folder)
+        beginning = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
+        log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, beginning)
         self._futures = [
             self._workers.submit(
-                "train", str(self.folder), self.session, Seat(rank, ranks, self._attempt, self._workers.address)
+                "train", str(self.folder), self.session, RankInfo(rank, ranks, self._attempt, self._workers.address)
             )
             for rank in range(ranks)
         ]
 
 
 def check_trainable(choice: NetChoice) -> None:
-    """Refuse a net that comes as a file: torch trains none of TorchScript, torch.export and ONNX.
+    """Refuse a net from a file: torch trains none of TorchScript, torch.export and ONNX.
 
-    Of a package with code the weights that it would come to could not be given to a run.
+    A package with code could be trained, but no run could load its new weights.
 
     Raises:
-        RecipeError: with what the file is.
+        RecipeError: with the kind of the file.
     """
     if is_program(choice.name):
         kind = kind_of(choice.name)
-        what = kind if kind == PACKAGE else f"a file of {kind}"
+        kind = kind if kind == PACKAGE else f"a file of {kind}"
         raise RecipeError(
-            f"net {choice.name} is {what}, which can be run but not trained; "
+            f"net {choice.name} is {kind}, which can be run but not trained; "
             "give a net as code, such as net.name = file.py:function, and weights to start from as net.weights"
         )
 
@@ -267,8 +268,8 @@ def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
         )
 
 
-def _loss(future: Future[Record]) -> TaskLost | None:
-    """Return how the worker of an ended task was lost, None if it was not; raise what else kept it from answering."""
+def _lost_worker(future: Future[Record]) -> TaskLost | None:
+    """Return the loss of an ended task's worker, None if it answered; raise any other error."""
     error = future.exception()
     if error is None or isinstance(error, TaskLost):
         return error
@@ -280,25 +281,13 @@ def _record(future: Future[Record]) -> Record | None:
 
 
 def _reason(future: Future[Record]) -> str:
-    """Return in a line why an ended task has not done its part, "" where it has."""
+    """Return why an ended task failed, in a line; "" where it succeeded."""
     record = _record(future)
     if record is None:
         return str(future.exception())
     return told_in(record.failed[0][1]) if record.failed else ""
 
 
-def _is_bad(future: Future[Record]) -> bool:
+def _has_failed(future: Future[Record]) -> bool:
     record = _record(future)
     return record is None or bool(record.failed)
-
-
-def last_step(path: Path) -> int:
-    """Return the last step that is logged at `path`, 0 where there is none."""
-    import json
-
-    if not path.is_file():
-        return 0
-    with path.open("rb") as lines:
-        lines.seek(max(0, path.stat().st_size - 4096))
-        whole = [line for line in lines.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
-    return int(json.loads(whole[-1])["step"]) if whole else 0

@@ -1,7 +1,7 @@
 """`WindowDataset`: windows as a torch dataset, over stored window tensors or straight over a volume.
 
-Not here: where windows lie (grid) or how they are read (windows). This is the one module of the core that imports torch
-as it is imported; nothing that runs on a CPU worker imports it.
+Not here: the grid of windows (grid), or reading them (windows). It imports torch at the top; nothing that runs on a CPU
+worker imports it.
 
 Example:
     Train on a volume, `cells.n5`, by windows cut from it as they are needed::
@@ -68,7 +68,7 @@ class WindowDataset(Dataset[torch.Tensor]):
         """Return the windows that a run stored at `path`; each is read as one chunk.
 
         Raises:
-            VolumeError: there are no window tensors, or their run has not made all of them.
+            VolumeError: no window tensors, or some are missing.
         """
         tensors = open_volume(path, key)
         lattice = _lattice(tensors)
@@ -93,8 +93,8 @@ class WindowDataset(Dataset[torch.Tensor]):
             location: an N5 or Zarr volume, as `volpipe run` takes it.
             window: voxels (z, y, x) of a window.
             overlap: voxels (z, y, x) that neighbouring windows share.
-            block: windows (z, y, x) whose voxels are read at once and kept; larger reads fewer chunks twice.
-            low, high: values of the volume that become -1 and 1; by default values stay as they are.
+            block: windows (z, y, x) whose voxels are read at once and cached; larger blocks read fewer chunks twice.
+            low, high: values of the volume that map to -1 and 1; by default values do not change.
             key: the array, where the volume holds several.
 
         Raises:
@@ -179,14 +179,14 @@ def _lattice(tensors: Volume) -> Lattice:
         lattice = Lattice(**{name: tuple(int(n) for n in values) for name, values in sizes.items()})
     except (TypeError, ValueError) as error:
         raise VolumeError(f"{tensors}: volpipe.lattice in its attributes is damaged: {error}") from error
-    wanted = (lattice.max_number, *lattice.window)
-    if (tensors.shape[0], *tensors.shape[2:]) != wanted:
-        raise VolumeError(f"{tensors} has shape {tensors.shape}, its lattice needs windows (n, z, y, x) {wanted}")
+    shape = (lattice.max_number, *lattice.window)
+    if (tensors.shape[0], *tensors.shape[2:]) != shape:
+        raise VolumeError(f"{tensors} has shape {tensors.shape}, its lattice needs windows (n, z, y, x) {shape}")
     return lattice
 
 
 def _check_whole(tensors: Volume, lattice: Lattice) -> None:
-    """Raise if the run of `tensors` has not made all windows; those never written would be read as zeros."""
+    """Refuse `tensors` of an unfinished run; missing windows would be read as zeros."""
     described = tensors.attributes.get("volpipe")
     if isinstance(described, dict) and not described.get("is_whole", True):
         raise VolumeError(f"{tensors} holds the windows of a part of its volume; run without roi, mask and empty")

@@ -1,6 +1,6 @@
-"""Degradations: what a coarser or noisier microscope would have seen of a truth; for training, and for evaluation.
+"""Degradations: a truth as a coarser or noisier microscope images it; for training, and for evaluation.
 
-Not here: which windows are degraded (samples). The grids share their corners: voxel k of the input covers voxels
+Not here: the windows (samples). The grids share their corners: voxel k of the input covers voxels
 k * factor to (k + 1) * factor of the truth, as the nets and the planner have it.
 """
 
@@ -16,7 +16,7 @@ REACH = 3.0  # standard deviations of a Gaussian that are summed: 0.3 % lies bey
 
 
 def context(kind: str, scale: Triple) -> Triple:
-    """Return how many voxels (z, y, x) past a window of the truth its degradation sees, in whole coarse voxels."""
+    """Return the context (z, y, x) at each face of a window of the truth that its degradation needs, in voxels."""
     if kind != "gaussian":
         return (0, 0, 0)
     z, y, x = (0 if s == 1 else math.ceil(_radius(s) / s) * s for s in scale)
@@ -24,10 +24,10 @@ def context(kind: str, scale: Triple) -> Triple:
 
 
 def degrade(data: np.ndarray, kind: str, scale: Triple) -> np.ndarray:
-    """Return `data` (c, z, y, x), float32, made coarser by `scale`, without the `context` that it has around it.
+    """Return `data` (c, z, y, x), float32, coarser by `scale` and without its `context`.
 
     Args:
-        data: whole coarse voxels, and on each side as many voxels as `context` says.
+        data: whole coarse voxels, with the voxels of `context` on each side.
         kind: "none", "bin", "subsample" or "gaussian".
         scale: voxels (z, y, x) of the truth per voxel of the result.
     """
@@ -79,5 +79,5 @@ def blurred(data: np.ndarray, deviation: float) -> np.ndarray:
 
 
 def _radius(factor: int) -> int:
-    """Return how many whole voxels the blur reaches to either side."""
+    """Return the radius of the blur in whole voxels."""
     return math.ceil(REACH * factor / FWHM)

@@ -1,6 +1,6 @@
-"""A lesson: what a worker does of a training, from its folder's newest checkpoint to the end; and that folder.
+"""The task of a training: one rank's steps from the folder's newest checkpoint to the end; and the folder's record.
 
-Not here: the steps (train), or the driver that sends lessons (course). What arrives is names, what goes back a record.
+Not here: the steps (train), or the driver that sends the tasks (course). Arguments are names, the result is a record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from volpipe.errors import RunError
 from volpipe.formats.files import atomic_write
 from volpipe.journal import Record
 from volpipe.lock import check_holder
-from volpipe.seats import ALONE, PEER_LOST, Seat
+from volpipe.seats import PEER_LOST, RankInfo
 from volpipe.task import Outcomes, work
 from volpipe.training import TrainRecipe
 
@@ -23,10 +23,10 @@ STAGE = "train"
 
 
 class Training(BaseModel):
-    """What a folder says of its training.
+    """The recipe of a training, as its folder stores it.
 
     Attributes:
-        recipe: what is done.
+        recipe: the training's recipe.
         search_path: folder that the recipe's relative names count from.
     """
 
@@ -41,10 +41,10 @@ class Training(BaseModel):
 
     @classmethod
     def load(cls, folder: Path) -> Training | None:
-        """Return what `folder` says, None where it says nothing.
+        """Return the training in `folder`, None where there is none.
 
         Raises:
-            RunError: it is damaged.
+            RunError: its file is damaged.
         """
         path = folder / TRAINING_FILE
         if not path.is_file():
@@ -55,25 +55,25 @@ class Training(BaseModel):
             raise RunError(f"{path} is damaged, or another version wrote it; use --fresh to start over") from error
 
 
-def learn(folder: str, session: str, seat: Seat = ALONE) -> Record:
-    """Train in `folder` until all steps are taken, for the driver that holds it as `session`, as one of its ranks."""
+def train_task(folder: str, session: str, info: RankInfo) -> Record:
+    """Train in `folder` as the rank of `info` until all steps are taken, for the driver that locks it as `session`."""
     lost: list[str] = []
 
     def check() -> None:
         check_holder(Path(folder), session)
 
     def outcomes() -> Outcomes:
-        from volpipe.ranks import PeerLost, joined
+        from volpipe.ranks import PeerLost, join_ranks
         from volpipe.train import train
 
         training = Training.load(Path(folder))
         assert training is not None, "the driver stores it before it sends anything"
         try:
-            with joined(seat, Path(folder), check) as crew:
-                train(training.recipe, Path(folder), training.search_path, check, crew)
+            with join_ranks(info, Path(folder), check) as group:
+                train(training.recipe, Path(folder), training.search_path, check, group)
         except PeerLost:
             lost.append(PEER_LOST)
             raise
-        yield seat.rank, None
+        yield info.rank, None
 
-    return dataclasses.replace(work(STAGE, [seat.rank], outcomes()), result=tuple(lost))
+    return dataclasses.replace(work(STAGE, [info.rank], outcomes()), result=tuple(lost))

@@ -1,6 +1,6 @@
 """Losses of a training, by the recipe's weights; each is a mean, so that weights mean the same at every window.
 
-Not here: the adversary's own loss (adversary). This imports torch as it is imported, as all that training needs.
+Not here: the adversary's loss (adversary). Torch is imported at the top, as in all modules of a training's worker.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SMALL = 1e-6  # squared error, normalised, below which charbonnier is round
 
 
 def loss_terms(loss: Loss | Affinities, out: Tensor, truth: Tensor, *, logits: bool = False) -> dict[str, Tensor]:
-    """Return each term of `loss` that has a weight, not yet weighted; `out`, `truth` (n, c, z, y, x).
+    """Return the unweighted terms of `loss` whose weight is not 0; `out`, `truth` (n, c, z, y, x).
 
-    `logits`: `out` is of affinities, before their sigmoid.
+    `logits`: `out` are the logits of affinities.
     """
     if isinstance(loss, Affinities):
         return affinity_terms(loss, out, truth, logits=logits)
@@ -39,18 +39,18 @@ def loss_terms(loss: Loss | Affinities, out: Tensor, truth: Tensor, *, logits: b
 
 
 def affinity_terms(choice: Affinities, out: Tensor, truth: Tensor, *, logits: bool) -> dict[str, Tensor]:
-    """Return each term of `choice` that has a weight, not yet weighted.
+    """Return the unweighted terms of `choice` whose weight is not 0.
 
     Args:
-        out: (n, offset, z, y, x), the chance of each pair, or where `logits` is true its logit.
-        truth: the same shape: NEAR, APART or UNKNOWN, which takes no part.
+        out: (n, offset, z, y, x), affinities from 0 to 1, or with `logits` their logits.
+        truth: of the same shape: NEAR, APART or UNKNOWN, which does not count.
     """
     known, near = (truth != UNKNOWN).float(), (truth == NEAR).float()
     terms = {}
     if choice.bce:
         entropy = binary_cross_entropy_with_logits if logits else binary_cross_entropy
-        each = entropy(out, near, reduction="none")
-        terms["bce"] = (each * balance(near, known)).sum() / known.sum().clamp(min=1)
+        errors = entropy(out, near, reduction="none")
+        terms["bce"] = (errors * balance(near, known)).sum() / known.sum().clamp(min=1)
     if choice.dice:
         chance = out.sigmoid() if logits else out
         terms["dice"] = 1 - _dice((1 - chance) * known, (1 - near) * known).mean()
@@ -58,24 +58,24 @@ def affinity_terms(choice: Affinities, out: Tensor, truth: Tensor, *, logits: bo
 
 
 def balance(near: Tensor, known: Tensor) -> Tensor:
-    """Return the weight of each pair (n, offset, z, y, x): per offset, near and apart weigh a half of what is known.
+    """Return the weight of each pair (n, offset, z, y, x): per offset, near and apart pairs have half the weight each.
 
-    A kind that is rarer than `RAREST` weighs less, so that no voxel has more than 1 / (2 * RAREST).
+    A kind rarer than `RAREST` has less, so that no voxel weighs more than 1 / (2 * RAREST).
     """
     share = (near * known).sum(ROOM, keepdim=True) / known.sum(ROOM, keepdim=True).clamp(min=1)
     share = share.clamp(RAREST, 1 - RAREST)
     return known * torch.where(near > 0, 0.5 / share, 0.5 / (1 - share))
 
 
-def _dice(made: Tensor, truth: Tensor) -> Tensor:
-    """Return the Dice coefficient of each channel, as Milletari et al. 2016 (arXiv 1606.04797) have it: of squares."""
-    both = (made * truth).sum(ROOM)
-    return (2 * both + SMALL) / (made.square().sum(ROOM) + truth.square().sum(ROOM) + SMALL)
+def _dice(out: Tensor, truth: Tensor) -> Tensor:
+    """Return the Dice coefficient of each channel, with squares as in Milletari et al. 2016 (arXiv 1606.04797)."""
+    both = (out * truth).sum(ROOM)
+    return (2 * both + SMALL) / (out.square().sum(ROOM) + truth.square().sum(ROOM) + SMALL)
 
 
-def consistency(out: Tensor, given: Tensor, scale: Triple) -> Tensor:
-    """Return the mean absolute difference between `out`, binned by `scale`, and the net's input `given`."""
-    return (avg_pool3d(out, scale) - given).abs().mean()
+def consistency(out: Tensor, inputs: Tensor, scale: Triple) -> Tensor:
+    """Return the mean absolute difference between `out`, binned by `scale`, and the net's `inputs`."""
+    return (avg_pool3d(out, scale) - inputs).abs().mean()
 
 
 def cropped(data: Tensor, margin: Triple, scale: Triple = (1, 1, 1)) -> Tensor:

@@ -1,6 +1,6 @@
-"""The outcome of a training: losses and scores in lines, the curve as a picture, and a recipe that runs the weights.
+"""The outcome of a training: losses and scores as text, their curves as a picture, and a recipe to run the weights.
 
-Not here: the training (course, lesson), or printing. All of it comes from the log in the training's folder.
+Not here: the training (course, lesson), or printing. Everything is read from the log in the training's folder.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from volpipe.picture import curve, panel
 from volpipe.provenance import settings_of
 from volpipe.recipe import Normalise, Recipe
 from volpipe.training import WEIGHTS, Data, TrainRecipe
-from volpipe.training_data import place_of
-from volpipe.trials import SCORES, read_log
+from volpipe.training_data import resolve_address
+from volpipe.training_logs import read_log
+from volpipe.trials import SCORES
 from volpipe.volume import open_volume
 
 CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder
@@ -24,12 +25,12 @@ Points = list[tuple[int, float]]  # step and value
 
 
 def read_points(folder: Path, name: str) -> Points:
-    """Return step and value of each entry of the log in `folder` that has `name`."""
+    """Return step and value of each log entry in `folder` with the key `name`."""
     return [(int(entry["step"]), entry[name]) for entry in read_log(folder) if name in entry]
 
 
 def outcome_lines(folder: Path) -> Iterator[str]:
-    """Yield how the loss fell, and what the validations scored."""
+    """Yield a line of losses, and one of each score."""
     losses = read_points(folder, "loss")
     if losses:
         shown = dict(losses[index] for index in (0, len(losses) // 2, -1))
@@ -45,7 +46,7 @@ def outcome_lines(folder: Path) -> Iterator[str]:
 
 
 def draw_curve(folder: Path) -> Path | None:
-    """Draw losses and scores over the steps into `folder`, and return the picture; None where there are none."""
+    """Draw losses and scores over the steps, and return the picture's path in `folder`; None without a log."""
     images = []
     for name in ("loss", *SCORES):
         points = read_points(folder, name)
@@ -60,9 +61,9 @@ def draw_curve(folder: Path) -> Path | None:
 
 
 def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
-    """Write a recipe that runs the weights in `folder` on volumes as the net learnt from; return the command with it.
+    """Write a recipe that runs the weights in `folder` on volumes like the training's; return the command with it.
 
-    The normalisation is written in numbers: it must be that of the training, whatever type a volume has.
+    It holds the training's normalisation in numbers, so that it does not depend on a volume's type.
     """
     first, weights = recipe.data[0], folder / WEIGHTS
     net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
@@ -73,11 +74,11 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
 
 
 def _in_numbers(recipe: TrainRecipe, data: Data, search_path: str) -> Normalise:
-    """Return the normalisation that the volume `data` got."""
-    dtype = open_volume(place_of(data.path, search_path), data.key, level=data.level).dtype
-    known: Affine = affine(recipe.normalise, dtype, None)
+    """Return the normalisation of the volume `data`, in numbers."""
+    dtype = open_volume(resolve_address(data.path, search_path), data.key, level=data.level).dtype
+    applied: Affine = affine(recipe.normalise, dtype, None)
     if recipe.normalise.method == "none":
         return recipe.normalise
     if recipe.normalise.method == "zscore":
-        return Normalise(method="zscore", mean=known.shift, std=known.scale)
-    return Normalise(method="range", low=known.shift - known.scale, high=known.shift + known.scale)
+        return Normalise(method="zscore", mean=applied.shift, std=applied.scale)
+    return Normalise(method="range", low=applied.shift - applied.scale, high=applied.shift + applied.scale)

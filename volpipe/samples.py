@@ -1,7 +1,7 @@
 """Samples: pairs of a net's input and the truth, each a function of the training's seed and of its own number.
 
-Not here: what is learnt from them (train). So a training that was stopped goes on with what it would have seen, and a
-sample can be looked at again; nothing is shuffled, and no state is kept but chunks that were read.
+Not here: learning from them (train). So a resumed training sees the same samples, and each can be looked at again;
+nothing is shuffled, and the only state is a cache of chunks.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from volpipe.region import find_part
 from volpipe.targets import targets
 from volpipe.tensors import SOURCE_KEY
 from volpipe.training import Data, Samples, TrainRecipe
-from volpipe.training_data import check_finite, check_holds, open_data, place_of
+from volpipe.training_data import check_finite, check_holds, open_data, resolve_address
 from volpipe.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
-CACHE_BYTES = 1 << 30  # decoded chunks of each volume that are kept
-MOST_DRAWS = 1000  # of a window that touches nothing held out, before the recipe is blamed
+CACHE_BYTES = 1 << 30  # of decoded chunks of each volume
+MAX_DRAWS = 1000  # of a window outside of the held-out box, before the recipe is refused
 
 Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One pair: `given` (c, z, y, x), what the net sees, and `truth` (c, z * scale, ...); float32, normalised.
+    """One pair: the net's `inputs` (c, z, y, x) and the `truth` (c, z * scale, ...), both float32, normalised.
 
-    Where volumes have labels, the truth is what `targets` says of them, a channel for each offset.
+    The truth of labels is their `targets`, a channel for each offset.
     """
 
-    given: np.ndarray
+    inputs: np.ndarray
     truth: np.ndarray
 
 
 @dataclass(frozen=True)
-class Source:
-    """A volume to learn from, open.
+class SampleSource:
+    """An open volume to draw windows from.
 
     Attributes:
         volume: the volume, or the array of its stored windows.
-        held_out: where no window may lie.
-        normalise: of its values; nothing where windows were stored, which are normalised.
-        stored: the stored windows, None where they are cut from the volume.
+        held_out: a box that no window may touch.
+        normalise: of its values; the identity for stored windows, which are normalised.
+        stored: the stored windows, None where windows are cut from the volume.
         labels: of the volume's voxels, None where the truth is the volume itself.
-        weight: how many times as many windows it gives as its size would.
+        weight: factor on its share of the windows, which is else that of its size.
     """
 
     volume: Volume
@@ -79,17 +79,17 @@ class Source:
         return None if self.labels is None else self.labels.open(cache_bytes=CACHE_BYTES)
 
     def labels_in(self, box: Box) -> np.ndarray | None:
-        """Return the labels (z, y, x) of `box`, which lies in the volume; None where it has none."""
+        """Return the labels (z, y, x) of `box`, which lies in the volume; None without labels."""
         return None if self.label_reader is None else self.label_reader.read(box)[0]
 
     def is_free(self, box: Box) -> bool:
-        """Return whether no voxel of `box` is held out."""
+        """Return whether `box` lies outside of the held-out box."""
         return self.held_out is None or (box & self.held_out).is_empty
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Which of the axes z, y and x of a window are reversed, by number, and whether y and x are exchanged then."""
+    """A flip of a window along `flips`, numbers of its axes z, y and x, then with `swap` an exchange of y and x."""
 
     flips: tuple[int, ...] = ()
     swap: bool = False
@@ -100,7 +100,7 @@ class Turn:
         return cls(flips, choice.swap and rng.random() < 0.5)
 
     def apply(self, data: np.ndarray) -> np.ndarray:
-        """Return `data` (..., z, y, x), turned."""
+        """Return `data` (..., z, y, x), flipped and swapped."""
         data = np.flip(data, tuple(axis - 3 for axis in self.flips))
         return np.ascontiguousarray(data.swapaxes(-1, -2) if self.swap else data)
 
@@ -130,112 +130,112 @@ class Sampler:
     def sample(self, number: int) -> Sample:
         """Return sample `number`, the same each time."""
         rng = np.random.default_rng((self.recipe.train.seed, number))
-        home = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
-        source = self.sources[home.choice(len(self.sources), p=self.shares)]
+        place_rng = np.random.default_rng((self.recipe.train.seed, number // self.recipe.samples.stay, 1))
+        source = self.sources[place_rng.choice(len(self.sources), p=self.shares)]
         if source.stored is not None:
-            return self._pair(source, self._taken(source, source.stored, rng), None, rng)
-        box = self._drawn(source, home, rng)
-        return self._pair(source, self._around(source, box), source.labels_in(box), rng)
+            return self._pair(source, self._draw_stored(source, source.stored, rng), None, rng)
+        box = self._draw_box(source, place_rng, rng)
+        return self._pair(source, self._read(source, box), source.labels_in(box), rng)
 
-    def pair(self, source: Source, box: Box) -> Sample:
-        """Return the truth in `box` of `source`, and what the net is to see of it, neither turned nor stretched."""
-        return self._pair(source, self._around(source, box), source.labels_in(box), None)
+    def pair(self, source: SampleSource, box: Box) -> Sample:
+        """Return the sample of `box` of `source`, without flips and changes of intensity."""
+        return self._pair(source, self._read(source, box), source.labels_in(box), None)
 
     def _pair(
-        self, source: Source, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
+        self, source: SampleSource, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
     ) -> Sample:
-        """Return what is learnt from `data`, which has its `context`; turned and stretched by `rng`, if any."""
+        """Return the sample of `data`, which has its `context`; flips and changes of intensity are drawn from `rng`."""
         turn = Turn()
         if rng is None:
             gain, offset = np.float32(1), np.float32(0)
-            given = self._given(data, source, np.random.default_rng(self.recipe.train.seed))
+            inputs = self._degrade(data, source, np.random.default_rng(self.recipe.train.seed))
         else:
             turn = Turn.draw(self.recipe.samples, rng)
             data = turn.apply(data)
-            given = self._given(data, source, rng)
+            inputs = self._degrade(data, source, rng)
             gain, offset = self._intensity(rng)
-        if labels is not None:  # turned first: an offset has a direction
-            return Sample(source.normalise.apply(given) * gain + offset, self.targets(turn.apply(labels)))
+        if labels is not None:  # flipped before their targets: an offset has a direction
+            return Sample(source.normalise.apply(inputs) * gain + offset, self.targets(turn.apply(labels)))
         inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
-        given, truth = (source.normalise.apply(part) * gain + offset for part in (given, data[(slice(None), *inner)]))
-        return Sample(given, truth)
+        inputs, truth = (source.normalise.apply(part) * gain + offset for part in (inputs, data[(slice(None), *inner)]))
+        return Sample(inputs, truth)
 
     def targets(self, labels: np.ndarray) -> np.ndarray:
-        """Return what the net is to give where `labels` (z, y, x) are: (offset, z, y, x), float32."""
+        """Return the targets of `labels` (z, y, x): (offset, z, y, x), float32."""
         choice = self.recipe.affinities
         return targets(labels, choice.offsets, choice.ignore).astype(np.float32)
 
-    def seen(self, source: Source, box: Box, rng: np.random.Generator) -> np.ndarray:
-        """Return what the net sees of `box` of `source`, (z, y, x), in units of the volume."""
-        return np.asarray(self._given(self._around(source, box), source, rng)[0])
+    def degraded(self, source: SampleSource, box: Box, rng: np.random.Generator) -> np.ndarray:
+        """Return the degraded voxels of `box` of `source`, (z, y, x), in units of the volume."""
+        return np.asarray(self._degrade(self._read(source, box), source, rng)[0])
 
-    def _around(self, source: Source, box: Box) -> np.ndarray:
-        """Return the voxels of `box`, and what its degradation needs around it, (c, z, y, x), float32."""
-        data: np.ndarray = source.reader.read_mirrored(self._widened(box)).astype(np.float32)
+    def _read(self, source: SampleSource, box: Box) -> np.ndarray:
+        """Return the voxels of `box` with the context of its degradation, (c, z, y, x), float32."""
+        data: np.ndarray = source.reader.read_mirrored(self._with_context(box)).astype(np.float32)
         check_finite(source.volume, data, box)
         return data
 
-    def _widened(self, box: Box) -> Box:
+    def _with_context(self, box: Box) -> Box:
         return Box(
             tuple(a - c for a, c in zip(box.start, self.context, strict=True)),
             tuple(b + c for b, c in zip(box.stop, self.context, strict=True)),
         )
 
-    def _taken(self, source: Source, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
-        """Return a stored window that touches nothing held out, (c, z, y, x)."""
-        for _ in range(MOST_DRAWS):
+    def _draw_stored(self, source: SampleSource, stored: WindowDataset, rng: np.random.Generator) -> np.ndarray:
+        """Return a stored window outside of the held-out box, (c, z, y, x)."""
+        for _ in range(MAX_DRAWS):
             number = int(rng.integers(len(stored)))
             if source.is_free(stored.box(number)):
                 window: np.ndarray = stored[number].numpy()
                 return window
         raise self._nothing_free(source)
 
-    def _drawn(self, source: Source, home: np.random.Generator, rng: np.random.Generator) -> Box:
-        """Return the box of a window anywhere in a volume, by `home`, or near there, by `rng`, where windows stay."""
-        most = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
-        for _ in range(MOST_DRAWS):
-            corner = tuple(int(home.integers(0, m + 1)) for m in most)
+    def _draw_box(self, source: SampleSource, place_rng: np.random.Generator, rng: np.random.Generator) -> Box:
+        """Return the box of a window: anywhere by `place_rng`, and with samples.stay near there by `rng`."""
+        last_corner = tuple(n - s for n, s in zip(source.shape, self.shape, strict=True))
+        for _ in range(MAX_DRAWS):
+            corner = tuple(int(place_rng.integers(0, m + 1)) for m in last_corner)
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
-                near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, most, strict=True)]
+                near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, last_corner, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
             box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
-            if source.is_free(self._widened(box)):
+            if source.is_free(self._with_context(box)):
                 return box
         raise self._nothing_free(source)
 
-    def _nothing_free(self, source: Source) -> PlanError:
+    def _nothing_free(self, source: SampleSource) -> PlanError:
         return PlanError(
-            f"no window of {self.shape} voxels in {MOST_DRAWS} lay outside the held-out box {source.held_out} of "
+            f"no window of {self.shape} voxels in {MAX_DRAWS} lay outside the held-out box {source.held_out} of "
             f"{source.volume}; make samples.shape or the box smaller"
         )
 
-    def _check_holds(self, source: Source) -> None:
+    def _check_holds(self, source: SampleSource) -> None:
         """Refuse a volume that is smaller than a window, and stored windows of another shape."""
         if source.stored is not None:
-            due = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
-            if source.stored.lattice.window != due:
+            expected = tuple(n + 2 * c for n, c in zip(self.shape, self.context, strict=True))
+            if source.stored.lattice.window != expected:
                 raise PlanError(
                     f"the windows in {source.volume} have {source.stored.lattice.window} voxels (z, y, x), "
-                    f"samples.shape and the net's scale need {due}; change samples.shape, or store others"
+                    f"samples.shape and the net's scale need {expected}; change samples.shape, or store others"
                 )
             return
         check_holds(source.volume, self.shape)
 
-    def _given(self, data: np.ndarray, source: Source, rng: np.random.Generator) -> np.ndarray:
-        """Return what is seen of `data`, in units of the volume."""
+    def _degrade(self, data: np.ndarray, source: SampleSource, rng: np.random.Generator) -> np.ndarray:
+        """Return `data` degraded, in units of the volume."""
         choice, dtype = self.recipe.degrade, source.volume.dtype
-        given = degrade(data, choice.kind, self.scale)
+        inputs = degrade(data, choice.kind, self.scale)
         if choice.blur:
-            given = blurred(given, rng.uniform(0, choice.blur))
+            inputs = blurred(inputs, rng.uniform(0, choice.blur))
         if choice.noise:
             deviation = np.float32(rng.uniform(0, choice.noise))
-            given = given + deviation * rng.standard_normal(given.shape, np.float32)
+            inputs = inputs + deviation * rng.standard_normal(inputs.shape, np.float32)
         if choice.uneven or choice.missing:
-            given = given * self._slice_gains(given.shape[1], rng)
-        return to_dtype(given, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else given
+            inputs = inputs * self._slice_gains(inputs.shape[1], rng)
+        return to_dtype(inputs, dtype).astype(np.float32) if choice.whole and dtype.kind in "iu" else inputs
 
     def _slice_gains(self, num_slices: int, rng: np.random.Generator) -> np.ndarray:
-        """Return by what each slice of the input is multiplied, (z, y, x), float32."""
+        """Return the factor of each slice of the input, (z, 1, 1), float32."""
         choice = self.recipe.degrade
         gains = rng.uniform(1 - choice.uneven, 1 + choice.uneven, num_slices)
         gains[rng.random(num_slices) < choice.missing] = 0
@@ -248,20 +248,20 @@ class Sampler:
         return np.float32(rng.uniform(*choice.gain)), np.float32(rng.uniform(-choice.offset, choice.offset))
 
 
-def open_source(data: Data, normalise: Normalise, search_path: str) -> Source:
-    """Return the volume that `data` names, opened, with what is held out and its normalisation.
+def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSource:
+    """Return the volume of `data`, opened, with its held-out box and its normalisation.
 
     Raises:
-        VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
+        VolpipeError: no such volume, a box outside of it, or a normalisation that needs measuring.
     """
     if data.stored:
-        place = place_of(data.path, search_path)
-        stored = WindowDataset.from_tensors(place, data.key or SOURCE_KEY)
-        kept = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
-        return Source(open_volume(place, data.key or SOURCE_KEY), kept, Affine(), stored, weight=data.weight)
-    found = open_data(data, normalise, search_path)
-    known = affine(normalise, found.volume.dtype, None)
-    return Source(found.volume, found.held_out, known, labels=found.labels, weight=data.weight)
+        address = resolve_address(data.path, search_path)
+        stored = WindowDataset.from_tensors(address, data.key or SOURCE_KEY)
+        box = None if data.held_out is None else find_part(data.held_out, stored.lattice.shape)
+        return SampleSource(open_volume(address, data.key or SOURCE_KEY), box, Affine(), stored, weight=data.weight)
+    opened = open_data(data, normalise, search_path)
+    applied = affine(normalise, opened.volume.dtype, None)
+    return SampleSource(opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight)
 
 
 def _triple(values: Iterable[int]) -> Triple:

@@ -1,32 +1,29 @@
-"""Seats: the place of each rank in an attempt of a training, as the driver gives them out.
+"""The place of each rank in an attempt of a training, assigned by the driver.
 
-Not here: what ranks do with each other (ranks). Files named here lie in the training's folder.
+Not here: the ranks' collectives (ranks). Files named here lie in the training's folder.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ABANDONED = "abandoned"  # names the attempt that no rank should join any more
-PEER_LOST = "peer lost"  # the result of a rank that failed because another was gone
+ABANDONED = "abandoned"  # a file with the attempt that no rank may join any more
+PEER_LOST = "peer lost"  # result of a rank that failed because another was lost
 SERVICE_VARIABLE = "VOLPIPE_SERVICE"  # in the environment of a pod: the service that gives it a name in the cluster
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """The place of one rank in one attempt of a training.
 
     Attributes:
-        rank: counted from 0.
-        ranks: of the attempt.
-        attempt: names it, as no other.
-        address: where the driver hears its workers; "" where it does not know.
+        rank: number of the rank, from 0.
+        ranks: number of ranks in the attempt.
+        attempt: unique name of the attempt.
+        address: on which the driver listens to its workers; "" where unknown.
     """
 
     rank: int = 0
     ranks: int = 1
     attempt: str = ""
     address: str = "127.0.0.1"
-
-
-ALONE = Seat()

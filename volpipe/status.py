@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.course import last_step, newest
+from volpipe.course import newest_step
 from volpipe.driver import inspect_run
 from volpipe.failures import Missing
 from volpipe.flow_run import Entry, find_entries, is_done
@@ -23,6 +23,7 @@ from volpipe.lesson import Training
 from volpipe.presence import Driver, StageNote, find_driver
 from volpipe.sweep import SWEEP_FILE
 from volpipe.training import LOSSES
+from volpipe.training_logs import last_step
 from volpipe.trials import TABLE
 from volpipe.tune import STUDY
 
@@ -162,9 +163,9 @@ def _of_training(output: str) -> Status | None:
     if training is None:
         return None
     steps = training.recipe.train.steps
-    done = max(newest(folder), last_step(folder / LOSSES))
+    done = max(newest_step(folder), last_step(folder))
     driver = find_driver(folder, folder / LOSSES)
-    is_whole = newest(folder) >= steps
+    is_whole = newest_step(folder) >= steps
     return Status("training", output, is_whole, driver, {"train": StageNote(min(done, steps), steps)})
 
 

@@ -1,6 +1,6 @@
-"""A sweep: one recipe with lists of values, a training for each combination, all side by side, one table at the end.
+"""A sweep: one recipe with lists of values, a training for each combination, all in parallel, and a table of results.
 
-Not here: how trainings go on side by side (trials), or values that are searched for (tune).
+Not here: running trials in parallel (trials), or searching for values (tune).
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.complaints import show_value
-from volpipe.course import check_slots, check_trainable, is_complete, logged
+from volpipe.course import check_slots, check_trainable, is_complete, log_session
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.formats.files import atomic_write
@@ -23,7 +24,17 @@ from volpipe.presence import present
 from volpipe.recipe import load_tree, typed
 from volpipe.resolve import recipe_name
 from volpipe.training import VARIED, TrainRecipe
-from volpipe.trials import Row, Trial, Values, abreast, check_folders, check_place, placed, row_of, store_table
+from volpipe.trials import (
+    Trial,
+    TrialPool,
+    TrialResult,
+    Values,
+    check_folders,
+    check_place,
+    result_of,
+    store_table,
+    with_overrides,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +42,16 @@ SECTION = "sweep"
 COMBINE = "combine"
 SWEEP_FILE = "sweep.json"  # the values of each trial, by number
 
-OnRow = Callable[[Row], None]
+OnEnd = Callable[[TrialResult], None]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept.
+    """The trainings of a sweep.
 
     Attributes:
         combinations: the values of each training, in order.
-        recipes: one for each.
+        recipes: the recipe of each combination.
     """
 
     combinations: tuple[Values, ...]
@@ -51,7 +62,7 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     """Return the sweep in the TOML file at `path`, with ``key=value`` settings on top; every recipe is checked.
 
     Raises:
-        RecipeError: no [sweep], a value that is no list, lists of different lengths for zip, or a recipe that is wrong.
+        RecipeError: no [sweep], a value that is no list, lists of different lengths for zip, or an invalid recipe.
     """
     tree = load_tree(path, settings)
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
@@ -62,14 +73,14 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
         raise RecipeError(f"{recipe_name(path)}: sweep.combine is {show_value(how)}; write product or zip")
     combinations = combined(dict(lists(table)), how)
     recipes = [
-        typed(TrainRecipe, placed(tree, values), f"{recipe_name(path)}, trial {number}", settings)
+        typed(TrainRecipe, with_overrides(tree, values), f"{recipe_name(path)}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))
 
 
 def lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:  # Any: TOML values
-    """Yield key and values of each list in `table`, whose keys may be quoted with their dots, or be tables.
+    """Yield key and values of each list in `table`; keys are dotted and quoted, or nested tables.
 
     Raises:
         RecipeError: a value is no list, or an empty one.
@@ -89,78 +100,78 @@ def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]
     Raises:
         RecipeError: lists of different lengths are to be zipped.
     """
-    lengths = {key: len(each) for key, each in values.items()}
+    lengths = {key: len(options) for key, options in values.items()}
     if how == "product":
-        return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+        return [dict(zip(values, options, strict=True)) for options in itertools.product(*values.values())]
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise RecipeError(f"sweep.combine zip needs lists of one length: {told}")
-    return [dict(zip(values, each, strict=True)) for each in zip(*values.values(), strict=True)]
+        listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise RecipeError(f"sweep.combine zip needs lists of one length: {listed}")
+    return [dict(zip(values, options, strict=True)) for options in zip(*values.values(), strict=True)]
 
 
 def run_sweep(
-    sweep: Sweep, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_row: OnRow = lambda row: None
-) -> list[Row]:
-    """Train every combination of `sweep` in a folder of its own in `out`, and return what became of each.
+    sweep: Sweep, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
+) -> list[TrialResult]:
+    """Train every combination of `sweep` in its own folder in `out`, and return the results by number.
 
-    Trainings that are complete are left alone, others go on from their checkpoints; one that fails stops no other.
+    Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
 
     Args:
-        sweep: what is done.
-        out: the folder; made where it is missing.
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        sweep: combinations and recipes.
+        out: the sweep's folder; created if missing.
+        start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipes' relative names count from.
-        fresh: delete what is in the folder, and start over.
-        on_row: told what became of each trial, as it ends.
+        fresh: delete the folder's contents, and start over.
+        on_end: called with the result of each trial as it ends.
 
     Raises:
         RecipeError: a net cannot be trained, or a trial's folder holds a training by another recipe.
         SiteError: the site cannot be used, or has fewer workers than a training has ranks.
-        RunError: the folder holds something else.
+        RunError: the folder holds other files.
     """
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
     folder = RunFolder(out.absolute())
     with folder.locked() as session:
         check_place(folder, SWEEP_FILE, fresh=fresh)
-        with logged(folder, "sweep", sweep.recipes[0]), present(folder.path, session):
+        with log_session(folder, "sweep", sweep.recipes[0]), present(folder.path, session):
             trials = _number(folder.path, sweep)
             check_folders(trials, folder.path)
-            left = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
-            rows = {t.number: row_of(t, folder.path / t.name, "waiting" if t in left else "done") for t in trials}
-            log.info("%d trials, of which %d are done", len(trials), len(trials) - len(left))
-            if left:
+            rest = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
+            results = {t.number: result_of(t, folder.path / t.name, "waiting" if t in rest else "done") for t in trials}
+            log.info("%d trials, of which %d are done", len(trials), len(trials) - len(rest))
+            if rest:
                 try:
-                    for row in _train(left, folder, start, search_path):
-                        rows[row.number] = row
-                        on_row(row)
+                    for result in _train(rest, folder, start, search_path):
+                        results[result.number] = result
+                        on_end(result)
                 finally:
-                    store_table(list(rows.values()), folder.path)
-            log.info("%d of %d trials are done", sum(row.state == "done" for row in rows.values()), len(rows))
-            return list(rows.values())
+                    store_table(list(results.values()), folder.path)
+            log.info("%d of %d trials are done", sum(row.state == "done" for row in results.values()), len(results))
+            return list(results.values())
 
 
-def _train(left: Sequence[Trial], folder: RunFolder, start: Start, search_path: Path) -> Iterator[Row]:
-    """Yield what became of each trial that is left, as it ends."""
-    waiting = list(left)
-    with start(folder.parsl) as workers, abreast(workers, folder.path, search_path) as trainings:
+def _train(rest: Sequence[Trial], folder: RunFolder, start: Start, search_path: Path) -> Iterator[TrialResult]:
+    """Yield the result of each trial of `rest` as it ends."""
+    waiting = list(rest)
+    with start(folder.parsl) as workers, closing(TrialPool(workers, folder.path, search_path)) as pool:
         for trial in waiting:
             check_slots(trial.recipe, workers.slots)
-        while waiting or trainings.trials:
-            while waiting and trainings.has_room(waiting[0].recipe):
-                trainings.begin(waiting.pop(0))
-            yield from trainings.ended()
+        while waiting or pool.trials:
+            while waiting and pool.has_room(waiting[0].recipe):
+                pool.begin(waiting.pop(0))
+            yield from pool.wait()
 
 
 def _number(folder: Path, sweep: Sweep) -> list[Trial]:
-    """Return the trials of `sweep`, numbered as in `folder`; combinations that are new there get the next numbers."""
+    """Return the trials of `sweep`, numbered as in `folder`; new combinations get the next numbers."""
     path = folder / SWEEP_FILE
     try:
         known: list[Values] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); use --fresh to start over") from error
-    plain = json.loads(json.dumps(sweep.combinations))
-    known += [values for i, values in enumerate(plain) if values not in known and values not in plain[:i]]
+    combinations = json.loads(json.dumps(sweep.combinations))
+    known += [values for i, values in enumerate(combinations) if values not in known and values not in combinations[:i]]
     atomic_write(path, json.dumps(known, indent=1).encode())
-    pairs = {known.index(values): recipe for values, recipe in zip(plain, sweep.recipes, strict=True)}
+    pairs = {known.index(values): recipe for values, recipe in zip(combinations, sweep.recipes, strict=True)}
     return [Trial(number, known[number], recipe) for number, recipe in sorted(pairs.items())]

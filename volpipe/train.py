@@ -1,14 +1,13 @@
-"""Train: a net takes the steps of its recipe, one after another, from its newest checkpoint on.
+"""The training loop: a net takes the steps of its recipe, one after another, from its newest checkpoint on.
 
-Not here: which samples it sees (samples), or where it runs (apps.trainings). Everything a step does follows from the
-recipe, the checkpoint before it and its own number; so a training that was killed comes to the same losses.
+Not here: the samples (samples), or the task that a worker runs (lesson). A step depends on the recipe, the checkpoint
+before it and its own number alone, so that a killed training reaches the same losses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 import math
 import threading
@@ -24,16 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from volpipe.adam import Adam
-from volpipe.adversary import Judge
+from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
-from volpipe.events import append_event, write_events
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import NetFacts, build_net, describe
-from volpipe.ranks import Crew
+from volpipe.ranks import RankGroup
 from volpipe.samples import Sampler
-from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, STOP, WEIGHTS, Steps, TrainRecipe
-from volpipe.validate import Held, hold, predict, validate
+from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
+from volpipe.training_logs import open_log
+from volpipe.validate import HeldOut, predict, prepare_held_out, validate
 from volpipe.windows import ahead
 
 log = logging.getLogger(__name__)
@@ -42,23 +41,23 @@ BATCHES_AHEAD = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Triple = tuple[int, int, int]
-DEFAULT_THREADS = torch.get_num_threads()  # a worker may have had a training with another number before
-SEEDING = threading.Lock()  # torch's numbers are one row for all threads of a process, as of the site "threads"
-ALONE = Crew()
+DEFAULT_THREADS = torch.get_num_threads()  # an earlier training of this worker may have set another number
+SEEDING = threading.Lock()  # torch has one generator for all threads of a process, as on the site "threads"
+SINGLE_RANK = RankGroup()
 
-Batch = tuple[Tensor, Tensor]  # what the net sees, and the truth: (n, c, z, y, x), float32
+Pair = tuple[Tensor, Tensor]  # a batch of inputs and of the truth: (n, c, z, y, x), float32
 
 
 @dataclass
-class Trainee:
-    """A net in training, with all that changes from step to step.
+class TrainState:
+    """A net in training, with everything that changes from step to step.
 
     Attributes:
         net: in training mode, on `device`.
-        judge: the discriminator that it learns to fool, if there is one.
-        average: the net whose weights are the running mean of those of `net`; what is saved, and validated.
-        step: how many steps were taken.
-        logits: whether `net` leaves its sigmoid to the loss, which is exact where chances are near 0 and 1.
+        average: the net with the running mean of the weights of `net`; it is validated and saved.
+        discriminator: the net's adversary, if there is one.
+        step: number of steps taken.
+        logits: whether `net` leaves its sigmoid to the loss, which is exact where affinities are near 0 and 1.
     """
 
     net: nn.Module
@@ -66,32 +65,32 @@ class Trainee:
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: str
-    judge: Judge | None = None
+    discriminator: Discriminator | None = None
     step: int = 0
     logits: bool = False
 
-    def state(self) -> dict[str, Any]:  # Any: tensors and numbers
+    def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
         return {
             "step": self.step,
             "net": self.net.state_dict(),
             "average": self.average.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "scaler": self.scaler.state_dict(),
-            **({} if self.judge is None else {"judge": self.judge.state()}),
+            **({} if self.discriminator is None else {"judge": self.discriminator.state_dict()}),
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
         self.net.load_state_dict(state["net"])
         self.average.load_state_dict(state["average"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.judge is not None:
-            self.judge.load(state["judge"])
+        if self.discriminator is not None:
+            self.discriminator.load_state_dict(state["judge"])
         self.step = int(state["step"])
 
 
-def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
-    """Return the recipe's net, ready for its first step: on the GPU if there is one, else on the CPU."""
+def make_train_state(recipe: TrainRecipe, search_path: str = "") -> TrainState:
+    """Return the recipe's net before its first step: on the GPU if there is one, else on the CPU."""
     choice = recipe.train
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
@@ -100,10 +99,11 @@ def make_trainee(recipe: TrainRecipe, search_path: str = "") -> Trainee:
     optimiser = Adam(net.parameters(), choice.learning_rate, choice.betas)
     scaler = torch.amp.GradScaler(device, enabled=choice.precision == "float16")
     average = copy.deepcopy(net).requires_grad_(False).eval()
+    discriminator = Discriminator.from_choice(recipe.adversary, device)
     logits = recipe.learns_labels and getattr(net, "logits", None) is False
-    if logits:
+    if logits:  # of the net that learns; the average, which is kept, has its sigmoid
         net.logits = True  # type: ignore[assignment]  # a module's attributes are tensors to its stubs
-    return Trainee(net, average, optimiser, scaler, device, Judge.of(recipe.adversary, device), logits=logits)
+    return TrainState(net, average, optimiser, scaler, device, discriminator, logits=logits)
 
 
 def train(
@@ -111,87 +111,87 @@ def train(
     folder: Path,
     search_path: str = "",
     check: Callable[[], None] = lambda: None,
-    crew: Crew = ALONE,
+    group: RankGroup = SINGLE_RANK,
 ) -> int:
-    """Take the steps of `recipe` that `folder` lacks; return how many there are then.
+    """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
     Args:
-        recipe: what to do.
-        folder: of the training; its checkpoints, losses and at the end its weights. A file "stop" in it ends the
-            training where it next validates or writes a checkpoint.
+        recipe: the training's recipe.
+        folder: the training's folder, for checkpoints, logs and at the end the weights. A file "stop" in it ends the
+            training at its next validation or checkpoint.
         search_path: folder that the recipe's relative names count from.
-        check: called before anything is written; it raises where this process may not write any more.
-        crew: those who take each step together.
+        check: called before anything is written; it raises where this process may no longer write.
+        group: the ranks that take each step together.
     """
     torch.set_num_threads(recipe.train.threads or DEFAULT_THREADS)
     with SEEDING:
-        trainee = make_trainee(recipe, search_path)
-    _resume(trainee, folder, crew)
+        state = make_train_state(recipe, search_path)
+    _resume(state, folder, group)
     check()
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    keeper = Keeper(recipe, facts, sampler, folder, check, crew)
-    batches = ahead(_batches(recipe, sampler, trainee.step, crew), BATCHES_AHEAD)
-    with contextlib.closing(batches), keeper.keeping(trainee):  # type: ignore[type-var]
-        while trainee.step < recipe.train.steps:
-            entry = take_step(trainee, recipe, facts.scale, batches, crew)
-            if keeper.keep(trainee, entry):
-                log.info("asked to stop after step %d", trainee.step)
-                return trainee.step
-    if crew.leads:
-        save_weights(folder / WEIGHTS, trainee.average.state_dict())
-    return trainee.step
+    train_log = TrainLog(recipe, facts, sampler, folder, check, group)
+    batches = ahead(_batches(recipe, sampler, state.step, group), BATCHES_AHEAD)
+    with contextlib.closing(batches), train_log.open(state.step):  # type: ignore[type-var]
+        while state.step < recipe.train.steps:
+            entry = take_step(state, recipe, facts.scale, batches, group)
+            if train_log.write(state, entry):
+                log.info("asked to stop after step %d", state.step)
+                return state.step
+    if group.is_rank_zero:
+        save_weights(folder / WEIGHTS, state.average.state_dict())
+    return state.step
 
 
 @dataclass
-class Keeper:
-    """Keeps what a training leaves behind: its log, checkpoints, scores and predictions; rank 0 alone writes."""
+class TrainLog:
+    """The logs, checkpoints, scores and predictions of a training; rank 0 alone writes them."""
 
     recipe: TrainRecipe
     facts: NetFacts
     sampler: Sampler
     folder: Path
     check: Callable[[], None]
-    crew: Crew
+    group: RankGroup
     _write: Callable[[Mapping[str, float]], None] = lambda entry: None
 
     @contextlib.contextmanager
-    def keeping(self, trainee: Trainee) -> Iterator[None]:
-        """Have the log open meanwhile."""
-        if not self.crew.leads:
+    def open(self, step: int) -> Iterator[None]:
+        """Open the logs, cut at `step`, for the time of the context."""
+        if not self.group.is_rank_zero:
             yield
             return
-        with open_log(self.folder, trainee.step) as self._write:
+        with open_log(self.folder, step) as self._write:
             yield
 
-    def keep(self, trainee: Trainee, entry: Mapping[str, float]) -> bool:
-        """Write what is due after a step of which `entry` is logged; return whether the training is to stop here."""
-        choice, step = self.recipe.train, trainee.step
+    def write(self, state: TrainState, entry: Mapping[str, float]) -> bool:
+        """Write `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here."""
+        choice, step = self.recipe.train, state.step
         saves = step % choice.checkpoint_every == 0 or step == choice.steps
         pauses = saves or any(
-            _is_due(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
+            _is_at(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
         )
         if not pauses:
             self._write(entry)
             return False
         stops = 0
-        if self.crew.leads:
-            self._write({**entry, **self.examiner.examine(trainee)})
+        if self.group.is_rank_zero:
+            self._write({**entry, **self.validator.run(state)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
-                save_checkpoint(self.folder / CHECKPOINTS, step, trainee.state(), choice.keep)
-        return bool(self.crew.agree(f"stop at {step}", stops))
+                save_checkpoint(self.folder / CHECKPOINTS, step, state.state_dict(), choice.keep)
+        return bool(self.group.from_rank_zero(f"stop at {step}", stops))
 
     @cached_property
-    def examiner(self) -> Examiner:
-        return Examiner(self.recipe, self.facts, self.sampler, self.folder)
+    def validator(self) -> Validator:
+        return Validator(self.recipe, self.facts, self.sampler, self.folder)
 
 
 @dataclass
-class Examiner:
-    """Looks at a net in training every so many steps, as its recipe says."""
+class Validator:
+    """Validates and predicts at the intervals of the recipe."""
 
     recipe: TrainRecipe
     facts: NetFacts
@@ -199,93 +199,94 @@ class Examiner:
     folder: Path
 
     @cached_property
-    def held(self) -> list[Held]:
-        return hold(self.sampler, self.folder)
+    def held_out(self) -> list[HeldOut]:
+        return prepare_held_out(self.sampler, self.folder)
 
-    def examine(self, trainee: Trainee) -> dict[str, float]:
-        """Return the scores over what is held out, where due at this step; write predictions where they are."""
+    def run(self, state: TrainState) -> dict[str, float]:
+        """Return the scores of the held-out boxes, none between validations; write predictions at their interval."""
         choice = self.recipe.train
-        found: dict[str, float] = {}
-        if _is_due(trainee.step, choice.validate_every, choice.steps):
-            found |= validate(trainee.average, self.facts, self.recipe, self.held, self.folder)
-        if _is_due(trainee.step, choice.predict_every, choice.steps):
-            predict(trainee.average, self.sampler, self.folder, self.facts.label, trainee.step)
-        return found
+        scores: dict[str, float] = {}
+        if _is_at(state.step, choice.validate_every, choice.steps):
+            scores |= validate(state.average, self.facts, self.recipe, self.held_out, self.folder)
+        if _is_at(state.step, choice.predict_every, choice.steps):
+            predict(state.average, self.sampler, self.folder, self.facts.label, state.step)
+        return scores
 
 
-def _is_due(step: int, every: int, last: int) -> bool:
+def _is_at(step: int, every: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
 def take_step(
-    trainee: Trainee, recipe: TrainRecipe, scale: Triple, batches: Iterator[Batch], crew: Crew = ALONE
+    state: TrainState, recipe: TrainRecipe, scale: Triple, batches: Iterator[Pair], group: RankGroup = SINGLE_RANK
 ) -> dict[str, float]:
-    """Take one step, and return what is logged of it: means over the ranks of `crew`."""
+    """Take one step, and return its log entry: means over the ranks of `group`, times in seconds."""
     choice, started, waited = recipe.train, time.perf_counter(), 0.0
     with SEEDING:
-        torch.manual_seed(choice.seed * 1_000_003 + trainee.step)  # of dropout and its like
-    rate = choice.rate(trainee.step)
-    for group in trainee.optimiser.param_groups:
-        group["lr"] = rate
-    trainee.optimiser.zero_grad(set_to_none=True)
+        torch.manual_seed(choice.seed * 1_000_003 + state.step)  # for dropout and the like
+    rate = choice.rate(state.step)
+    for parameters in state.optimiser.param_groups:
+        parameters["lr"] = rate
+    state.optimiser.zero_grad(set_to_none=True)
     sums: dict[str, float] = {}
     for _ in range(choice.accumulate):
         before = time.perf_counter()
-        given, truth = (part.to(trainee.device, non_blocking=True) for part in next(batches))
+        inputs, truth = (part.to(state.device, non_blocking=True) for part in next(batches))
         waited += time.perf_counter() - before
-        for name, value in _learn(trainee, recipe, given, truth, scale).items():
+        for name, value in _add_gradient(state, recipe, (inputs, truth), scale).items():
             sums[name] = sums.get(name, 0.0) + value / choice.accumulate
-    crew.average_gradients(trainee.net)  # before they are looked at for infinities, so that all ranks find the same
-    norm = _update(trainee, choice)
-    if trainee.judge is not None:
-        crew.average_gradients(trainee.judge.net)
-        trainee.judge.update()
-    trainee.step += 1
-    sums = crew.average_numbers(sums, trainee.device)
+    group.average_gradients(state.net)  # before the scaler looks for infinities, so that all ranks see the same ones
+    norm = _update(state, choice)
+    if state.discriminator is not None:
+        group.average_gradients(state.discriminator.net)
+        state.discriminator.update()
+    state.step += 1
+    sums = group.average_numbers(sums, state.device)
     if not math.isfinite(sums["loss"]):
         raise RunError(
-            f"step {trainee.step}: the loss is {sums['loss']}; give a smaller train.learning_rate or train.clip, or "
+            f"step {state.step}: the loss is {sums['loss']}; give a smaller train.learning_rate or train.clip, or "
             "precision float32"
         )
-    took = time.perf_counter() - started
-    times = {"seconds": took, "waited": waited, "time": time.time()}
-    return {"step": trainee.step, **sums, "rate": rate, "norm": norm, **times}
+    times = {"seconds": time.perf_counter() - started, "waited": waited, "time": time.time()}
+    return {"step": state.step, **sums, "rate": rate, "norm": norm, **times}
 
 
-def _learn(trainee: Trainee, recipe: TrainRecipe, given: Tensor, truth: Tensor, scale: Triple) -> dict[str, float]:
-    """Add the gradient of one batch, and return its loss and the terms of it."""
-    choice, weights = recipe.train, recipe.weights
+def _add_gradient(state: TrainState, recipe: TrainRecipe, batch: Pair, scale: Triple) -> dict[str, float]:
+    """Add the gradient of one batch, and return its loss and the loss's terms."""
+    choice, weights, (inputs, truth) = recipe.train, recipe.weights, batch
     if choice.channels_last:
-        given = given.contiguous(memory_format=torch.channels_last_3d)
-    with torch.autocast(trainee.device, PRECISIONS[choice.precision], enabled=choice.precision != "float32"):
-        out = trainee.net(given)
+        inputs = inputs.contiguous(memory_format=torch.channels_last_3d)
+    with torch.autocast(state.device, PRECISIONS[choice.precision], enabled=choice.precision != "float32"):
+        outputs = state.net(inputs)
     margin = recipe.samples.margin
-    out, truth = cropped(out.float(), margin, scale), cropped(truth, margin, scale)
-    terms = loss_terms(weights, out, truth, logits=trainee.logits)
+    outputs, truth = cropped(outputs.float(), margin, scale), cropped(truth, margin, scale)
+    terms = loss_terms(weights, outputs, truth, logits=state.logits)
     if recipe.loss.consistency:
-        terms["consistency"] = consistency(out, cropped(given, margin), scale)
-    loss = sum((getattr(weights, name) * term for name, term in terms.items()), torch.zeros((), device=out.device))
-    judge = trainee.judge
-    if judge is not None and trainee.step >= judge.choice.start:
-        terms["fooled"] = judge.fooled(out, cropped(given, margin), scale)
-        loss = loss + judge.choice.weight * terms["fooled"]
-    trainee.scaler.scale(loss / choice.accumulate).backward()
-    found = {"loss": loss.item()} | ({name: term.item() for name, term in terms.items()} if len(terms) > 1 else {})
-    if judge is not None:
-        found["judge"] = judge.learn(out, truth, cropped(given, margin), scale, 1 / choice.accumulate)
-    return found
+        terms["consistency"] = consistency(outputs, cropped(inputs, margin), scale)
+    zero = torch.zeros((), device=outputs.device)
+    loss = sum((getattr(weights, name) * term for name, term in terms.items()), zero)
+    discriminator = state.discriminator
+    if discriminator is not None and state.step >= discriminator.choice.start:
+        terms["fooled"] = discriminator.generator_loss(outputs, cropped(inputs, margin), scale)
+        loss = loss + discriminator.choice.weight * terms["fooled"]
+    state.scaler.scale(loss / choice.accumulate).backward()
+    entry = {"loss": loss.item()} | ({name: term.item() for name, term in terms.items()} if len(terms) > 1 else {})
+    if discriminator is not None:
+        share = 1 / choice.accumulate
+        entry["judge"] = discriminator.discriminator_loss(outputs, truth, cropped(inputs, margin), scale, share)
+    return entry
 
 
-def _update(trainee: Trainee, choice: Steps) -> float:
-    """Change the weights by their gradient, then their running mean; return the gradient's norm."""
-    trainee.scaler.unscale_(trainee.optimiser)
-    norm = nn.utils.clip_grad_norm_(trainee.net.parameters(), choice.clip or math.inf)
-    trainee.scaler.step(trainee.optimiser)
-    trainee.scaler.update()
-    # The mean forgets the first steps sooner: it is over the last tenth of them.
-    decay = min(choice.ema, (1 + trainee.step) / (10 + trainee.step))
+def _update(state: TrainState, choice: Steps) -> float:
+    """Update the weights by their gradient, then their running mean; return the gradient's norm."""
+    state.scaler.unscale_(state.optimiser)
+    norm = nn.utils.clip_grad_norm_(state.net.parameters(), choice.clip or math.inf)
+    state.scaler.step(state.optimiser)
+    state.scaler.update()
+    # Early on the mean is over the last tenth of the steps, so that it forgets the first ones.
+    decay = min(choice.ema, (1 + state.step) / (10 + state.step))
     with torch.no_grad():
-        pairs = zip(trainee.average.state_dict().values(), trainee.net.state_dict().values(), strict=True)
+        pairs = zip(state.average.state_dict().values(), state.net.state_dict().values(), strict=True)
         for mean, now in pairs:
             if mean.is_floating_point():
                 mean.lerp_(now, 1 - decay)
@@ -294,50 +295,25 @@ def _update(trainee: Trainee, choice: Steps) -> float:
     return float(norm)
 
 
-def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, crew: Crew) -> Iterator[Batch]:
-    """Yield the batches of all steps from `step` on, for ever; of n ranks, rank r has every n-th sample, from r on."""
-    size = recipe.train.batch * crew.size
+def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, group: RankGroup) -> Iterator[Pair]:
+    """Yield the batches of all steps from `step` on, without end; of n ranks, rank r has samples r, r + n, r + 2n..."""
+    size = recipe.train.batch * group.size
     number = step * size * recipe.train.accumulate
     while True:
-        found = [sampler.sample(n) for n in range(number + crew.rank, number + size, crew.size)]
-        given, truth = np.stack([s.given for s in found]), np.stack([s.truth for s in found])
-        yield torch.from_numpy(given), torch.from_numpy(truth)
+        samples = [sampler.sample(n) for n in range(number + group.rank, number + size, group.size)]
+        inputs, truth = np.stack([s.inputs for s in samples]), np.stack([s.truth for s in samples])
+        yield torch.from_numpy(inputs), torch.from_numpy(truth)
         number += size
 
 
-def _resume(trainee: Trainee, folder: Path, crew: Crew) -> None:
-    """Go on from the newest checkpoint in `folder`, if there is one; that which rank 0 finds."""
-    found = checkpoints(folder / CHECKPOINTS)
-    step = crew.agree("begin at", step_of(found[-1]) if found else 0)
+def _resume(state: TrainState, folder: Path, group: RankGroup) -> None:
+    """Load the newest checkpoint in `folder` that rank 0 sees; without one, give all ranks the same weights."""
+    paths = checkpoints(folder / CHECKPOINTS)
+    step = group.from_rank_zero("begin at", step_of(paths[-1]) if paths else 0)
     if step:
-        trainee.load(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
+        state.load_state_dict(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
         log.info("going on from step %d", step)
         return
-    judge = [] if trainee.judge is None else [trainee.judge.net]
-    for net in (trainee.net, trainee.average, *judge):
-        crew.share(list(net.state_dict().values()))  # not every net draws the same weights each time
-
-
-@contextlib.contextmanager
-def open_log(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """Give what adds an entry to the losses in `folder`, lines of JSON, and to its event file, both cut at `step`."""
-    path = folder / LOSSES
-    kept = [line for line in read_log(path) if line["step"] <= step]
-    write_events(folder / EVENTS, kept)
-    with path.open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(line) + "\n" for line in kept)
-    with path.open("a", encoding="utf-8", buffering=1) as lines:
-
-        def write(entry: Mapping[str, float]) -> None:
-            lines.write(json.dumps(entry) + "\n")
-            append_event(folder / EVENTS, entry)
-
-        yield write
-
-
-def read_log(path: Path) -> list[dict[str, float]]:
-    """Return the lines that a training logged at `path`; one that was cut off is left out."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    adversary = [] if state.discriminator is None else [state.discriminator.net]
+    for net in (state.net, state.average, *adversary):
+        group.broadcast(list(net.state_dict().values()))  # not every net draws the same weights each time

@@ -1,7 +1,7 @@
-"""Training data: the volumes that a training learns from, opened, and whether its windows and its net fit them.
+"""Training data: the opened volumes of a training, and checks that its windows and its net fit them.
 
-Not here: windows that are read (samples). Nothing here reads a voxel or needs torch, so that the driver can refuse what
-cannot be learnt from before a worker starts.
+Not here: reading windows (samples). Nothing here reads a voxel or needs torch, so that the driver can refuse unusable
+volumes before a worker starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AXES = "zyx"
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A volume to learn from, what of it is held out, and its labels, if it has any."""
+    """A volume to learn from, its held-out box and its labels, None without."""
 
     volume: Volume
     held_out: Box | None
@@ -35,12 +35,12 @@ class TrainingData:
 
 
 def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingData:
-    """Return what `data` names, opened; not of stored windows.
+    """Return the opened volumes of `data`, which is not of stored windows.
 
     Raises:
-        VolpipeError: no such volume, a box that leaves it, or a normalisation that only measuring would tell.
+        VolpipeError: no such volume, a box outside of it, or a normalisation that needs measuring.
     """
-    volume = open_volume(place_of(data.path, search_path), data.key, level=data.level)
+    volume = open_volume(resolve_address(data.path, search_path), data.key, level=data.level)
     if needs_measuring(normalise, volume.dtype):
         raise PlanError(
             f"normalise.method {normalise.method} of {volume.dtype} needs numbers that a training does not measure: "
@@ -52,12 +52,12 @@ def open_data(data: Data, normalise: Normalise, search_path: str) -> TrainingDat
 
 
 def open_labels(path: str, key: str | None, volume: Volume, search_path: str) -> Volume:
-    """Return the labels of `volume`, opened.
+    """Return the opened labels of `volume`.
 
     Raises:
-        VolpipeError: there are none, or they do not fit the volume.
+        VolpipeError: the labels are missing, no integers, or of another shape.
     """
-    labels = open_volume(place_of(path, search_path), key)
+    labels = open_volume(resolve_address(path, search_path), key)
     if labels.dtype.kind not in "iu":
         raise PlanError(f"the labels {labels} have {labels.dtype} voxels; give whole numbers, one for each object")
     if labels.num_channels != 1 or labels.spatial_shape != volume.spatial_shape:
@@ -68,16 +68,16 @@ def open_labels(path: str, key: str | None, volume: Volume, search_path: str) ->
     return labels
 
 
-def place_of(path: str, search_path: str) -> str:
-    """Return the address that `path` means, which may count from `search_path`."""
+def resolve_address(path: str, search_path: str) -> str:
+    """Return the address of `path`, which may be relative to `search_path`."""
     return path if "://" in path else str(Path(search_path) / path)
 
 
 def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
-    """Refuse volumes that hold no window outside of what is held out, or that the net of `facts` cannot take.
+    """Refuse volumes without room for a window outside of the held-out box, or that the net of `facts` cannot take.
 
     Raises:
-        VolpipeError: as `open_data`, or with what does not fit.
+        VolpipeError: as `open_data`, or a window, a stride or a number of channels does not fit.
     """
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     for axis, size, stride in zip(AXES, recipe.samples.shape, facts.stride, strict=True):
@@ -91,14 +91,14 @@ def check_data(recipe: TrainRecipe, facts: NetFacts, search_path: str) -> None:
     for data in recipe.data:
         if data.stored:
             continue
-        found = open_data(data, recipe.normalise, search_path)
-        if found.volume.num_channels != facts.in_channels:
+        opened = open_data(data, recipe.normalise, search_path)
+        if opened.volume.num_channels != facts.in_channels:
             raise PlanError(
-                f"{found.volume} has {found.volume.num_channels} channels, net {recipe.net.name} takes "
+                f"{opened.volume} has {opened.volume.num_channels} channels, net {recipe.net.name} takes "
                 f"{facts.in_channels}; give another volume, or a net of as many"
             )
-        check_holds(found.volume, window)
-        check_free(found, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
+        check_holds(opened.volume, window)
+        check_free(opened, tuple(n + 2 * c for n, c in zip(window, around, strict=True)), around)
 
 
 def check_holds(volume: Volume, window: Sequence[int]) -> None:
@@ -107,40 +107,40 @@ def check_holds(volume: Volume, window: Sequence[int]) -> None:
     Raises:
         PlanError: with the axis, and both sizes.
     """
-    for axis, size, due in zip(AXES, volume.spatial_shape, window, strict=True):
-        if due > size:
+    for axis, size, edge in zip(AXES, volume.spatial_shape, window, strict=True):
+        if edge > size:
             raise PlanError(
-                f"axis {axis}: a window of {due} voxels (samples.shape times the net's scale) is longer than "
+                f"axis {axis}: a window of {edge} voxels (samples.shape times the net's scale) is longer than "
                 f"the volume {volume}, which has {size}; give a smaller samples.shape"
             )
 
 
-def check_free(found: TrainingData, wide: Sequence[int], around: Sequence[int]) -> None:
-    """Refuse a volume in which what is held out leaves no room.
+def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int]) -> None:
+    """Refuse a volume without room for a window beside its held-out box.
 
     Args:
-        found: the volume.
-        wide: voxels (z, y, x) of a window and what its degradation sees around it.
-        around: the latter, at each face; it may lie beyond the volume's.
+        data: the volume.
+        window: voxels (z, y, x) of a window with the context of its degradation.
+        around: the context at each face; it may lie outside of the volume.
 
     Raises:
-        PlanError: with the longest part that is left, and what a window takes.
+        PlanError: with the box, and the shapes of volume and window.
     """
-    if found.held_out is None:
+    if data.held_out is None:
         return
-    ends = zip(found.held_out.start, found.held_out.stop, found.volume.spatial_shape, wide, around, strict=True)
-    if not any(max(start, size - stop) + c >= due for start, stop, size, due, c in ends):
+    ends = zip(data.held_out.start, data.held_out.stop, data.volume.spatial_shape, window, around, strict=True)
+    if not any(max(start, size - stop) + c >= edge for start, stop, size, edge, c in ends):
         raise PlanError(
-            f"held_out {found.held_out} leaves no room in {found.volume}, {found.volume.spatial_shape} voxels, for a "
-            f"window of {tuple(wide)}; make samples.shape or the box smaller"
+            f"held_out {data.held_out} leaves no room in {data.volume}, {data.volume.spatial_shape} voxels, for a "
+            f"window of {tuple(window)}; make samples.shape or the box smaller"
         )
 
 
 def check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
-    """Refuse voxels that nothing can be learnt from.
+    """Refuse voxels that are NaN or infinite.
 
     Raises:
-        PlanError: some are NaN or infinite.
+        PlanError: with the volume and the box.
     """
     if volume.dtype.kind == "f" and not np.isfinite(data).all():
         raise PlanError(f"{volume} has NaN or infinite voxels in {box}; learn from a copy without them")

@@ -1,6 +1,6 @@
-"""Tuning: trainings of one recipe with values that Optuna chooses, side by side; those that lag behind are stopped.
+"""Tuning: trainings of one recipe with values from Optuna, in parallel; those that lag behind are stopped.
 
-Not here: how trainings go on side by side (trials), or values that are given as lists (sweep).
+Not here: running trials in parallel (trials), or lists of values (sweep).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from volpipe.complaints import show_value
-from volpipe.course import check_slots, check_trainable, logged
+from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats.files import atomic_write
@@ -27,17 +28,16 @@ from volpipe.recipe import Section, differences, load_tree, typed
 from volpipe.resolve import recipe_name
 from volpipe.training import STOP, VARIED, TrainRecipe
 from volpipe.trials import (
-    Abreast,
-    Row,
     Trial,
+    TrialPool,
+    TrialResult,
     Values,
-    abreast,
     check_place,
-    placed,
+    format_values,
     read_scores,
-    row_of,
-    spelt,
+    result_of,
     store_table,
+    with_overrides,
 )
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 
 SECTION = "tune"
 STUDY, BEST = "study.jsonl", "best.toml"  # in the folder of a tuning
-FOLDER = "folder"  # of a study's trial, where it is not named after its number: it goes on with one that died
-RECIPE, SEARCH = "recipe", "search"  # what a study was begun with
-FAILURES_TO_STOP = 3  # of the first trials, without one that did not fail
+FOLDER = "folder"  # attribute of Optuna's trial: its folder, which is another's where it resumes one that died
+RECIPE, SEARCH = "recipe", "search"  # attributes of a study: its recipe and its ranges
+FAILURES_TO_STOP = 3  # the search stops if the first trials all fail
 
-OnRow = Callable[[Row], None]
+OnEnd = Callable[[TrialResult], None]
 
 
 class Range(Section):
-    """Numbers from `low` to `high`, both included; whole ones where both are. log: their logarithms are even."""
+    """Numbers from `low` to `high` inclusive, integers if both are. log: uniform in the logarithm."""
 
     low: int | float
     high: int | float
@@ -71,15 +71,15 @@ class Range(Section):
     def ends(self) -> tuple[Any, ...]:  # Any: TOML values
         return self.low, self.high
 
-    def suggested(self, trial: optuna.Trial, key: str) -> Any:  # Any: a TOML value
-        """Return what Optuna has `trial` try for `key`."""
+    def suggest(self, trial: optuna.Trial, key: str) -> Any:  # Any: a TOML value
+        """Return Optuna's value of `key` for `trial`."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return trial.suggest_int(key, self.low, self.high, log=self.log)
         return trial.suggest_float(key, float(self.low), float(self.high), log=self.log)
 
 
 class Choices(Section):
-    """One of some values."""
+    """A choice among listed values."""
 
     choices: tuple[Any, ...] = Field(min_length=1)  # Any: TOML values
 
@@ -87,18 +87,18 @@ class Choices(Section):
     def ends(self) -> tuple[Any, ...]:  # Any: TOML values
         return self.choices
 
-    def suggested(self, trial: optuna.Trial, key: str) -> Any:  # Any: a TOML value
-        """Return what Optuna has `trial` try for `key`."""
-        return json.loads(trial.suggest_categorical(key, [json.dumps(each) for each in self.choices]))
+    def suggest(self, trial: optuna.Trial, key: str) -> Any:  # Any: a TOML value
+        """Return Optuna's value of `key` for `trial`."""
+        return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in self.choices]))
 
 
 class Search(Section):
-    """What is searched, and how.
+    """The search space and its pruner.
 
-    trials: how many trainings there are in all.
-    seed: of what Optuna draws.
-    pruner: a training whose score is below the median of the others at the same step is stopped; or of every three
-    the best goes on ("halving"); or all are left to end ("none").
+    trials: number of trainings in all.
+    seed: of Optuna's sampler.
+    pruner: "median" stops a training whose score is below the median of the others at the same step; "halving" lets the
+    best of every three go on; "none" lets all end.
     ranges: by keys of the recipe.
     """
 
@@ -110,26 +110,26 @@ class Search(Section):
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search, and the recipe whose values it changes, as read and typed."""
+    """A search, and the recipe whose values it varies, as a tree and typed."""
 
     search: Search
     tree: dict[str, Any]  # Any: TOML values
     recipe: TrainRecipe
 
     def recipe_with(self, values: Mapping[str, Any]) -> TrainRecipe:  # Any: TOML values
-        """Return the recipe of one training.
+        """Return the recipe with `values`.
 
         Raises:
-            RecipeError: the values do not fit it.
+            RecipeError: a value does not fit the recipe.
         """
-        return typed(TrainRecipe, placed(self.tree, values), f"the recipe with {spelt(values)}")
+        return typed(TrainRecipe, with_overrides(self.tree, values), f"the recipe with {format_values(values)}")
 
 
 def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     """Return the tuning in the TOML file at `path`, with ``key=value`` settings on top; the ends of ranges are tried.
 
     Raises:
-        RecipeError: no [tune], a range that is none or leads nowhere, or a recipe that gives no scores.
+        RecipeError: no [tune], an invalid range, one of an unknown key, or a recipe without scores.
     """
     tree, name = load_tree(path, settings), recipe_name(path)
     table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
@@ -137,12 +137,12 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
         raise RecipeError(
             f'{name} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
         )
-    known = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
+    options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
     ranges = {
         key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
         for key, value in _ranges(table)
     }
-    search = typed(Search, known | {"ranges": ranges}, f"{name}, [tune]")
+    search = typed(Search, options | {"ranges": ranges}, f"{name}, [tune]")
     if "train.ranks" in ranges:
         raise RecipeError(f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
     tuning = Tuning(search, tree, typed(TrainRecipe, tree, path, settings))
@@ -155,10 +155,10 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
 
 
 def _ranges(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: TOML values
-    """Yield key and range of each, whose keys may be quoted with their dots, or be tables.
+    """Yield key and range of each entry; keys are dotted and quoted, or nested tables.
 
     Raises:
-        RecipeError: something is no range.
+        RecipeError: an entry is no range.
     """
     for key, value in table.items():
         if not isinstance(value, Mapping):
@@ -173,24 +173,24 @@ def _ranges(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def run_tuning(
-    tuning: Tuning, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_row: OnRow = lambda row: None
-) -> list[Row]:
-    """Train until there are as many trials as `tuning` asks for; return what became of each, the best first.
+    tuning: Tuning, out: Path, start: Start, *, search_path: Path, fresh: bool = False, on_end: OnEnd = lambda _: None
+) -> list[TrialResult]:
+    """Train until there are `tuning.search.trials` trials; return their results, the best first.
 
-    The same call goes on with what its folder holds: trials that died under way are taken up again.
+    The same call resumes the search in its folder, and the trials that died.
 
     Args:
-        tuning: what is done.
-        out: the folder; made where it is missing.
-        start: starts the workers, and stops them on every way out; it is given a folder for their files.
+        tuning: search and recipe.
+        out: the search's folder; created if missing.
+        start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.
-        fresh: delete what is in the folder, and start over.
-        on_row: told what became of each trial, as it ends.
+        fresh: delete the folder's contents, and start over.
+        on_end: called with the result of each trial as it ends.
 
     Raises:
         RecipeError: a net cannot be trained, or the folder holds a search of another recipe or other ranges.
         RunStopped: the first trials all fail.
-        RunError: Optuna is not installed, or the folder holds something else.
+        RunError: Optuna is not installed, or the folder holds other files.
     """
     _check_installed()
     for key, values in tuning.search.ranges.items():
@@ -199,35 +199,35 @@ def run_tuning(
     folder = RunFolder(out.absolute())
     with folder.locked() as session:
         check_place(folder, STUDY, fresh=fresh)
-        with logged(folder, "tune", tuning.recipe), present(folder.path, session):
+        with log_session(folder, "tune", tuning.recipe), present(folder.path, session):
             log.info("search: %s", tuning.search.model_dump_json(exclude_defaults=True))
             study = Study(tuning, folder.path)
             if study.has_more:
-                with start(folder.parsl) as workers, abreast(workers, folder.path, search_path) as trainings:
-                    _search(study, workers, trainings, on_row)
-            rows = study.rows()
-            store_table(rows, folder.path)
-            done = sum(row.state == "done" for row in rows)
-            log.info("%d of %d trials are done; the first of the table is %03d", done, len(rows), rows[0].number)
-            return rows
+                with start(folder.parsl) as workers, closing(TrialPool(workers, folder.path, search_path)) as pool:
+                    _search(study, workers, pool, on_end)
+            results = study.results()
+            store_table(results, folder.path)
+            done = sum(result.state == "done" for result in results)
+            log.info("%d of %d trials are done; the first of the table is %03d", done, len(results), results[0].number)
+            return results
 
 
-def _search(study: Study, workers: WorkerPool, trainings: Abreast, on_row: OnRow) -> None:
-    """Begin trials while there is room, and stop those that lag behind, until there are enough."""
+def _search(study: Study, workers: WorkerPool, pool: TrialPool, on_end: OnEnd) -> None:
+    """Begin trials while there is room, and stop those that lag behind, until the study has them all."""
     check_slots(study.tuning.recipe, workers.slots)
-    failed: list[Row] | None = []
-    while study.has_more or trainings.trials:
-        while study.has_more and trainings.has_room(study.tuning.recipe):
+    failed: list[TrialResult] | None = []
+    while study.has_more or pool.trials:
+        while study.has_more and pool.has_room(study.tuning.recipe):
             trial = study.ask()
             check_slots(trial.recipe, workers.slots)
-            trainings.begin(trial)
-        for row in trainings.ended():
-            study.tell(row)
-            on_row(row)
-            failed = None if failed is None or row.state != "failed" else [*failed, row]
+            pool.begin(trial)
+        for result in pool.wait():
+            study.tell(result)
+            on_end(result)
+            failed = None if failed is None or result.state != "failed" else [*failed, result]
             if failed and len(failed) == FAILURES_TO_STOP:
-                raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {row.reason}")
-        for trial in trainings.trials:
+                raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
+        for trial in pool.trials:
             study.watch(trial)
 
 
@@ -235,8 +235,8 @@ class Study:
     """The trials of a tuning, in Optuna's storage in `folder`.
 
     Args:
-        tuning: what is searched.
-        folder: of the tuning, held by this driver.
+        tuning: search and recipe.
+        folder: the search's folder, locked by this driver.
 
     Raises:
         RecipeError: the folder holds a search of another recipe, or of other ranges.
@@ -257,7 +257,7 @@ class Study:
 
     @property
     def has_more(self) -> bool:
-        """Whether a trial is still to begin: a new one, or one that died."""
+        """Whether trials remain to begin: new ones, or ones that died."""
         from optuna.trial import TrialState
 
         trials = self._study.get_trials(deepcopy=False)
@@ -265,57 +265,57 @@ class Study:
         return waiting or len({_folder_of(trial) for trial in trials}) < self.tuning.search.trials
 
     def ask(self) -> Trial:
-        """Return the next trial, with values that Optuna chose."""
+        """Return the next trial, with values from Optuna."""
         trial = self._study.ask()
-        values = {key: each.suggested(trial, key) for key, each in self.tuning.search.ranges.items()}
+        values = {key: value.suggest(trial, key) for key, value in self.tuning.search.ranges.items()}
         name = str(trial.user_attrs.get(FOLDER, f"{trial.number:03}"))
         trial.set_user_attr(FOLDER, name)
         self._asked[name], self._reported[name] = trial, set()
         return Trial(int(name), values, self.tuning.recipe_with(values))
 
     def watch(self, trial: Trial) -> None:
-        """Hand on the scores that `trial` logged, and ask its training to stop where it lags behind."""
+        """Report the logged scores of `trial` to Optuna, and stop its training if it lags behind."""
         if self._report(trial.name) and self._asked[trial.name].should_prune():
             log.info("trial %s lags behind, and is asked to stop", trial.name)
             (self.folder / trial.name / STOP).touch()
 
     def _report(self, name: str) -> bool:
-        """Hand on the scores that the trial in the folder `name` logged meanwhile; return whether there were any."""
-        told = self._reported[name]
-        new = [(step, score) for step, score in read_scores(self.folder / name) if step not in told]
+        """Report the new scores in the folder `name` to Optuna; return whether there were any."""
+        reported = self._reported[name]
+        new = [(step, score) for step, score in read_scores(self.folder / name) if step not in reported]
         for step, score in new:
-            told.add(step)
+            reported.add(step)
             self._asked[name].report(score, step)
         return bool(new)
 
-    def tell(self, row: Row) -> None:
-        """Keep what became of a trial; the recipe of the best so far is in best.toml."""
+    def tell(self, result: TrialResult) -> None:
+        """Store the result of a trial, and the recipe of the best so far in best.toml."""
         from optuna.trial import TrialState
 
-        self._report(f"{row.number:03}")
-        trial = self._asked.pop(f"{row.number:03}")
-        if row.state == "pruned":
+        self._report(f"{result.number:03}")
+        trial = self._asked.pop(f"{result.number:03}")
+        if result.state == "pruned":
             self._study.tell(trial, state=TrialState.PRUNED)
-        elif row.state == "failed" or row.score is None or row.score != row.score:
-            trial.set_user_attr("reason", row.reason)
+        elif result.state == "failed" or result.score is None or result.score != result.score:
+            trial.set_user_attr("reason", result.reason)
             self._study.tell(trial, state=TrialState.FAIL)
         else:
-            self._study.tell(trial, row.score)
+            self._study.tell(trial, result.score)
             self._store_best()
 
-    def rows(self) -> list[Row]:
-        """Return what became of every trial, the best first, then by number."""
+    def results(self) -> list[TrialResult]:
+        """Return the results of all trials, the best first, then by number."""
         from optuna.trial import TrialState
 
         states = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
         last = {_folder_of(trial): trial for trial in self._study.get_trials()}  # of each folder, as it was begun last
-        rows = []
+        results = []
         for name, trial in sorted(last.items()):
             values = {key: self._plain(key, value) for key, value in trial.params.items()}
-            found = Trial(int(name), values, self.tuning.recipe_with(values))
+            own = Trial(int(name), values, self.tuning.recipe_with(values))
             reason = str(trial.user_attrs.get("reason", ""))
-            rows.append(row_of(found, self.folder / name, states.get(trial.state, "waiting"), reason))
-        return sorted(rows, key=lambda row: (row.state != "done", -(row.score or 0.0), row.number))
+            results.append(result_of(own, self.folder / name, states.get(trial.state, "waiting"), reason))
+        return sorted(results, key=lambda result: (result.state != "done", -(result.score or 0.0), result.number))
 
     def _plain(self, key: str, value: Any) -> Any:  # Any: a TOML value
         return json.loads(value) if isinstance(self.tuning.search.ranges[key], Choices) else value
@@ -326,13 +326,13 @@ class Study:
         atomic_write(self.folder / BEST, to_toml(self.tuning.recipe_with(values)).encode())
 
     def _check_same(self) -> None:
-        """Refuse another recipe or other ranges than the study was begun with; more trials are welcome."""
-        begun = self._study.user_attrs
-        if not begun:
+        """Refuse a recipe or ranges that differ from the study's; the number of trials may change."""
+        stored = self._study.user_attrs
+        if not stored:
             self._study.set_user_attr(RECIPE, self.tuning.recipe.model_dump(mode="json"))
             self._study.set_user_attr(SEARCH, self.tuning.search.model_dump(mode="json"))
             return
-        old = TrainRecipe.model_validate(begun[RECIPE]), Search.model_validate(begun[SEARCH])
+        old = TrainRecipe.model_validate(stored[RECIPE]), Search.model_validate(stored[SEARCH])
         changed = differences(old[0], self.tuning.recipe) + [
             f"tune.{line}" for line in differences(old[1], self.tuning.search) if not line.startswith("trials:")
         ]
@@ -351,7 +351,7 @@ def _check_installed() -> None:
 
 
 def _open(tuning: Tuning, folder: Path) -> optuna.Study:
-    """Return the study that is stored in `folder`, begun where there is none."""
+    """Return the study in `folder`, a new one if there is none."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -360,7 +360,7 @@ def _open(tuning: Tuning, folder: Path) -> optuna.Study:
     _mend(path)
     storage = JournalStorage(JournalFileBackend(str(path)))
     study = optuna.create_study(storage=storage, study_name="volpipe", direction="maximize", load_if_exists=True)
-    # Begun anew with the same seed, a sampler would draw again what it drew.
+    # With the same seed, a new sampler would draw the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=tuning.search.seed + len(study.get_trials(deepcopy=False)))
     study.pruner = _pruner(tuning)
     return study
@@ -377,7 +377,7 @@ def _pruner(tuning: Tuning) -> optuna.pruners.BasePruner:
 
 
 def _mend(path: Path) -> None:
-    """Cut a line that a killed driver left unfinished off the storage, which would else spoil the next."""
+    """Cut off the storage's last line if a killed driver left it unfinished; it would spoil the next one."""
     if path.is_file():
         data = path.read_bytes()
         if not data.endswith(b"\n"):

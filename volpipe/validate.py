@@ -1,6 +1,6 @@
-"""Validation of a training: its net runs over what is held out, tiled as a run is; and what it makes of some windows.
+"""Validation of a training: scores of its net over the held-out boxes, tiled as in a run, and predictions of windows.
 
-Not here: when that is done (train). What is held out is degraded once, and lies in the training's folder from then on.
+Not here: the intervals (train). Held-out boxes are degraded once, and stored in the training's folder.
 """
 
 from __future__ import annotations
@@ -21,93 +21,98 @@ from volpipe.nets import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
 from volpipe.recipe import Infer, Output, Recipe
-from volpipe.samples import Sampler, Source
-from volpipe.targets import accuracy, area, counts
+from volpipe.samples import Sampler, SampleSource
+from volpipe.targets import accuracy, histograms, roc_auc
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.training import TrainRecipe
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Wanted
 from volpipe.windows import StreamedWindows, batches
 
-EDGE = 160  # voxels of the truth per axis that are validated at most, from the middle of what is held out
-GIVEN = "validation.zarr"
+EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
+INPUTS = "validation.zarr"
 TENSORS = "tensors.n5"
 TRUTH_KEY = "tensors/truth"
-NUM_WINDOWS = 4  # that are predicted
+NUM_WINDOWS = 4  # predicted
 
 
 @dataclass(frozen=True)
-class Held:
-    """What is held out of one volume: the truth, and the array of what the net is given.
+class HeldOut:
+    """The validated box of one volume.
 
     Attributes:
-        truth: (z, y, x) in its own type; where there are labels, their targets (offset, z, y, x), int8.
+        truth: (z, y, x) in its own type; of labels, their targets (offset, z, y, x), int8.
+        key: the array of the net's input in `INPUTS`.
     """
 
-    source: Source
+    source: SampleSource
     truth: np.ndarray
     key: str
 
 
-def hold(sampler: Sampler, folder: Path) -> list[Held]:
-    """Return what is held out of each volume, degraded and stored in `folder`; the same whenever it is made."""
-    held = []
+def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
+    """Return the held-out box of each volume, its input degraded and stored in `folder`; the same at each call.
+
+    Raises:
+        PlanError: no volume holds out voxels.
+    """
+    boxes = []
     for i, source in enumerate(sampler.sources):
         if source.held_out is None or source.stored is not None:
             continue
         box = middle(source.held_out, EDGE, sampler.scale)
         labels = source.labels_in(box)
         truth = source.reader.read(box)[0] if labels is None else sampler.targets(labels).astype(np.int8)
-        given = sampler.seen(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
-        key, spec = f"s{i}", ArraySpec(given.shape, source.volume.dtype, given.shape)
-        create_array(folder / GIVEN, key, spec, "zarr3")
-        open_writer(folder / GIVEN, key).write(Box.of(given.shape), given.astype(source.volume.dtype))
-        held.append(Held(source, truth, key))
-    if not held:
+        inputs = sampler.degraded(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
+        key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
+        create_array(folder / INPUTS, key, spec, "zarr3")
+        open_writer(folder / INPUTS, key).write(Box.of(inputs.shape), inputs.astype(source.volume.dtype))
+        boxes.append(HeldOut(source, truth, key))
+    if not boxes:
         raise PlanError("validation and predictions need a volume with data.held_out, not stored windows; give one")
-    return held
+    return boxes
 
 
 def validate(
-    net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held: Sequence[Held], folder: Path
+    net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held_out: Sequence[HeldOut], folder: Path
 ) -> dict[str, float]:
-    """Return the scores of what `net` makes of all that is held out, by name.
+    """Return the scores of `net` over all held-out boxes, by name.
 
-    psnr: in dB, over the range of the type. Of affinities, auc and accuracy: see `targets.area` and `targets.accuracy`.
+    psnr: in dB, over the range of the type. Of affinities, auc and accuracy: `targets.roc_auc`, `targets.accuracy`.
 
-    The net runs over windows with its halo, block by block, and what it gives is rounded and clipped as in a run.
+    The net runs over windows with its halo, block by block; its outputs are rounded and clipped as in a run.
     """
     if recipe.learns_labels:
-        found = sum(
-            counts(made, one.truth[:, *box.slices])
-            for one in held
-            for box, made in tiled(net, facts, recipe, one, folder)
+        levels = sum(
+            histograms(outputs, volume.truth[:, *box.slices])
+            for volume in held_out
+            for box, outputs in tiled(net, facts, recipe, volume, folder)
         )
-        return {"auc": area(np.asarray(found)), "accuracy": accuracy(np.asarray(found))}
+        return {"auc": roc_auc(np.asarray(levels)), "accuracy": accuracy(np.asarray(levels))}
     squares, num, span = 0.0, 0, 1.0
-    for one in held:
-        for box, made in tiled(net, facts, recipe, one, folder):
-            truth = one.truth[box.slices]
-            squares += float(np.square(made[0].astype(np.float64) - truth).sum())
+    for volume in held_out:
+        for box, outputs in tiled(net, facts, recipe, volume, folder):
+            truth = volume.truth[box.slices]
+            squares += float(np.square(outputs[0].astype(np.float64) - truth).sum())
             num += truth.size
-        span = _span(one.truth)
+        span = _span(volume.truth)
     return {"psnr": 10 * math.log10(span**2 * num / squares) if squares else math.inf}
 
 
 def tiled(
-    net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held: Held, folder: Path
+    net: nn.Module, facts: NetFacts, recipe: TrainRecipe, held_out: HeldOut, folder: Path
 ) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield boxes of the output (z, y, x) and what `net` gives there (c, z, y, x), as a run of it would store them."""
+    """Yield boxes (z, y, x) of the output and their voxels (c, z, y, x), as a run of `net` would store them."""
     choice = recipe.net.model_copy(update={"accept_tile_variance": True, "weights": None})
-    volume = open_volume(folder / GIVEN, held.key)
+    volume = open_volume(folder / INPUTS, held_out.key)
     output = Output(dtype="uint8", intensity="unit") if recipe.learns_labels else Output()
     threads = Infer(threads=torch.get_num_threads())  # as the training has them
     tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
-    normalise, wanted = held.source.normalise, Wanted(plan)
+    normalise, selection = held_out.source.normalise, Wanted(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)
-    for block, outcome in block_sums(wanted, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
+    for block, outcome in block_sums(selection, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
         if isinstance(outcome, Exception):
             raise outcome
         windows.forget(block)
@@ -117,19 +122,19 @@ def tiled(
 
 
 def predict(net: nn.Module, sampler: Sampler, folder: Path, label: str, step: int) -> None:
-    """Write what `net` makes of some held-out windows as the tensor `tensors/<label>/<step>`, (n, c, z, y, x).
+    """Write the outputs of `net` for some held-out windows as the tensor `tensors/<label>/<step>`, (n, c, z, y, x).
 
-    What it is given, and the truth, lie beside it. Windows and tensors are float32, normalised.
+    Inputs and truth are written beside it. All are float32, normalised.
     """
     pairs = [sampler.pair(source, box) for source, box in _windows(sampler)]
-    given = np.stack([pair.given for pair in pairs])
+    inputs = np.stack([pair.inputs for pair in pairs])
     device = next(net.parameters()).device
     with torch.inference_mode():
-        made = np.concatenate([net(torch.from_numpy(g[None]).to(device)).float().cpu().numpy() for g in given])
+        outputs = np.concatenate([net(torch.from_numpy(g[None]).to(device)).float().cpu().numpy() for g in inputs])
     source = str(sampler.sources[0].volume)
-    for key, data in ((SOURCE_KEY, given), (TRUTH_KEY, np.stack([pair.truth for pair in pairs]))):
+    for key, data in ((SOURCE_KEY, inputs), (TRUTH_KEY, np.stack([pair.truth for pair in pairs]))):
         _write(folder, key, data, {"dataset": source, "tensor": key.rpartition("/")[2], "iteration": 0})
-    _write(folder, f"tensors/{label}/{step}", made, {"dataset": source, "tensor": label, "iteration": step})
+    _write(folder, f"tensors/{label}/{step}", outputs, {"dataset": source, "tensor": label, "iteration": step})
 
 
 def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -> None:
@@ -145,11 +150,11 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
     open_writer(folder / TENSORS, key).write(Box.of(data.shape), data.astype(np.float32))
 
 
-def _windows(sampler: Sampler) -> Iterator[tuple[Source, Box]]:
-    """Yield where the windows lie that are predicted: along the diagonals of what is held out, where they fit."""
-    held = [source for source in sampler.sources if source.held_out is not None and source.stored is None]
+def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
+    """Yield volume and box of each predicted window, along the diagonals of the held-out boxes."""
+    held_out = [source for source in sampler.sources if source.held_out is not None and source.stored is None]
     for i in range(NUM_WINDOWS):
-        source = held[i % len(held)]
+        source = held_out[i % len(held_out)]
         assert source.held_out is not None
         room = zip(source.held_out.start, source.held_out.stop, sampler.shape, strict=True)
         start = tuple(a + max(0, b - a - s) * i // max(1, NUM_WINDOWS - 1) for a, b, s in room)
@@ -157,7 +162,7 @@ def _windows(sampler: Sampler) -> Iterator[tuple[Source, Box]]:
 
 
 def middle(box: Box, edge: int, scale: tuple[int, int, int]) -> Box:
-    """Return the middle of `box`, of up to `edge` voxels per axis and of whole multiples of `scale`."""
+    """Return the middle of `box`, up to `edge` voxels along each axis, in whole multiples of `scale`."""
     start, stop = [], []
     for a, b, s in zip(box.start, box.stop, scale, strict=True):
         size = max(s, min(edge, b - a) // s * s)

@@ -1,0 +1,128 @@
+"""The logs of a training: lines of JSON, and an event file for TensorBoard, which workers need not have installed.
+
+Not here: the entries (train). An event file is a row of records, each a message of protocol buffers
+(https://protobuf.dev, the encoding) between its length and checksums, as in TensorFlow's record files
+(tensorflow/core/lib/io)::
+
+    length, 8 bytes | masked CRC32C of it, 4 | message | masked CRC32C of it, 4      all little-endian
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from volpipe.training import EVENTS, LOSSES
+
+EVENT_FILE = "events.out.tfevents.0.volpipe"
+MASK = 0xA282EAD8  # of TensorFlow's checksums
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+VERSION = b"brain.Event:2"
+
+
+@contextmanager
+def open_log(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Yield a function that adds an entry to both logs in the training's `folder`, which are first cut at `step`."""
+    entries = [entry for entry in read_log(folder) if entry["step"] <= step]
+    write_events(folder / EVENTS, entries)
+    with (folder / LOSSES).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in entries)
+    with (folder / LOSSES).open("a", encoding="utf-8", buffering=1) as file:
+
+        def write(entry: Mapping[str, float]) -> None:
+            file.write(json.dumps(entry) + "\n")
+            append_event(folder / EVENTS, entry)
+
+        yield write
+
+
+def read_log(folder: Path, accepts: Callable[[str], bool] = bool) -> list[dict[str, float]]:
+    """Return the entries of a training's log whose lines are accepted, without a last line that is unfinished."""
+    path = folder / LOSSES
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.endswith("\n") and accepts(line)]
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step in the log of a training, 0 without one; only the end of the file is read."""
+    path = folder / LOSSES
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b"{") and line.endswith(b"}")]
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+def write_events(folder: Path, entries: Iterable[Mapping[str, float]]) -> None:
+    """Write the scalars of `entries`, each with its "step" and "time", to a new event file in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / EVENT_FILE
+    partial = path.with_name(f".{EVENT_FILE}")
+    with partial.open("wb") as file:
+        file.write(record(_double(1, 0.0) + _bytes(3, VERSION)))
+        for entry in entries:
+            file.write(event(entry))
+    partial.replace(path)
+
+
+def append_event(folder: Path, entry: Mapping[str, float]) -> None:
+    """Add the scalars of one entry to the event file in `folder`."""
+    with (folder / EVENT_FILE).open("ab") as file:
+        file.write(event(entry))
+
+
+def event(entry: Mapping[str, float]) -> bytes:
+    """Return a record with the scalars of one step: message Event with fields wall_time 1, step 2, summary 5."""
+    values = b"".join(
+        _bytes(1, _bytes(1, name.encode()) + _float(2, value))  # Summary.Value: tag 1, simple_value 2
+        for name, value in entry.items()
+        if name not in ("step", "time")
+    )
+    return record(_double(1, entry.get("time", 0.0)) + _number(2, int(entry["step"])) + _bytes(5, values))
+
+
+def record(message: bytes) -> bytes:
+    """Return `message` framed as a record."""
+    length = struct.pack("<Q", len(message))
+    return length + _checksum(length) + message + _checksum(message)
+
+
+def _checksum(data: bytes) -> bytes:
+    from google_crc32c import value
+
+    crc = value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value >= 0x80:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*data, value])
+
+
+def _key(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _key(field, VARINT) + _varint(value)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _key(field, FIXED64) + struct.pack("<d", value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _key(field, FIXED32) + struct.pack("<f", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _key(field, BYTES) + _varint(len(value)) + value
