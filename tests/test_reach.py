@@ -15,9 +15,10 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.geometry import Geometry, UnmeasurableError
+from volpipe.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
 from volpipe.nets import describe
-from volpipe.reach import halo_errors, measure_geometry
+from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice
 from volpipe.volume import open_volume
 

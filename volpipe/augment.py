@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
+from volpipe.recipe import Augment
 
 if TYPE_CHECKING:
     import torch
 
-Augment = Literal["none", "flips", "rotations"]
 Triple = tuple[int, int, int]
 Z, Y, X = 2, 3, 4  # of a batch of windows (n, c, z, y, x)
 

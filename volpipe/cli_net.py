@@ -132,10 +132,10 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     """Print what halos leave over a window, and return the least whose error is below `error`."""
     import torch
 
+    from volpipe.halo_search import halo_errors, real_window, trial_core
     from volpipe.nets import build_net
-    from volpipe.reach import core_of, halo_errors, real_window
 
-    core = core_of(found)
+    core = trial_core(found)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):

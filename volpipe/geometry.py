@@ -5,11 +5,13 @@ Not here: the measuring (reach, probes).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
+from volpipe.grid import align_up
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,12 @@ class Geometry:
     def halo(self) -> Triple:
         """The exact halo: with it, tiles are the whole."""
         z, y, x = map(max, self.before, self.after)
+        return z, y, x
+
+    def aligned_halo(self, share: float = 1) -> Triple:
+        """Return `share` of the halo, in whole strides, as windows have it."""
+        whole = (align_up(n, stride) for n, stride in zip(self.halo, self.stride, strict=True))
+        z, y, x = (align_up(math.ceil(n * share), stride) for n, stride in zip(whole, self.stride, strict=True))
         return z, y, x
 
     @property

@@ -1,7 +1,7 @@
-"""How a net sees, measured from outside: scale, stride and halo, and the error that a smaller halo makes.
+"""The geometry of a net, measured from outside: scale, stride and halo.
 
-Not here: what a net says of itself (nets), or what windows cost (costs). A net is measured with weights of its own kind
-that let everything through: positive ones, so that nothing that acts on an output can cancel.
+Not here: what a net declares (nets), or the error of a smaller halo (halo_search). A net is measured with other
+weights: random ones for scale and stride; positive ones for the halo, so that no two influences on an output cancel.
 """
 
 from __future__ import annotations
@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from volpipe.errors import VolpipeError
 from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError, run_net
-from volpipe.grid import Box, align_up
-from volpipe.measure import sampled_affine
+from volpipe.grid import align_up
 from volpipe.probes import reach_along, reaches_past
-from volpipe.sample import Sample
-from volpipe.volume import open_volume
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from volpipe.recipe import Recipe
 
 Triple = tuple[int, int, int]
 Build = Callable[[], "nn.Module"]
@@ -43,8 +37,6 @@ MOST_SECONDS, TOLD_SECONDS = 60.0, 0.5
 MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
 DRAWS = 4
-CORE = 32  # voxels of a tile that halos are tried on, about
-HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +183,7 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)
         positive = _redrawn(net, positive=True) if redraw is None else redraw(positive=True)
         mixed = _redrawn(_bare(build()), positive=False) if redraw is None else redraw(positive=False)
-        halo = _aligned(declared.halo, declared.stride)
+        halo = declared.aligned_halo()
         for axis in range(3):
             shape = _probed(positive, in_channels, axis, window, halo, declared, sizes)
             stride, scale = declared.stride[axis], declared.scale[axis]
@@ -390,72 +382,3 @@ def _noise(shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
     return torch.rand(shape)
-
-
-@dataclass(frozen=True)
-class HaloError:
-    """What a halo (z, y, x) leaves: the largest and the root mean square difference of tile and whole."""
-
-    halo: Triple
-    largest: float
-    rms: float
-
-
-def halo_errors(
-    net: Callable[[np.ndarray], np.ndarray], voxels: np.ndarray, geometry: Geometry, core: Triple
-) -> Iterator[HaloError]:
-    """Yield what halos from none to the exact one leave of the difference between a tile and the whole.
-
-    Args:
-        net: as for one window: (1, c, z, y, x) -> (1, C, z', y', x').
-        voxels: (c, z, y, x), normalised: `core` with the exact halo, in whole strides, around it.
-        core: voxels of the tile that are kept, in whole strides.
-    """
-    exact = _aligned(geometry.halo, geometry.stride)
-    whole = _middle(net(voxels[None])[0], exact, core, geometry.scale)
-    for halo in dict.fromkeys(_aligned([h * share for h in exact], geometry.stride) for share in HALO_SHARES):
-        cut = tuple(slice(e - h, e + c + h) for e, h, c in zip(exact, halo, core, strict=True))
-        tile = _middle(net(np.ascontiguousarray(voxels[:, *cut])[None])[0], halo, core, geometry.scale)
-        difference = np.abs(tile.astype(np.float64) - whole)
-        yield HaloError(halo, float(difference.max()), float(np.sqrt(np.square(difference).mean())))
-
-
-def _aligned(sizes: Sequence[float], strides: Triple) -> Triple:
-    z, y, x = (align_up(math.ceil(n), s) for n, s in zip(sizes, strides, strict=True))
-    return z, y, x
-
-
-def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.ndarray:
-    """Return what an output (c, z, y, x) holds of the core."""
-    return out[:, *(slice(h * s, (h + c) * s) for h, c, s in zip(halo, core, scale, strict=True))]
-
-
-def core_of(geometry: Geometry) -> Triple:
-    """Return a tile to try halos on, in whole strides: some voxels past every face."""
-    z, y, x = (align_up(CORE, stride) for stride in geometry.stride)
-    return z, y, x
-
-
-def real_window(
-    recipe: Recipe, in_channels: int, geometry: Geometry, core: Triple, location: str | None = None
-) -> np.ndarray:
-    """Return voxels (c, z, y, x), normalised as in a run: `core` with the exact halo around it.
-
-    They are from the middle of the volume at `location`, mirrored where that is smaller; without one, invented.
-
-    Raises:
-        VolpipeError: the volume cannot be read, or has not the net's channels.
-    """
-    halo = _aligned(geometry.halo, geometry.stride)
-    z, y, x = wanted = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
-    if location is None:
-        raw = Sample((z, y, x), seed=SEED).raw(Box.of(wanted))
-        voxels = np.repeat(raw[None], in_channels, axis=0)
-    else:
-        volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-        if volume.num_channels != in_channels:
-            raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
-        start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, wanted, strict=True))
-        stop = tuple(a + w for a, w in zip(start, wanted, strict=True))
-        voxels = volume.open().read_mirrored(Box(start, stop))
-    return sampled_affine(recipe.normalise, voxels).apply(voxels)
