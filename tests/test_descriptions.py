@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volpipe import descriptions
-from volpipe.descriptions import FILE, key_of, look_up, models_folder
-from volpipe.nets import NetFacts, _output_shape, build_net, describe, examine
+from volpipe.descriptions import FILE, NetFacts, key_of, look_up, models_folder
+from volpipe.nets import _output_shape, build_net, describe, examine
 from volpipe.recipe import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volume import ArraySpec, create_array

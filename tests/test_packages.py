@@ -15,8 +15,9 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, smooth, write_package, zipped
 
+from volpipe.descriptions import normalised
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets import build_net, describe, normalised
+from volpipe.nets import build_net, describe
 from volpipe.package_nets import PackageNet, compare
 from volpipe.packages import Tolerance
 from volpipe.recipe import NetChoice, Normalise, Recipe

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from volpipe.descriptions import NetFacts
     from volpipe.geometry import Geometry
-    from volpipe.nets import NetFacts
     from volpipe.recipe import Recipe
 
 UNTRUE = 1
@@ -52,8 +52,9 @@ def net(
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
+    from volpipe.descriptions import normalised
     from volpipe.geometry import UnmeasurableError
-    from volpipe.nets import build_net, describe, measured_geometry, normalised, normalising_layers
+    from volpipe.nets import build_net, describe, measured_geometry, normalising_layers
     from volpipe.recipe import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []

@@ -1,23 +1,28 @@
-"""What is known of shipped nets without building them: models/facts.json, which scripts/describe writes.
+"""The facts of nets, the checks of a recipe against them, and the facts of shipped nets, from models/facts.json.
 
-Not here: what the facts are (nets). They are found by a hash of the net's code, weights and options, so that a changed
-net is built and asked instead, and planning with an unchanged one costs no import of torch.
+Not here: building a net to examine it (nets). scripts/describe writes models/facts.json, by hashes of the nets' code,
+weights and options: planning with an unchanged net needs no import of torch, and a changed one is built.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from volpipe import programs
-from volpipe.recipe import NetChoice
+from volpipe.errors import PlanError
+from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
 
+Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
 OF_THE_RUN = {  # they say what is allowed, or what is known beside the net, not what the net is
@@ -27,6 +32,28 @@ OF_THE_RUN = {  # they say what is allowed, or what is known beside the net, not
     "trust_model",
     "untrained",
 }
+
+log = logging.getLogger(__name__)
+
+
+class NetFacts(BaseModel):
+    """What a plan must know of a net; sizes in input voxels (z, y, x)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it is part of paths
+    in_channels: PositiveInt
+    out_channels: PositiveInt
+    scale: Sizes
+    stride: Sizes
+    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    window: Sizes
+    intensity: Literal["same", "unit", "raw"]
+    tile_invariant: bool
+    num_parameters: int
+    weights_sha256: str
+    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    normalise: Normalise | None = None
 
 
 def models_folder() -> Path:
@@ -116,3 +143,67 @@ def shape_of(choice: NetChoice) -> str | None:
 def release() -> str:
     """Return the version of torch that is installed, whatever it was built for."""
     return version("torch").partition("+")[0]
+
+
+def check_trained(choice: NetChoice, facts: NetFacts) -> None:
+    """Refuse a net whose parameters are not trained: its output would be noise.
+
+    Files and packages have their weights in them; nets without parameters need none.
+
+    Raises:
+        PlanError: with the ways out.
+    """
+    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
+        return
+    if is_shipped(choice):
+        recipes = " or ".join(f"--recipe {name}" for name in recipes_for(choice.name))
+        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
+        rest = "set net.untrained=true to try it without"
+    else:
+        ways = "save its state dict with torch.save, and set net.weights to that file"
+        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
+    raise PlanError(
+        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
+        f"{ways}, or {rest}"
+    )
+
+
+def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+    """Return what a user should know of the net of a run before it begins."""
+    sentences = []
+    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
+        sentences.append(
+            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
+            "(net.untrained=true): without training, its output is noise"
+        )
+    if choice.accept_tile_variance and not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
+            "output for other windows"
+        )
+    return sentences
+
+
+def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
+
+    Raises:
+        PlanError: it says another.
+    """
+    due, said = facts.normalise, recipe.normalise
+    if due is None or due == said:
+        return recipe
+    if said == Normalise():
+        log.info("net %s asks for normalise.method=%s", facts.label, due.method)
+        return recipe.model_copy(update={"normalise": due})
+    if said == due.model_copy(update={"eps": said.eps}):
+        return recipe.model_copy(update={"normalise": due})
+    numbers = "zscore" if said.mean is not None else "percentile" if said.low is not None else "auto"
+    method = numbers if said.method == "auto" else said.method
+    if method == due.method and (said.percentiles == due.percentiles or said.low is not None):
+        return recipe  # with numbers that are given
+    percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
+    raise PlanError(
+        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {method}; leave the recipe's "
+        "[normalise] out"
+    )

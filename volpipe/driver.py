@@ -16,6 +16,7 @@ from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.beats import listening
+from volpipe.descriptions import cautions, check_trained, normalised
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
@@ -26,7 +27,7 @@ from volpipe.grid import Box
 from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.journal import Journal, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.nets import cautions, check_geometry, check_shapes, check_trained, describe, normalised
+from volpipe.nets import check_geometry, check_shapes, describe
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.pace import Prospect

@@ -1,6 +1,6 @@
-"""Nets as the rest of volpipe sees them: loaded from a name, with the facts that a plan needs.
+"""Nets, built from their names, examined for their facts, and checked against them.
 
-Not here: the nets themselves (models/), or running them (infer). torch is imported where a net is built.
+Not here: the nets (models/), their facts (descriptions), or running them (infer). torch is imported to build a net.
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a net from outside lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`,
@@ -21,18 +21,19 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import ValidationError
 
 from volpipe import descriptions, programs
 from volpipe.complaints import complain
+from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError
 from volpipe.grid import align_up
 from volpipe.programs import short_hash
 from volpipe.reach import find_change, find_disagreement, measure_geometry
-from volpipe.recipe import NetChoice, Normalise, Recipe
+from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 from volpipe.state_dicts import load_state
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Triple = tuple[int, int, int]
-Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
 # Values of a window that is computed rather than tried without values, for which torch loads its compiler: 1.7 s and
 # 70 MiB (2026-11).
@@ -48,26 +48,6 @@ SOON_COMPUTED = 32**3
 SMALL = 16  # voxels along an axis of a window that is tried twice
 
 log = logging.getLogger(__name__)
-
-
-class NetFacts(BaseModel):
-    """What a plan must know of a net; sizes in input voxels (z, y, x)."""
-
-    model_config = ConfigDict(frozen=True)
-
-    label: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it is part of paths
-    in_channels: PositiveInt
-    out_channels: PositiveInt
-    scale: Sizes
-    stride: Sizes
-    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
-    window: Sizes
-    intensity: Literal["same", "unit", "raw"]
-    tile_invariant: bool
-    num_parameters: int
-    weights_sha256: str
-    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
-    normalise: Normalise | None = None
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -177,7 +157,7 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the file that remembers `what` is known of a shipped net; None for a net whose code may be anywhere."""
     if not descriptions.is_shipped(choice):
         return None
-    files = [Path(__file__), *sorted(descriptions.models_folder().glob("*.py"))]
+    files = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
     digest = descriptions.digest(choice, search_path, files, descriptions.release(), what)
     if digest is None:
         return None
@@ -237,70 +217,6 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     except ValidationError as error:
         declared = facts | {"label": label, "num_parameters": counts, "weights_sha256": digest}
         raise VolpipeError(f"{complain(error, NetFacts, declared, f'net {label}')}; correct it there") from error
-
-
-def check_trained(choice: NetChoice, facts: NetFacts) -> None:
-    """Refuse a net whose parameters are not trained: its output would be noise.
-
-    Files and packages have their weights in them; nets without parameters need none.
-
-    Raises:
-        PlanError: with the ways out.
-    """
-    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
-        return
-    if descriptions.is_shipped(choice):
-        recipes = " or ".join(f"--recipe {name}" for name in descriptions.recipes_for(choice.name))
-        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
-        rest = "set net.untrained=true to try it without"
-    else:
-        ways = "save its state dict with torch.save, and set net.weights to that file"
-        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
-    raise PlanError(
-        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
-        f"{ways}, or {rest}"
-    )
-
-
-def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
-    """Return what a user should know of the net of a run before it begins."""
-    sentences = []
-    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
-        sentences.append(
-            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
-            "(net.untrained=true): without training, its output is noise"
-        )
-    if choice.accept_tile_variance and not facts.tile_invariant:
-        sentences.append(
-            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
-            "output for other windows"
-        )
-    return sentences
-
-
-def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
-    """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
-
-    Raises:
-        PlanError: it says another.
-    """
-    due, said = facts.normalise, recipe.normalise
-    if due is None or due == said:
-        return recipe
-    if said == Normalise():
-        log.info("net %s asks for normalise.method=%s", facts.label, due.method)
-        return recipe.model_copy(update={"normalise": due})
-    if said == due.model_copy(update={"eps": said.eps}):
-        return recipe.model_copy(update={"normalise": due})
-    numbers = "zscore" if said.mean is not None else "percentile" if said.low is not None else "auto"
-    method = numbers if said.method == "auto" else said.method
-    if method == due.method and (said.percentiles == due.percentiles or said.low is not None):
-        return recipe  # with numbers that are given
-    percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
-    raise PlanError(
-        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {method}; leave the recipe's "
-        "[normalise] out"
-    )
 
 
 def _unmeasured(name: str, missing: Sequence[str], error: UnmeasurableError) -> str:

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from volpipe.adam import Adam
 from volpipe.adversary import Judge
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
+from volpipe.descriptions import NetFacts
 from volpipe.errors import RunError
 from volpipe.events import append_event, write_events
 from volpipe.losses import consistency, cropped, loss_terms
-from volpipe.nets import NetFacts, build_net, describe
+from volpipe.nets import build_net, describe
 from volpipe.ranks import Crew
 from volpipe.samples import Sampler
 from volpipe.training import CHECKPOINTS, EVENTS, LOSSES, STOP, WEIGHTS, Steps, TrainRecipe
