@@ -54,7 +54,7 @@ def net(
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     from volpipe.descriptions import normalised
     from volpipe.geometry import UnmeasurableError
-    from volpipe.nets import build_net, describe, measured_geometry, normalising_layers
+    from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
     from volpipe.recipe import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
@@ -74,7 +74,7 @@ def net(
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     try:
         with measuring_shown():
-            found = measured_geometry(chosen.net, folder, facts.in_channels)
+            found = cached_geometry(chosen.net, folder, facts.in_channels)
     except UnmeasurableError as problem:
         err.print(f"its geometry cannot be measured: {problem}", markup=False)
         raise typer.Exit(UNTRUE) from None
@@ -112,7 +112,7 @@ def geometry_table(facts: NetFacts, found: Geometry) -> Table:
         table.add_column(column, justify="left" if column == "voxels" else "right")
     table.add_row("scale", *map(str, found.scale), shape(facts.scale))
     table.add_row("stride", *map(str, found.stride), shape(facts.stride))
-    table.add_row("receptive field", *map(str, found.field), "")
+    table.add_row("receptive field", *map(str, found.receptive_field), "")
     table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
     return table
 

@@ -223,7 +223,7 @@ def _packed(data: bytes, span: tuple[int, int]) -> list[int]:
     return found
 
 
-def redrawn(data: bytes, graph: Graph, *, positive: bool) -> bytes:
+def with_random_weights(data: bytes, graph: Graph, *, positive: bool) -> bytes:
     """Return the file `data` with weights drawn anew: what convolutions multiply by, and none of what they add.
 
     Zeros among other numbers stay, for they are meant; a tensor of zeros alone is one that training starts from.

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.graphs import Graph, GraphError, read_graph, redrawn
+from volpipe.graphs import Graph, GraphError, read_graph, with_random_weights
 from volpipe.resolve import told
 
 Triple = tuple[int, int, int]
@@ -48,11 +48,11 @@ class OnnxGraph:
         """Operators that look at the whole window."""
         return [f"{op} of the graph" for op in VARYING if op in self.graph.operators]
 
-    def redrawn(self, *, positive: bool) -> OnnxGraph:
+    def with_random_weights(self, *, positive: bool) -> OnnxGraph:
         """Return this graph with other weights, drawn anew; with its own where those are in other files."""
         if self.graph.external:
             return self
-        return OnnxGraph(self.path, redrawn(self._data, self.graph, positive=positive), self.graph)
+        return OnnxGraph(self.path, with_random_weights(self._data, self.graph, positive=positive), self.graph)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
@@ -100,9 +100,9 @@ class OnnxNet(nn.Module):
         self.varying = graph.varying
         self.num_parameters = graph.graph.num_parameters
 
-    def redrawn(self, *, positive: bool) -> OnnxNet:
+    def with_random_weights(self, *, positive: bool) -> OnnxNet:
         """Return this net with other weights, as those of its graph."""
-        return OnnxNet(self._graph.redrawn(positive=positive))
+        return OnnxNet(self._graph.with_random_weights(positive=positive))
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if windows.device.type != "meta":

@@ -79,7 +79,7 @@ class PackageNet(nn.Module):
 
     @cached_property
     def bare(self) -> nn.Module:
-        """The net without its steps, which hide how far it sees; a graph's can be redrawn."""
+        """The net without its steps, which hide how far it sees; a graph's can be with_random_weights."""
         if isinstance(self._inner, OnnxGraph):
             return _BareGraph(self.package, self.kind, self._inner, is_bare=True)
         return PackageNet(self.package, self.kind, self._inner, is_bare=True)
@@ -175,10 +175,10 @@ class PackageNet(nn.Module):
 class _BareGraph(PackageNet):
     """A package's graph without steps, which has no gradient and is measured by other means."""
 
-    def redrawn(self, *, positive: bool) -> PackageNet:
+    def with_random_weights(self, *, positive: bool) -> PackageNet:
         """Return this net with other weights, as those of its graph."""
         assert isinstance(self._inner, OnnxGraph)
-        return PackageNet(self.package, self.kind, self._inner.redrawn(positive=positive), is_bare=True)
+        return PackageNet(self.package, self.kind, self._inner.with_random_weights(positive=positive), is_bare=True)
 
 
 def compare(found: np.ndarray, due: np.ndarray, tolerance: Tolerance | None, is_discrete: bool) -> Outcome:

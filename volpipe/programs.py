@@ -223,6 +223,16 @@ def _with_imports(file: Path, search_path: Path) -> list[Path]:
     return sorted(known)
 
 
+def functions_in(file: Path) -> list[str]:
+    """Return the names of public functions and classes in a Python file, without running it; [] for other files."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [name for name in functions if not name.startswith("_")]
+
+
 def _imported(file: Path) -> set[str]:
     """Return the modules that the Python file imports, as paths without a suffix; none of one that cannot be parsed."""
     try:
@@ -244,11 +254,11 @@ def short_hash(digest: str) -> str:
     return f"{digest[:8]}…" if digest else "none"
 
 
-def check_itself(net: nn.Module) -> None:
-    """Have a net that brings a test of its own pass it.
+def run_self_test(net: nn.Module) -> None:
+    """Run the test that a package brings; nothing for other nets.
 
     Raises:
-        VolpipeError: it does not.
+        VolpipeError: the net fails it.
     """
     if hasattr(net, "package"):
         from volpipe.package_nets import PackageNet
