@@ -52,7 +52,7 @@ def net(
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
-    from volpipe.descriptions import normalised
+    from volpipe.descriptions import with_normalisation
     from volpipe.geometry import UnmeasurableError
     from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
     from volpipe.recipe import load_recipe
@@ -62,7 +62,7 @@ def net(
     folder = str(Path.cwd())
     with measuring_shown():
         facts = describe(chosen.net, folder)
-    chosen = normalised(chosen, facts)
+    chosen = with_normalisation(chosen, facts)
     module = build_net(chosen.net, folder)
     varying = normalising_layers(module)
     out.print(

@@ -25,7 +25,7 @@ from volpipe.resolve import default_recipe
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {  # they say what is allowed, or what is known beside the net, not what the net is
+OF_THE_RUN = {  # keys that do not change the net
     "accept_tile_variance",
     "offsets",
     "trained_range",
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class NetFacts(BaseModel):
-    """What a plan must know of a net; sizes in input voxels (z, y, x)."""
+    """The facts of a net that a plan needs; sizes in input voxels (z, y, x)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,26 +70,26 @@ def weights_path(weights: str, search_path: str) -> Path:
 
 
 def is_shipped(choice: NetChoice) -> bool:
-    """Return whether the code of the net is ours; that of others may be anywhere."""
+    """Return whether the net's code ships with volpipe."""
     return not (":" in choice.name or programs.is_program(choice.name))
 
 
-def key_of(choice: NetChoice) -> str | None:
-    """Return the hash under which a shipped net with weights of its own or of the package is described."""
+def facts_key(choice: NetChoice) -> str | None:
+    """Return the key in facts.json of a net with shipped code and weights; None for the user's code or weights."""
     own = (choice.weights or SHIPPED_WEIGHTS).startswith(SHIPPED_WEIGHTS)
     return digest(choice, "", [models_folder() / f"{choice.name}.py"]) if own and is_shipped(choice) else None
 
 
 def digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
-    found = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
+    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
     weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
     for file in (*files, *weights):
         if not file.is_file():
-            return None  # which building it will tell
+            return None  # build_net refuses it
         with file.open("rb") as stream:
-            found.update(hashlib.file_digest(stream, "sha256").digest())
-    return found.hexdigest()
+            result.update(hashlib.file_digest(stream, "sha256").digest())
+    return result.hexdigest()
 
 
 def recipes_for(name: str) -> list[str]:
@@ -104,27 +104,27 @@ def recipes_for(name: str) -> list[str]:
 
 
 def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
-    """Return the facts of the net of `choice`, None where nobody wrote them down.
+    """Return the facts of the net of `choice` in facts.json; None without an entry.
 
-    Weights that torch draws at random are those of the torch that described them.
+    Facts of random weights hold for the release of torch that drew them.
     """
-    key = key_of(choice)
+    key = facts_key(choice)
     try:
         known = json.loads((models_folder() / FILE).read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError):  # a checkout without it: nets are built, as any other
+    except (OSError, ValueError, AttributeError):  # without the file, nets are built
         return None
-    if known is None or known["torch"] not in (None, release()):
+    if known is None or known["torch"] not in (None, torch_version()):
         return None
     facts: Mapping[str, Any] = known["facts"]
     return facts
 
 
 def bytes_per_voxel(choice: NetChoice) -> float | None:
-    """Return the memory that the net of `choice` takes on a CPU per voxel of a window; None if facts.json lacks it.
+    """Return the bytes on a CPU per voxel of a window for the net of `choice`; None if facts.json lacks it.
 
-    Other weights of a shipped net's own shape take as much as those that it was measured with.
+    They do not depend on the weights.
     """
-    key = shape_of(choice)
+    key = shape_key(choice)
     try:
         known = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
         return max((float(e["bytes_per_voxel"]) for e in known.values() if e.get("shape") == key), default=None)
@@ -132,16 +132,16 @@ def bytes_per_voxel(choice: NetChoice) -> float | None:
         return None
 
 
-def shape_of(choice: NetChoice) -> str | None:
-    """Return the hash of a shipped net's code and options, whatever its weights; None for code of others."""
+def shape_key(choice: NetChoice) -> str | None:
+    """Return the hash of a shipped net's code and options, without its weights; None for a user's net."""
     if not is_shipped(choice):
         return None
     plain = NetChoice(name=choice.name, options=choice.options)
     return digest(plain, "", [models_folder() / f"{choice.name}.py"])
 
 
-def release() -> str:
-    """Return the version of torch that is installed, whatever it was built for."""
+def torch_version() -> str:
+    """Return the installed version of torch, without its build."""
     return version("torch").partition("+")[0]
 
 
@@ -169,7 +169,7 @@ def check_trained(choice: NetChoice, facts: NetFacts) -> None:
 
 
 def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
-    """Return what a user should know of the net of a run before it begins."""
+    """Return warnings about the net of a run, before it begins."""
     sentences = []
     if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
         sentences.append(
@@ -184,26 +184,26 @@ def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
     return sentences
 
 
-def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
-    """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
+def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with the normalisation that its net needs, if the recipe has none.
 
     Raises:
-        PlanError: it says another.
+        PlanError: the recipe has another.
     """
-    due, said = facts.normalise, recipe.normalise
-    if due is None or due == said:
+    needed, own = facts.normalise, recipe.normalise
+    if needed is None or needed == own:
         return recipe
-    if said == Normalise():
-        log.info("net %s asks for normalise.method=%s", facts.label, due.method)
-        return recipe.model_copy(update={"normalise": due})
-    if said == due.model_copy(update={"eps": said.eps}):
-        return recipe.model_copy(update={"normalise": due})
-    numbers = "zscore" if said.mean is not None else "percentile" if said.low is not None else "auto"
-    method = numbers if said.method == "auto" else said.method
-    if method == due.method and (said.percentiles == due.percentiles or said.low is not None):
-        return recipe  # with numbers that are given
-    percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
+    if own == Normalise():
+        log.info("net %s asks for normalise.method=%s", facts.label, needed.method)
+        return recipe.model_copy(update={"normalise": needed})
+    if own == needed.model_copy(update={"eps": own.eps}):
+        return recipe.model_copy(update={"normalise": needed})
+    numbers = "zscore" if own.mean is not None else "percentile" if own.low is not None else "auto"
+    method = numbers if own.method == "auto" else own.method
+    if method == needed.method and (own.percentiles == needed.percentiles or own.low is not None):
+        return recipe  # with the user's own numbers
+    percentiles = f", normalise.percentiles={list(needed.percentiles)}" if needed.method == "percentile" else ""
     raise PlanError(
-        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {method}; leave the recipe's "
+        f"net {facts.label} asks for normalise.method={needed.method}{percentiles}, not {method}; leave the recipe's "
         "[normalise] out"
     )

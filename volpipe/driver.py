@@ -16,7 +16,7 @@ from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.beats import listening
-from volpipe.descriptions import cautions, check_trained, normalised
+from volpipe.descriptions import cautions, check_trained, with_normalisation
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
@@ -119,7 +119,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
-    recipe = normalised(recipe, net)
+    recipe = with_normalisation(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)

@@ -170,7 +170,7 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     if not descriptions.is_shipped(choice):
         return None
     files = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
-    digest = descriptions.digest(choice, search_path, files, descriptions.release(), what)
+    digest = descriptions.digest(choice, search_path, files, descriptions.torch_version(), what)
     if digest is None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -266,7 +266,7 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     code = programs.code_hash(choice.name, search_path)
     files = [Path(__file__), *(Path(__file__).with_name(f"{name}.py") for name in ("reach", "probes", "geometry"))]
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
-    digest = descriptions.digest(unweighted, search_path, files, descriptions.release(), code, what)
+    digest = descriptions.digest(unweighted, search_path, files, descriptions.torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "volpipe" / f"{programs.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 
