@@ -7,7 +7,8 @@ from pathlib import Path
 
 from conftest import ROOT
 
-from volpipe.nets import NetFacts, describe
+from volpipe.descriptions import NetFacts
+from volpipe.nets import describe
 from volpipe.recipe import load_recipe
 
 MOST_BYTES = 8_000_000

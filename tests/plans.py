@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from volpipe.blend import FAMILIES
+from volpipe.descriptions import NetFacts
 from volpipe.grid import Shape, unravel
-from volpipe.nets import NetFacts
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume

@@ -92,7 +92,7 @@ def planned(folder: Path, name: str, *settings: str) -> Plan:
 
 @pytest.mark.parametrize("name", ["mean", "excite"])
 def test_a_net_that_looks_at_its_whole_window_by_code_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(VolpipeError, match=r"does not say its .*halo, .*cannot be measured.* give .*net\.halo.*seams"):
+    with pytest.raises(VolpipeError, match=r"no shift along axis z .*: replace them, or .*seams; .* set .*net\.halo"):
         planned(folder, name)
     plan = planned(folder, name, ALLOWED)
     assert (plan.net.halo, plan.net.tile_invariant) == ((0, 0, 0), False)
@@ -257,7 +257,7 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
         ended = give(*command, *place, *set_each("net.untrained=true"))
         assert ended.code == 2
         assert "measuring took more than 0 s; known so far: scale (1, 1, 1)" in ended.err
-        assert "give net.scale, net.stride, net.halo" in ended.err
+        assert "set net.scale, net.stride, net.halo, which it does not declare" in ended.err
         assert "measures the scale of the net, 0 s of 0 s" in ended.err
     assert time.monotonic() - started < 30
 

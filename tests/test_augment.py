@@ -11,7 +11,7 @@ import torch
 from command import Ended, Give, giver, set_each
 from volumes import noise, write_volume
 
-from volpipe.augment import averaged, forms
+from volpipe.augment import forms, mean_of_forms
 from volpipe.volume import open_volume
 
 # Each voxel, thrice its next neighbour along x and its next along z: no two forms of a window give the same.
@@ -66,7 +66,7 @@ def test_each_form_is_there_once(augment: str, number: int) -> None:
         seen.add(tuple(form.flatten().tolist()))
         return form
 
-    assert torch.equal(averaged(note, window, augment), window)  # type: ignore[arg-type]
+    assert torch.equal(mean_of_forms(note, window, augment), window)  # type: ignore[arg-type]
     assert len(seen) == len(list(forms(augment))) == number  # type: ignore[arg-type]
     for form in seen:  # z stays z, y and x may change places
         layers = np.array(form).reshape(3, 3, 3)

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volpipe import descriptions
-from volpipe.descriptions import FILE, key_of, look_up, models_folder
-from volpipe.nets import NetFacts, _output_shape, build_net, describe, examine
+from volpipe.descriptions import FILE, NetFacts, facts_key, look_up, models_folder
+from volpipe.nets import _output_shape, build_net, describe, examine
 from volpipe.recipe import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volume import ArraySpec, create_array
@@ -52,7 +52,7 @@ def test_descriptions_are_what_the_nets_say_of_themselves(choice: NetChoice) -> 
 
 def test_every_description_is_of_a_net_that_is_shipped_now() -> None:
     found = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
-    assert set(found) == {key_of(choice) for choice in CHOICES}
+    assert set(found) == {facts_key(choice) for choice in CHOICES}
 
 
 @given(index=st.integers(0, len(CHOICES) - 1), strides=st.tuples(*[st.integers(1, 3)] * 3))
@@ -76,7 +76,7 @@ def test_what_differs_is_built_and_asked(models: Path, change: str, monkeypatch:
     elif change == "weights":
         (models / "unet3d_denoise.safetensors").write_bytes(b"other")
     elif change == "torch":
-        monkeypatch.setattr(descriptions, "release", lambda: "0.1")
+        monkeypatch.setattr(descriptions, "torch_version", lambda: "0.1")
     elif change == "no file":
         (models / FILE).unlink()
     elif change == "damage":

@@ -18,7 +18,7 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.graphs import GraphError, read_graph, redrawn
+from volpipe.graphs import GraphError, read_graph, with_random_weights
 from volpipe.models.unet3d import unet3d
 from volpipe.nets import build_net, check_shapes, describe, normalising_layers
 from volpipe.onnx_nets import load_onnx
@@ -280,7 +280,7 @@ def test_weights_are_drawn_anew_and_what_was_meant_to_be_zero_stays(tmp_path: Pa
     tensors = {"w": sparse, "b": np.float32([7]), "none": np.zeros((1, 1, 1, 1, 1), np.float32)}
     write_graph(tmp_path / "net.onnx", nodes, tensors)
     data = (tmp_path / "net.onnx").read_bytes()
-    model = onnx.load_from_string(redrawn(data, read_graph(data), positive=True))
+    model = onnx.load_from_string(with_random_weights(data, read_graph(data), positive=True))
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     assert np.array_equal(found["w"] == 0, sparse == 0) and (found["w"] >= 0).all()
     assert not np.array_equal(found["w"], sparse)

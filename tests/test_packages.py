@@ -15,8 +15,9 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, smooth, write_package, zipped
 
+from volpipe.descriptions import with_normalisation
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets import build_net, describe, normalised
+from volpipe.nets import build_net, describe
 from volpipe.package_nets import PackageNet, compare
 from volpipe.packages import Tolerance
 from volpipe.recipe import NetChoice, Normalise, Recipe
@@ -408,13 +409,13 @@ def test_numbers_that_a_recipe_gives_take_the_place_of_the_volumes(tmp_path: Pat
     facts = facts_of(smooth(tmp_path / "pack"), halo=(1, 3, 3))
     asking = facts.model_copy(update={"normalise": Normalise(method="percentile", percentiles=(2, 97))})
     given = Recipe(normalise=Normalise(method="percentile", low=3, high=9))
-    assert normalised(given, asking) == given
-    assert normalised(Recipe(), asking).normalise == asking.normalise
-    assert normalised(given, facts.model_copy(update={"normalise": None})) == given
+    assert with_normalisation(given, asking) == given
+    assert with_normalisation(Recipe(), asking).normalise == asking.normalise
+    assert with_normalisation(given, facts.model_copy(update={"normalise": None})) == given
     with pytest.raises(
         PlanError, match=r"normalise\.method=percentile, normalise\.percentiles=\[2\.0, 97\.0\], not perc"
     ):
-        normalised(Recipe(normalise=Normalise(method="percentile")), asking)
+        with_normalisation(Recipe(normalise=Normalise(method="percentile")), asking)
 
 
 def test_the_command_prints_how_the_packages_own_test_goes(tmp_path: Path, give: Give) -> None:

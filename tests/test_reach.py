@@ -14,10 +14,12 @@ from test_halos import NETS
 from torch import nn
 from volumes import noise, write_volume
 
+from volpipe.errors import VolpipeError
 from volpipe.geometry import Geometry, UnmeasurableError
+from volpipe.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
 from volpipe.nets import describe
-from volpipe.reach import halo_errors, measure_geometry
+from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice
 from volpipe.volume import open_volume
 
@@ -66,7 +68,12 @@ def test_scale_stride_and_halo_of_shipped_nets_are_found_by_the_gradient(name: s
 
 def test_a_net_that_looks_to_one_side_has_a_field_on_that_side() -> None:
     found = measure_geometry(NETS["shift-y"])
-    assert (found.before, found.after, found.halo, found.field) == ((0, 0, 0), (0, 3, 0), (0, 3, 0), (1, 4, 1))
+    assert (found.before, found.after, found.halo, found.receptive_field) == (
+        (0, 0, 0),
+        (0, 3, 0),
+        (0, 3, 0),
+        (1, 4, 1),
+    )
 
 
 def test_measuring_leaves_the_random_state_as_it_was() -> None:
@@ -97,6 +104,88 @@ class Shrinking(nn.Module):
 def test_a_net_that_cannot_be_measured_says_why(net: type[nn.Module], said: str) -> None:
     with pytest.raises(UnmeasurableError, match=re.escape(said)):
         measure_geometry(net)
+
+
+FAULTS = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, last, channels=1, size=3):
+        super().__init__()
+        torch.manual_seed(1)
+        self.last, self.conv = last, nn.Conv3d(channels, 1, size, padding=size // 2)
+    def forward(self, x):
+        return self.last(self.conv(x))
+class Blind(Net):
+    def forward(self, x):
+        return x * 0 + 1
+def pair(): return Net(lambda y: (y, y))
+def two(): return Net(lambda y: y, channels=2)
+def flat(): return Net(lambda y: y[:, 0])
+def shrinks(): return Net(lambda y: y[..., 1:-1])
+def mean(): return Net(lambda y: y - y.mean())
+def cut(): return Net(lambda y: y.detach())
+def blind(): return Blind(None)
+def rounds(): return Net(lambda y: y.round())
+def far(): return Net(lambda y: y + y.flip(4).cumsum(4).flip(4) * 1e-9)
+"""
+KEYS = "set net.scale, net.stride, net.halo, which it does not declare: without a halo there would be seams"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pair", ["it returns tuple, not a tensor; let its forward return one tensor (n, c, z, y, x)"]),
+        ("two", ["it takes no window of (32, 32, 32) voxels and 1 channels", "the attribute in_channels"]),
+        ("flat", ["gives 4 axes, (1, 32, 32, 32); let its forward return (n, c, z, y, x)"]),
+        ("shrinks", ["gives (1, 1, 32, 32, 30), which is no whole multiple; pad its layers"]),
+        ("mean", ["no shift along axis z by up to 32", "replace them, or set net.accept_tile_variance=true"]),
+        ("cut", ["no gradient comes through it: ", "without detach(), no_grad() and numpy; or " + KEYS]),
+        (
+            "blind",
+            ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
+        ),
+        (
+            "rounds",
+            ["no input voxel acts on output voxel", "a threshold, argmax or rounding, which hide it; or " + KEYS],
+        ),
+        ("far", ["an output voxel sees more than 256 voxels along axis x; if it looks at its whole window", KEYS]),
+    ],
+)
+def test_each_fault_of_a_net_has_its_own_sentence_that_says_what_to_write(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    (tmp_path / "faults.py").write_text(FAULTS)
+    with pytest.raises(VolpipeError) as caught:
+        describe(NetChoice(name=f"faults.py:{name}"), str(tmp_path))
+    assert str(caught.value).startswith(f"net faults.py:{name}: ")
+    assert [part for part in words if part not in str(caught.value)] == []
+    assert "{" not in str(caught.value)
+
+
+def test_a_declared_net_that_returns_a_tuple_is_refused_with_what_to_return(tmp_path: Path, give: Give) -> None:
+    write_volume(tmp_path / "in.n5", noise((20, 24, 28)))
+    (tmp_path / "faults.py").write_text(FAULTS)
+    keys = ["net.scale=[1,1,1]", "net.stride=[1,1,1]", "net.halo=[1,1,1]", "net.out_channels=1", "net.untrained=true"]
+    settings = [part for key in ("net.name=faults.py:pair", *keys) for part in ("--set", key)]
+    ended = give("plan", "--quick", *settings, "in.n5")
+    assert ended.code == 2
+    assert "net pair: it returns tuple, not a tensor; let its forward return one tensor" in ended.err
+
+
+@pytest.mark.parametrize("name", ["faults.py", "./faults.py"])
+def test_a_python_file_without_a_function_is_refused_with_the_functions_that_it_has(tmp_path: Path, name: str) -> None:
+    (tmp_path / "faults.py").write_text(
+        "raise RuntimeError('it is not run')\ndef one(): ...\ndef _no(): ...\nclass Two: ..."
+    )
+    with pytest.raises(VolpipeError, match=rf"set net.name={re.escape(name)}:one; it has one, Two$"):
+        describe(NetChoice(name=name), str(tmp_path))
+    (tmp_path / "faults.py").write_text("x = 1")
+    with pytest.raises(VolpipeError, match=rf"set net.name={re.escape(name)}:FUNCTION; it has none: define one"):
+        describe(NetChoice(name=name), str(tmp_path))
+    (tmp_path / "faults.py").unlink()
+    with pytest.raises(VolpipeError, match=r"no Python file at .*faults\.py"):
+        describe(NetChoice(name=name), str(tmp_path))
 
 
 def test_what_a_net_does_not_say_of_itself_is_measured_and_what_it_says_is_not(tmp_path: Path) -> None:
@@ -145,7 +234,7 @@ def test_the_error_of_a_halo_is_the_difference_of_tile_and_whole() -> None:
 
 def test_field_and_halo_follow_from_both_sides() -> None:
     found = Geometry((1, 1, 1), (2, 2, 2), (3, 0, 5), (1, 4, 5))
-    assert (found.halo, found.field) == ((3, 4, 5), (5, 5, 11))
+    assert (found.halo, found.receptive_field) == ((3, 4, 5), (5, 5, 11))
 
 
 def rows_of(ended: Ended, first: str) -> list[list[str]]:

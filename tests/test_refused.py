@@ -163,7 +163,9 @@ def large(limit=600):
 def test_a_net_whose_output_is_not_of_the_declared_scale(tmp_path: Path, give: Give) -> None:
     (tmp_path / "net.py").write_text(NETS)
     ended = run(give, *set_each("net.name=net.py:half"))
-    assert_refused(ended, "net.py:half", "which is no whole multiple; nets that shrink windows must pad")
+    assert_refused(
+        ended, "net.py:half", "which is no whole multiple; pad its layers", "nets that shrink windows must pad"
+    )
 
 
 def test_a_net_of_other_channels(tmp_path: Path, give: Give) -> None:

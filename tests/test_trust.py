@@ -21,9 +21,10 @@ from torch import nn
 from volumes import write_volume
 
 from volpipe.cli import _default_output
+from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.folder import RunFolder
-from volpipe.nets import NetFacts, build_net, check_shapes, describe
+from volpipe.nets import build_net, check_shapes, describe
 from volpipe.recipe import NetChoice
 from volpipe.volume import open_volume
 

@@ -156,7 +156,7 @@ def test_processes_that_draw_other_weights_stop_the_run_at_once(tmp_path: Path) 
     assert "wrote" not in ended.out
     last = ended.err.splitlines()[-1]
     assert "the weights of net drawn_by_process are " in last
-    assert "its code makes others at each call; call torch.manual_seed in it, or save its state dict" in last
+    assert "its code draws others at each call; call torch.manual_seed in it, or save its state dict" in last
     assert "Traceback" not in ended.err
 
 

@@ -1,33 +1,33 @@
-"""Test-time augmentation: the mean of what a net gives for a window in all its mirrored and turned forms.
+"""Test-time augmentation: the mean of a net's outputs over the mirrored and turned forms of a window.
 
-Not here: what training does to windows. Forms are taken in one fixed order, so that bits depend on nothing else.
+Not here: augmentation in training. The order of forms is fixed, so that results are the same to the bit.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
+from volpipe.recipe import Augment
 
 if TYPE_CHECKING:
     import torch
 
-Augment = Literal["none", "flips", "rotations"]
 Triple = tuple[int, int, int]
 Z, Y, X = 2, 3, 4  # of a batch of windows (n, c, z, y, x)
 
 
 def forms(augment: Augment) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield the axes to mirror, and whether y and x change places before: 1, 8 or 16 forms."""
+    """Yield the axes to mirror, and whether y and x are swapped first: 1, 8 or 16 forms."""
     turns = (False, True) if augment == "rotations" else (False,)
     axes = () if augment == "none" else (Z, Y, X)
     for is_turned, count in itertools.product(turns, range(len(axes) + 1)):
         yield from ((mirrored, is_turned) for mirrored in itertools.combinations(axes, count))
 
 
-def averaged(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, augment: Augment) -> torch.Tensor:
+def mean_of_forms(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, augment: Augment) -> torch.Tensor:
     """Return the mean, float32, of the outputs of `net` for all forms of `windows` (n, c, z, y, x), each put back."""
     if augment == "none":
         return net(windows).float()
@@ -44,10 +44,10 @@ def averaged(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor,
 
 
 def check_augment(augment: Augment, **sizes: Triple) -> None:
-    """Refuse to turn windows where one of `sizes` (z, y, x) is not the same along y and x.
+    """Refuse to turn windows if one of `sizes` (z, y, x) differs along y and x.
 
     Raises:
-        PlanError: with what differs.
+        PlanError: with both sizes.
     """
     if augment != "rotations":
         return

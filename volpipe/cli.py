@@ -477,9 +477,9 @@ def _on_site(config: str, folder: RunFolder) -> Start:
 
 
 def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
+    from volpipe.descriptions import cautions
     from volpipe.driver import prepare
     from volpipe.limits import check_window
-    from volpipe.nets import cautions
 
     with measuring_shown():
         plan = prepare(volume, chosen, target, Path.cwd())

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from volpipe.descriptions import NetFacts
     from volpipe.geometry import Geometry
-    from volpipe.nets import NetFacts
     from volpipe.recipe import Recipe
 
 UNTRUE = 1
@@ -52,8 +52,9 @@ def net(
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
+    from volpipe.descriptions import with_normalisation
     from volpipe.geometry import UnmeasurableError
-    from volpipe.nets import build_net, describe, measured_geometry, normalised, normalising_layers
+    from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
     from volpipe.recipe import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
@@ -61,7 +62,7 @@ def net(
     folder = str(Path.cwd())
     with measuring_shown():
         facts = describe(chosen.net, folder)
-    chosen = normalised(chosen, facts)
+    chosen = with_normalisation(chosen, facts)
     module = build_net(chosen.net, folder)
     varying = normalising_layers(module)
     out.print(
@@ -73,7 +74,7 @@ def net(
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
     try:
         with measuring_shown():
-            found = measured_geometry(chosen.net, folder, facts.in_channels)
+            found = cached_geometry(chosen.net, folder, facts.in_channels)
     except UnmeasurableError as problem:
         err.print(f"its geometry cannot be measured: {problem}", markup=False)
         raise typer.Exit(UNTRUE) from None
@@ -111,7 +112,7 @@ def geometry_table(facts: NetFacts, found: Geometry) -> Table:
         table.add_column(column, justify="left" if column == "voxels" else "right")
     table.add_row("scale", *map(str, found.scale), shape(facts.scale))
     table.add_row("stride", *map(str, found.stride), shape(facts.stride))
-    table.add_row("receptive field", *map(str, found.field), "")
+    table.add_row("receptive field", *map(str, found.receptive_field), "")
     table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
     return table
 
@@ -132,10 +133,10 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     """Print what halos leave over a window, and return the least whose error is below `error`."""
     import torch
 
+    from volpipe.halo_search import halo_errors, real_window, trial_core
     from volpipe.nets import build_net
-    from volpipe.reach import core_of, halo_errors, real_window
 
-    core = core_of(found)
+    core = trial_core(found)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from volpipe.descriptions import NetFacts
 from volpipe.grid import align_up
 from volpipe.heap import keep_freed_memory, share_heap
-from volpipe.nets import NetFacts, build_net
+from volpipe.nets import build_net
 from volpipe.recipe import Infer, NetChoice
 from volpipe.shortage import is_shortage
 from volpipe.usage import peak_bytes

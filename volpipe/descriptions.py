@@ -1,32 +1,59 @@
-"""What is known of shipped nets without building them: models/facts.json, which scripts/describe writes.
+"""The facts of nets, the checks of a recipe against them, and the facts of shipped nets, from models/facts.json.
 
-Not here: what the facts are (nets). They are found by a hash of the net's code, weights and options, so that a changed
-net is built and asked instead, and planning with an unchanged one costs no import of torch.
+Not here: building a net to examine it (nets). scripts/describe writes models/facts.json, by hashes of the nets' code,
+weights and options: planning with an unchanged net needs no import of torch, and a changed one is built.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from volpipe import programs
-from volpipe.recipe import NetChoice
+from volpipe.errors import PlanError
+from volpipe.recipe import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
 
+Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {  # they say what is allowed, or what is known beside the net, not what the net is
+OF_THE_RUN = {  # keys that do not change the net
     "accept_tile_variance",
     "offsets",
     "trained_range",
     "trust_model",
     "untrained",
 }
+
+log = logging.getLogger(__name__)
+
+
+class NetFacts(BaseModel):
+    """The facts of a net that a plan needs; sizes in input voxels (z, y, x)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it is part of paths
+    in_channels: PositiveInt
+    out_channels: PositiveInt
+    scale: Sizes
+    stride: Sizes
+    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
+    window: Sizes
+    intensity: Literal["same", "unit", "raw"]
+    tile_invariant: bool
+    num_parameters: int
+    weights_sha256: str
+    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
+    normalise: Normalise | None = None
 
 
 def models_folder() -> Path:
@@ -43,26 +70,26 @@ def weights_path(weights: str, search_path: str) -> Path:
 
 
 def is_shipped(choice: NetChoice) -> bool:
-    """Return whether the code of the net is ours; that of others may be anywhere."""
+    """Return whether the net's code ships with volpipe."""
     return not (":" in choice.name or programs.is_program(choice.name))
 
 
-def key_of(choice: NetChoice) -> str | None:
-    """Return the hash under which a shipped net with weights of its own or of the package is described."""
+def facts_key(choice: NetChoice) -> str | None:
+    """Return the key in facts.json of a net with shipped code and weights; None for the user's code or weights."""
     own = (choice.weights or SHIPPED_WEIGHTS).startswith(SHIPPED_WEIGHTS)
     return digest(choice, "", [models_folder() / f"{choice.name}.py"]) if own and is_shipped(choice) else None
 
 
 def digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
-    found = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
+    result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
     weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
     for file in (*files, *weights):
         if not file.is_file():
-            return None  # which building it will tell
+            return None  # build_net refuses it
         with file.open("rb") as stream:
-            found.update(hashlib.file_digest(stream, "sha256").digest())
-    return found.hexdigest()
+            result.update(hashlib.file_digest(stream, "sha256").digest())
+    return result.hexdigest()
 
 
 def recipes_for(name: str) -> list[str]:
@@ -77,27 +104,27 @@ def recipes_for(name: str) -> list[str]:
 
 
 def look_up(choice: NetChoice) -> Mapping[str, Any] | None:  # Any: JSON
-    """Return the facts of the net of `choice`, None where nobody wrote them down.
+    """Return the facts of the net of `choice` in facts.json; None without an entry.
 
-    Weights that torch draws at random are those of the torch that described them.
+    Facts of random weights hold for the release of torch that drew them.
     """
-    key = key_of(choice)
+    key = facts_key(choice)
     try:
         known = json.loads((models_folder() / FILE).read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError):  # a checkout without it: nets are built, as any other
+    except (OSError, ValueError, AttributeError):  # without the file, nets are built
         return None
-    if known is None or known["torch"] not in (None, release()):
+    if known is None or known["torch"] not in (None, torch_version()):
         return None
     facts: Mapping[str, Any] = known["facts"]
     return facts
 
 
 def bytes_per_voxel(choice: NetChoice) -> float | None:
-    """Return the memory that the net of `choice` takes on a CPU per voxel of a window; None if facts.json lacks it.
+    """Return the bytes on a CPU per voxel of a window for the net of `choice`; None if facts.json lacks it.
 
-    Other weights of a shipped net's own shape take as much as those that it was measured with.
+    They do not depend on the weights.
     """
-    key = shape_of(choice)
+    key = shape_key(choice)
     try:
         known = json.loads((models_folder() / FILE).read_text(encoding="utf-8"))
         return max((float(e["bytes_per_voxel"]) for e in known.values() if e.get("shape") == key), default=None)
@@ -105,14 +132,78 @@ def bytes_per_voxel(choice: NetChoice) -> float | None:
         return None
 
 
-def shape_of(choice: NetChoice) -> str | None:
-    """Return the hash of a shipped net's code and options, whatever its weights; None for code of others."""
+def shape_key(choice: NetChoice) -> str | None:
+    """Return the hash of a shipped net's code and options, without its weights; None for a user's net."""
     if not is_shipped(choice):
         return None
     plain = NetChoice(name=choice.name, options=choice.options)
     return digest(plain, "", [models_folder() / f"{choice.name}.py"])
 
 
-def release() -> str:
-    """Return the version of torch that is installed, whatever it was built for."""
+def torch_version() -> str:
+    """Return the installed version of torch, without its build."""
     return version("torch").partition("+")[0]
+
+
+def check_trained(choice: NetChoice, facts: NetFacts) -> None:
+    """Refuse a net whose parameters are not trained: its output would be noise.
+
+    Files and packages have their weights in them; nets without parameters need none.
+
+    Raises:
+        PlanError: with the ways out.
+    """
+    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
+        return
+    if is_shipped(choice):
+        recipes = " or ".join(f"--recipe {name}" for name in recipes_for(choice.name))
+        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
+        rest = "set net.untrained=true to try it without"
+    else:
+        ways = "save its state dict with torch.save, and set net.weights to that file"
+        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
+    raise PlanError(
+        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
+        f"{ways}, or {rest}"
+    )
+
+
+def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
+    """Return warnings about the net of a run, before it begins."""
+    sentences = []
+    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
+        sentences.append(
+            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
+            "(net.untrained=true): without training, its output is noise"
+        )
+    if choice.accept_tile_variance and not facts.tile_invariant:
+        sentences.append(
+            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
+            "output for other windows"
+        )
+    return sentences
+
+
+def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
+    """Return `recipe` with the normalisation that its net needs, if the recipe has none.
+
+    Raises:
+        PlanError: the recipe has another.
+    """
+    needed, own = facts.normalise, recipe.normalise
+    if needed is None or needed == own:
+        return recipe
+    if own == Normalise():
+        log.info("net %s asks for normalise.method=%s", facts.label, needed.method)
+        return recipe.model_copy(update={"normalise": needed})
+    if own == needed.model_copy(update={"eps": own.eps}):
+        return recipe.model_copy(update={"normalise": needed})
+    numbers = "zscore" if own.mean is not None else "percentile" if own.low is not None else "auto"
+    method = numbers if own.method == "auto" else own.method
+    if method == needed.method and (own.percentiles == needed.percentiles or own.low is not None):
+        return recipe  # with the user's own numbers
+    percentiles = f", normalise.percentiles={list(needed.percentiles)}" if needed.method == "percentile" else ""
+    raise PlanError(
+        f"net {facts.label} asks for normalise.method={needed.method}{percentiles}, not {method}; leave the recipe's "
+        "[normalise] out"
+    )

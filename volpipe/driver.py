@@ -15,6 +15,7 @@ from pathlib import Path
 
 from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
 from volpipe.beats import listening
+from volpipe.descriptions import cautions, check_trained, with_normalisation
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.failures import Missing, last_line
@@ -27,7 +28,7 @@ from volpipe.identity import Identity, store_identities
 from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
-from volpipe.nets import cautions, check_geometry, check_shapes, check_trained, describe, normalised
+from volpipe.nets import check_geometry, check_shapes, describe
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.pace import Prospect
@@ -110,7 +111,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_name(out)
     net = describe(recipe.net, str(search_path))
     check_trained(recipe.net, net)
-    recipe = normalised(recipe, net)
+    recipe = with_normalisation(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
     target = files.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)

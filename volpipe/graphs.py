@@ -1,7 +1,7 @@
-"""What is in a file of ONNX, read without a library: operators, opsets, weights and where they lie in the file.
+"""A file of ONNX, read without a library: operators, opsets, weights and their places in the file.
 
-Not here: running it (onnx_nets). Nothing is executed; the fields are those of onnx.proto3 of ONNX, in protobuf's wire
-format (protobuf.dev/programming-guides/encoding), of which lengths are checked before anything is taken at its word.
+Not here: running it (onnx_nets). The fields are those of onnx.proto3 of ONNX, in protobuf's wire format
+(protobuf.dev/programming-guides/encoding). Lengths are checked first, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class GraphError(ValueError):
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A tensor of floats: its shape, and where its bytes lie in the file; nowhere where they lie in another."""
+class Initializer:
+    """A tensor of floats: its shape, and the place of its bytes in this file, if they lie in it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -40,7 +40,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator: its name, of the domain where that is not ONNX's own, and the names of what goes in and out."""
+    """One operator: its name, with the domain unless it is ONNX's own, and its tensors by name."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """What a file of ONNX holds.
+    """The contents of a file of ONNX.
 
     Attributes:
         opsets: versions by domain; "" is ONNX's own.
@@ -61,7 +61,7 @@ class Graph:
 
     opsets: dict[str, int] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    weights: dict[str, Weights] = field(default_factory=dict)
+    weights: dict[str, Initializer] = field(default_factory=dict)
     external: list[str] = field(default_factory=list)
     functions: set[str] = field(default_factory=set)
 
@@ -75,17 +75,17 @@ class Graph:
 
 
 def read_graph(data: bytes) -> Graph:
-    """Return what the file of ONNX `data` holds.
+    """Return the contents of the file of ONNX `data`.
 
     Raises:
-        GraphError: it is none.
+        GraphError: it is no file of ONNX.
     """
     graph = Graph()
     try:
         for number, value in _fields(data, 0, len(data)):
             if number == 8:
-                said = _texts(data, value)
-                graph.opsets[said.get(1, "")] = dict(_fields(data, *_span(value))).get(2, 0)  # type: ignore[assignment]
+                opset = _texts(data, value)
+                graph.opsets[opset.get(1, "")] = dict(_fields(data, *_span(value))).get(2, 0)  # type: ignore[assignment]
             elif number == 7:
                 _read_graph(graph, data, _span(value), 0)
             elif number == 25:
@@ -136,17 +136,17 @@ def _varint(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 def _span(value: Value) -> tuple[int, int]:
     if isinstance(value, int):
-        raise GraphError("a number where a message is due")
+        raise GraphError("a number in place of a message")
     return value
 
 
 def _texts(data: bytes, value: Value) -> dict[int, str]:
-    """Return the last text of each field in the message `value`; other fields as far as they are texts."""
-    found = {}
+    """Return the last text of each field of bytes in the message `value`."""
+    texts = {}
     for number, inner in _fields(data, *_span(value)):
         if not isinstance(inner, int):
-            found[number] = data[slice(*inner)].decode(errors="replace")
-    return found
+            texts[number] = data[slice(*inner)].decode(errors="replace")
+    return texts
 
 
 def _read_graph(graph: Graph, data: bytes, span: tuple[int, int], depth: int) -> None:
@@ -204,60 +204,60 @@ def _read_tensor(graph: Graph, data: bytes, span: tuple[int, int], name: str = "
         elif number == 8:
             name = data[slice(*_span(value))].decode() or name
         elif number == 13:
-            said = _texts(data, value)
-            place = said.get(2, "") if said.get(1) == "location" else place
+            entry = _texts(data, value)
+            place = entry.get(2, "") if entry.get(1) == "location" else place
         elif number == 14:
             is_external = value == EXTERNAL
     if place or is_external:
         graph.external.append(place)
         content = (0, 0)
     if kind in FLOATS:
-        graph.weights[name] = Weights(tuple(shape), FLOATS[kind], *content, is_constant)
+        graph.weights[name] = Initializer(tuple(shape), FLOATS[kind], *content, is_constant)
 
 
 def _packed(data: bytes, span: tuple[int, int]) -> list[int]:
-    found, (start, stop) = [], span
+    values, (start, stop) = [], span
     while start < stop:
         value, start = _varint(data, start, stop)
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
-def redrawn(data: bytes, graph: Graph, *, positive: bool) -> bytes:
-    """Return the file `data` with weights drawn anew: what convolutions multiply by, and none of what they add.
+def with_random_weights(data: bytes, graph: Graph, *, positive: bool) -> bytes:
+    """Return the file `data` with random weights, and biases of zero.
 
-    Zeros among other numbers stay, for they are meant; a tensor of zeros alone is one that training starts from.
+    Zeros among other numbers stay, as part of the net; a tensor of zeros alone is untrained.
     """
-    dice = np.random.default_rng(0)
-    found = bytearray(data)
-    drawn, zeroed = _roles(graph)
-    for name in sorted(drawn | zeroed):
+    rng = np.random.default_rng(0)
+    result = bytearray(data)
+    weights, biases = _weights_and_biases(graph)
+    for name in sorted(weights | biases):
         tensor = graph.weights.get(name)
         if tensor is None or not tensor.is_here:
             continue
         old = np.frombuffer(data, tensor.dtype, math.prod(tensor.shape), tensor.start)
         new = np.zeros_like(old)
-        if name in drawn and len(tensor.shape) > 1:
-            new = _draw(dice, old, tensor.shape, positive=positive)
-        found[tensor.start : tensor.stop] = new.tobytes()
-    return bytes(found)
+        if name in weights and len(tensor.shape) > 1:
+            new = _random_values(rng, old, tensor.shape, positive=positive)
+        result[tensor.start : tensor.stop] = new.tobytes()
+    return bytes(result)
 
 
-def _draw(dice: np.random.Generator, old: np.ndarray, shape: Sequence[int], *, positive: bool) -> np.ndarray:
+def _random_values(rng: np.random.Generator, old: np.ndarray, shape: Sequence[int], *, positive: bool) -> np.ndarray:
     inputs = max(1, math.prod(shape[1:]))
-    new = (dice.random(old.size) + 0.5) / inputs if positive else dice.normal(size=old.size) / math.sqrt(inputs)
-    kept = np.where(old != 0, new, 0) if np.any(old) else new
-    drawn: np.ndarray = kept.astype(old.dtype)
+    new = (rng.random(old.size) + 0.5) / inputs if positive else rng.normal(size=old.size) / math.sqrt(inputs)
+    values = np.where(old != 0, new, 0) if np.any(old) else new
+    drawn: np.ndarray = values.astype(old.dtype)
     return drawn
 
 
-def _roles(graph: Graph) -> tuple[set[str], set[str]]:
-    """Return the names of tensors that are multiplied by, and of those that are added."""
+def _weights_and_biases(graph: Graph) -> tuple[set[str], set[str]]:
+    """Return the names of the tensors that multiply, and of those that are added."""
     names = {out: node.inputs[0] for node in graph.nodes if node.operator == "Identity" for out in node.outputs}
-    drawn, zeroed = set(), set()
+    weights, biases = set(), set()
     for node in graph.nodes:
         if node.operator in WEIGHING:
             first, second, *rest = [names.get(name, name) for name in (*node.inputs, "")]
-            drawn |= {first, second}
-            zeroed |= set(rest)
-    return drawn, zeroed - drawn
+            weights |= {first, second}
+            biases |= set(rest)
+    return weights, biases - weights

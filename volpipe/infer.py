@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from volpipe.augment import averaged
+from volpipe.augment import mean_of_forms
 from volpipe.blend import span
 from volpipe.errors import NetError, NonfiniteError
 from volpipe.grid import Box
@@ -141,7 +141,7 @@ class Runner:
                 data = data.pin_memory().to(self.device, non_blocking=True)
             if choice.channels_last:
                 data = data.contiguous(memory_format=torch.channels_last_3d)
-            out: np.ndarray = averaged(self._net, data, choice.augment).contiguous().cpu().numpy()
+            out: np.ndarray = mean_of_forms(self._net, data, choice.augment).contiguous().cpu().numpy()
         return out
 
     def try_window(self, windows: np.ndarray) -> None:

@@ -1,11 +1,11 @@
-"""Nets as the rest of volpipe sees them: loaded from a name, with the facts that a plan needs.
+"""Nets, built from their names, examined for their facts, and checked against them.
 
-Not here: the nets themselves (models/), or running them (infer). torch is imported where a net is built.
+Not here: the nets (models/), their facts (descriptions), or running them (infer). torch is imported to build a net.
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
-recipe may give those that a net from outside lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`,
-`intensity` ("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only
-size that it takes along an axis, 0 where it takes others; `normalise` is how it must find the volume.
+recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
+("same" as the normalised input, "unit" for 0..1, or "raw"), `window`, `tile_invariant`. `fixed` is the only size that
+it takes along an axis, 0 where it takes others; `normalise` is the normalisation that it needs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import ValidationError
 
 from volpipe import descriptions, programs
 from volpipe.complaints import complain
+from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.formats import files
-from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError
+from volpipe.geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.grid import align_up
 from volpipe.programs import short_hash
-from volpipe.reach import find_change, find_disagreement, measure_geometry
-from volpipe.recipe import NetChoice, Normalise, Recipe
+from volpipe.reach import find_disagreement, find_nondeterminism, measure_geometry
+from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 from volpipe.state_dicts import load_state
 
@@ -41,34 +42,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 Triple = tuple[int, int, int]
-Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
-# Values of a window that is computed rather than tried without values, for which torch loads its compiler: 1.7 s and
-# 70 MiB (2026-11).
-SOON_COMPUTED = 32**3
-SMALL = 16  # voxels along an axis of a window that is tried twice
+# Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
+# compiler: 1.7 s and 70 MiB (2026-11).
+MOST_COMPUTED = 32**3
+SMALL = 16  # voxels along an axis of a window that is computed twice
 
 log = logging.getLogger(__name__)
-
-
-class NetFacts(BaseModel):
-    """What a plan must know of a net; sizes in input voxels (z, y, x)."""
-
-    model_config = ConfigDict(frozen=True)
-
-    label: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it is part of paths
-    in_channels: PositiveInt
-    out_channels: PositiveInt
-    scale: Sizes
-    stride: Sizes
-    halo: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt]
-    window: Sizes
-    intensity: Literal["same", "unit", "raw"]
-    tile_invariant: bool
-    num_parameters: int
-    weights_sha256: str
-    fixed: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] = (0, 0, 0)
-    normalise: Normalise | None = None
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -76,12 +56,13 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
 
     Args:
         choice: the recipe's section.
-        search_path: folder that relative files and modules count from: where the run was started.
+        search_path: folder of relative files and modules: where the run was started.
 
     Raises:
-        VolpipeError: no such net, options it does not take, weights that do not fit it, or a file of code that nobody
-            said to trust.
+        VolpipeError: no such net, options it does not take, weights that do not fit it, or untrusted code.
     """
+    if choice.name.endswith(".py"):
+        raise VolpipeError(_functions_hint(choice.name, search_path))
     is_program = programs.is_program(choice.name)
     net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
@@ -93,8 +74,19 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     return net
 
 
+def _functions_hint(name: str, search_path: str) -> str:
+    """Return what to write for a net that is named by a Python file alone."""
+    path = Path(search_path) / name
+    if not path.is_file():
+        return f"no Python file at {path}"
+    functions = programs.functions_in(path)
+    example = f"net.name={name}:{functions[0] if functions else 'FUNCTION'}"
+    known = f"it has {', '.join(functions)}" if functions else "it has none: define one that returns the net"
+    return f"net.name={name} names a Python file, but no function of it; set {example}; {known}"
+
+
 def _call(choice: NetChoice, search_path: str) -> nn.Module:
-    """Return what the function of `choice` returns."""
+    """Return the net from the function that `choice` names."""
     from torch import nn
 
     name = choice.name
@@ -124,25 +116,25 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
     """Refuse options that the net's function does not take.
 
     Raises:
-        VolpipeError: with those that it takes.
+        VolpipeError: with the options that it takes.
     """
-    taken = inspect.signature(function).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for option in options:
-        if option not in taken:
-            known = f"; it takes {', '.join(taken)}" if taken else "; it takes none"
-            raise VolpipeError(f"net {name} has no option {option}{nearest(option, taken)}{known}")
+        if option not in parameters:
+            known = f"; it takes {', '.join(parameters)}" if parameters else "; it takes none"
+            raise VolpipeError(f"net {name} has no option {option}{nearest(option, parameters)}{known}")
 
 
 def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
-    """Load the tensors at `path`, of the part `key` of it if one is named, into `net`.
+    """Load the tensors in the file `path`, or in its part `key`, into `net`.
 
     Raises:
-        VolpipeError: no such file, a file that is more than tensors, or tensors that do not fit the net.
+        VolpipeError: no such file, a file of more than tensors, or tensors that do not fit the net.
     """
-    due = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
-    state = load_state(due, path, key)
+    expected = {name: tensor for name, tensor in net.state_dict().items() if hasattr(tensor, "shape")}
+    state = load_state(expected, path, key)
     try:
         net.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -153,20 +145,20 @@ def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
 
 
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`: those that it is shipped with, or of one that is built for the purpose.
+    """Return the facts of the net of `choice`: the shipped ones, or those of the net, built.
 
-    What was found of other options and weights of shipped nets is remembered in the user's cache, so that planning need
-    not import torch.
+    Facts of shipped nets with other options and weights are kept in the user's cache, so that planning does not import
+    torch.
 
     Raises:
-        VolpipeError: as `build_net`, or where a fact cannot be one.
+        VolpipeError: as `build_net`, or for an impossible fact.
     """
     known = descriptions.look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
     memory = _memory(choice, search_path, "facts")
     if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValidationError):  # one that was cut off is made again
+        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
             return NetFacts.model_validate_json(memory.read_bytes())
     facts = examine(choice, search_path)
     if memory is not None:
@@ -175,11 +167,11 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
 
 
 def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    """Return the file that remembers `what` is known of a shipped net; None for a net whose code may be anywhere."""
+    """Return the cache file for `what` of a shipped net; None for a net whose code may be anywhere."""
     if not descriptions.is_shipped(choice):
         return None
-    files = [Path(__file__), *sorted(descriptions.models_folder().glob("*.py"))]
-    digest = descriptions.digest(choice, search_path, files, descriptions.release(), what)
+    files = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
+    digest = descriptions.digest(choice, search_path, files, descriptions.torch_version(), what)
     if digest is None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -189,15 +181,15 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
 def _remember(memory: Path, text: str) -> None:
     try:
         files.write(memory, text.encode())
-    except OSError as error:  # a home that cannot be written to costs the time again, no more
+    except OSError as error:  # without a cache, the same work is done again
         log.debug("%s cannot be written: %s", memory, error)
 
 
 def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
-    """Return the facts of the net of `choice`, which is built and asked."""
+    """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
-    programs.check_itself(net)
-    given = {
+    programs.run_self_test(net)
+    overrides = {
         key: value
         for key in ("scale", "stride", "halo", "out_channels", "intensity")
         if (value := getattr(choice, key)) is not None
@@ -214,12 +206,12 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
         "fixed": (0, 0, 0),
         "normalise": None,
     }
-    said = {key: getattr(net, key) for key in facts if hasattr(net, key)} | given
-    facts |= said
-    missing = [key for key in GEOMETRY if key not in said]
-    if set(missing) - {"out_channels"} and not normalising_layers(net):  # else the rest means 1, and a window will tell
+    declared = {key: getattr(net, key) for key in facts if hasattr(net, key)} | overrides
+    facts |= declared
+    missing = [key for key in GEOMETRY if key not in declared]
+    if set(missing) - {"out_channels"} and not normalising_layers(net):  # check_shapes finds wrong out_channels
         try:
-            geometry = measured_geometry(choice, search_path, facts["in_channels"])
+            geometry = cached_geometry(choice, search_path, facts["in_channels"])
             facts |= {key: getattr(geometry, key) for key in missing}
         except UnmeasurableError as error:
             if not choice.accept_tile_variance:
@@ -233,99 +225,29 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
     except ValidationError as error:
-        declared = facts | {"label": label, "num_parameters": counts, "weights_sha256": digest}
-        raise VolpipeError(f"{complain(error, NetFacts, declared, f'net {label}')}; correct it there") from error
-
-
-def check_trained(choice: NetChoice, facts: NetFacts) -> None:
-    """Refuse a net whose parameters are not trained: its output would be noise.
-
-    Files and packages have their weights in them; nets without parameters need none.
-
-    Raises:
-        PlanError: with the ways out.
-    """
-    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
-        return
-    if descriptions.is_shipped(choice):
-        recipes = " or ".join(f"--recipe {name}" for name in descriptions.recipes_for(choice.name))
-        ways = f"set net.weights to a file of them{recipes and f', take {recipes}, which have weights for it'}"
-        rest = "set net.untrained=true to try it without"
-    else:
-        ways = "save its state dict with torch.save, and set net.weights to that file"
-        rest = "set net.untrained=true if its code sets them itself, to the same values at each call"
-    raise PlanError(
-        f"net {facts.label} has {facts.num_parameters:,} parameters and no weights, so that its output would be noise; "
-        f"{ways}, or {rest}"
-    )
-
-
-def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
-    """Return what a user should know of the net of a run before it begins."""
-    sentences = []
-    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
-        sentences.append(
-            f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
-            "(net.untrained=true): without training, its output is noise"
-        )
-    if choice.accept_tile_variance and not facts.tile_invariant:
-        sentences.append(
-            f"net {facts.label} looks at whole windows (net.accept_tile_variance=true): expect seams, and another "
-            "output for other windows"
-        )
-    return sentences
-
-
-def normalised(recipe: Recipe, facts: NetFacts) -> Recipe:
-    """Return `recipe` with the normalisation that its net asks for, where it leaves that open.
-
-    Raises:
-        PlanError: it says another.
-    """
-    due, said = facts.normalise, recipe.normalise
-    if due is None or due == said:
-        return recipe
-    if said == Normalise():
-        log.info("net %s asks for normalise.method=%s", facts.label, due.method)
-        return recipe.model_copy(update={"normalise": due})
-    if said == due.model_copy(update={"eps": said.eps}):
-        return recipe.model_copy(update={"normalise": due})
-    numbers = "zscore" if said.mean is not None else "percentile" if said.low is not None else "auto"
-    method = numbers if said.method == "auto" else said.method
-    if method == due.method and (said.percentiles == due.percentiles or said.low is not None):
-        return recipe  # with numbers that are given
-    percentiles = f", normalise.percentiles={list(due.percentiles)}" if due.method == "percentile" else ""
-    raise PlanError(
-        f"net {facts.label} asks for normalise.method={due.method}{percentiles}, not {method}; leave the recipe's "
-        "[normalise] out"
-    )
+        facts |= {"label": label, "num_parameters": counts, "weights_sha256": digest}
+        raise VolpipeError(f"{complain(error, NetFacts, facts, f'net {label}')}; correct it there") from error
 
 
 def _unmeasured(name: str, missing: Sequence[str], error: UnmeasurableError) -> str:
-    """Return why a net is refused whose windows may disagree, for all that is known, and the ways out."""
+    """Return the refusal of a net whose geometry is `missing` and cannot be measured: the fault and its remedy."""
     keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
-    return (
-        f"net {name} does not say its {', '.join(missing)}, and measuring it does not end: {error}; give {keys}"
-        if isinstance(error, SlowNetError)
-        else f"net {name} does not say its {', '.join(missing)}, and they cannot be measured, as volpipe net shows: "
-        f"{error}; without a halo there would be seams: give {keys}; or, if it looks at its whole window, set "
-        "net.accept_tile_variance=true and expect seams"
-    )
+    return f"net {name}: {error}; {error.remedy.format(keys=keys)}"
 
 
-def measured_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
-    """Return the geometry of the net of `choice`; remembered in the user's cache as long as its code is what it is.
+def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
+    """Return the geometry of the net of `choice`: from the user's cache while its code is the same, else measured.
 
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
     """
     memory = _memory_of_code(choice, search_path, f"geometry {in_channels}")
     if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # one that was cut off is made again
-            said: dict[str, Any] = json.loads(memory.read_bytes())  # Any: JSON
-            sizes = {key: tuple(said[key]) for key in ("scale", "stride", "before", "after")}
-            return Geometry(**sizes, out_channels=said["out_channels"])
-    log.info("net %s does not say all of its geometry, which is measured", choice.name)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # a file cut short is written again
+            entry: dict[str, Any] = json.loads(memory.read_bytes())  # Any: JSON
+            sizes = {key: tuple(entry[key]) for key in ("scale", "stride", "before", "after")}
+            return Geometry(**sizes, out_channels=entry["out_channels"])
+    log.info("net %s does not declare all of its geometry; measuring it", choice.name)
     bare = choice.model_copy(update={"weights": None, "weights_key": None})
     geometry = measure_geometry(lambda: build_net(bare, search_path), in_channels)
     if memory is not None:
@@ -334,7 +256,7 @@ def measured_geometry(choice: NetChoice, search_path: str, in_channels: int) -> 
 
 
 def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
-    """Return the file that remembers `what` of a net from a file; None for a net whose code may be anywhere."""
+    """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
     place = choice.name.rpartition(":")[0]
     beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
     if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
@@ -342,19 +264,19 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     code = programs.code_hash(choice.name, search_path)
     files = [Path(__file__), *(Path(__file__).with_name(f"{name}.py") for name in ("reach", "probes", "geometry"))]
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
-    digest = descriptions.digest(unweighted, search_path, files, descriptions.release(), code, what)
+    digest = descriptions.digest(unweighted, search_path, files, descriptions.torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "volpipe" / f"{programs.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 
 
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
-    """Refuse a net from outside whose windows would disagree: its halo or stride is not what it, or the recipe, says.
+    """Refuse a user's net whose windows would disagree: its halo or stride is smaller than declared.
 
-    It is checked once for each window, and that is remembered. Halos count in whole strides, as windows have them.
-    With `accept_tile_variance` it is only refused where it gives two outputs for one window.
+    The check of a window (z, y, x) is done once and kept in the user's cache. Halos count in whole strides, as in
+    windows. With `accept_tile_variance`, only a net that gives two outputs for one window is refused.
 
     Raises:
-        PlanError: with what is so.
+        PlanError: with the declared and the right number.
     """
     if descriptions.is_shipped(choice):
         _check_override(choice, facts, search_path)
@@ -370,16 +292,16 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
         return build_net(bare, search_path)
 
     if not programs.is_program(choice.name) and choice.weights is None:
-        again = weights_hash(build())
-        if again != facts.weights_sha256:
+        second = weights_hash(build())
+        if second != facts.weights_sha256:
             raise PlanError(
                 f"net {facts.label} draws other weights at each call of its function "
-                f"({short_hash(facts.weights_sha256)} and {short_hash(again)}), so that each worker would have others; "
-                "call torch.manual_seed in it, or save its state dict and set net.weights to that file"
+                f"({short_hash(facts.weights_sha256)} and {short_hash(second)}), so that each worker would have its "
+                "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
     try:
-        if wrong := find_change(build, facts.in_channels, (_small(facts, window), window)):
-            raise PlanError(f"net {facts.label} {wrong}")
+        if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
+            raise PlanError(f"net {facts.label} {fault}")
         wrong = "" if is_free else find_disagreement(build, facts.in_channels, window, declared)
     except UnmeasurableError as error:
         if choice.accept_tile_variance:
@@ -396,17 +318,17 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
 
 
 def _small(facts: NetFacts, window: Triple) -> Triple:
-    """Return a window that costs little, in whole strides, no larger than `window`."""
+    """Return a small window (z, y, x) in whole strides, no larger than `window`."""
     sizes = zip(facts.fixed, window, facts.stride, strict=True)
     z, y, x = (only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
     return z, y, x
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
-    """Return the refusal of a net whose declared halo or stride is `wrong`, with what is right."""
+    """Return the refusal of a net whose declared halo or stride is `wrong`, with the right one."""
     key = wrong.split()[0]
     try:
-        geometry = measured_geometry(choice, search_path, facts.in_channels)
+        geometry = cached_geometry(choice, search_path, facts.in_channels)
         right = getattr(geometry, key)
         advice = f"it is {right}; set net.{key}={list(right)}, or correct it in the net"
     except UnmeasurableError as error:
@@ -418,23 +340,23 @@ def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str)
 
 
 def _check_override(choice: NetChoice, facts: NetFacts, search_path: str) -> None:
-    """Refuse a recipe that gives a shipped net a smaller halo, or another stride, than it has."""
+    """Refuse a recipe that sets a smaller halo, or another stride, than a shipped net has."""
     if choice.accept_tile_variance or (choice.halo is None and choice.stride is None):
         return
     own = describe(choice.model_copy(update={"halo": None, "stride": None}), search_path)
-    if any(said < is_ for said, is_ in zip(facts.halo, own.halo, strict=True)):
+    if any(declared < exact for declared, exact in zip(facts.halo, own.halo, strict=True)):
         raise PlanError(
             f"net.halo {facts.halo} is less than the halo {own.halo} of net {facts.label}: windows would disagree at "
             "their faces; leave it out, or set net.accept_tile_variance=true and expect seams"
         )
-    if any(said % is_ for said, is_ in zip(facts.stride, own.stride, strict=True)):
+    if any(declared % exact for declared, exact in zip(facts.stride, own.stride, strict=True)):
         raise PlanError(
             f"net.stride {facts.stride} is no multiple of the stride {own.stride} of net {facts.label}; leave it out"
         )
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
-    """Return the names of layers whose output depends on more than a voxel's neighbourhood: windows will disagree."""
+    """Return the names of layers that look at the whole window, such as instance norm: windows will disagree."""
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm
@@ -446,8 +368,8 @@ def normalising_layers(net: nn.Module) -> list[str]:
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 
-    found = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
-    return found + programs.normalising_layers(net)
+    layers = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
+    return layers + programs.normalising_layers(net)
 
 
 def weights_hash(net: nn.Module) -> str:
@@ -460,16 +382,16 @@ def weights_hash(net: nn.Module) -> str:
 
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
-    """Return the SHA-256 of the weights of `net`, which `choice` made: of its file where they came with that."""
+    """Return the SHA-256 of the weights of `net`, the net of `choice`: of its file, where that holds them."""
     is_program = programs.is_program(choice.name)
     return programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
 
 
 def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:
-    """Refuse weights that are not those of the net that `facts` are of.
+    """Refuse weights other than those that `facts` describe.
 
     Raises:
-        NetError: with both hashes, and what to do.
+        NetError: with both hashes.
     """
     if weights_sha256 == facts.weights_sha256:
         return
@@ -477,7 +399,7 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
         why = f"{choice.weights or choice.name} changed after the run began; restore it, or start over with --fresh"
     else:
         why = (
-            "its code makes others at each call; call torch.manual_seed in it, or save its state dict and set "
+            "its code draws others at each call; call torch.manual_seed in it, or save its state dict and set "
             "net.weights to that file"
         )
     raise NetError(
@@ -487,11 +409,9 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
 
 
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
-    """Refuse a net whose output for one window has not the shape it declares.
+    """Refuse a net whose output for a window (z, y, x) has another shape than declared.
 
-    A large window is tried without values where that works.
-
-    Shipped nets that are described keep to what they declare (tests/test_descriptions.py).
+    A large window is tried without values where that works. tests/test_descriptions.py checks shipped nets.
 
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
@@ -507,23 +427,25 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
 
 def _check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> None:
     shape = (1, facts.in_channels, *window)
-    small = math.prod(shape) <= SOON_COMPUTED
+    small = math.prod(shape) <= MOST_COMPUTED
     for device in ("cpu",) if small else ("meta", "cpu"):
         try:
             out = _output_shape(build_net(choice.model_copy(update={"weights": None}), search_path), shape, device)
             break
-        except Exception as error:  # whatever the net's own code makes of it
+        except UnmeasurableError as error:
+            raise PlanError(f"net {facts.label}: {error}; {error.remedy}") from error
+        except Exception as error:  # whatever the net's own code raises
             if device == "cpu":
                 reason = str(error) or type(error).__name__
                 raise PlanError(
                     f"net {facts.label} takes no window {window} of {facts.in_channels} channels: {reason}"
                 ) from error
-            log.info("net %s cannot be tried without values, so one window is computed", facts.label)
-    due = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
-    if out != due:
+            log.info("net %s cannot be tried without values; computing one window", facts.label)
+    expected = (1, facts.out_channels, *(w * s for w, s in zip(window, facts.scale, strict=True)))
+    if out != expected:
         raise PlanError(
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
-            f"channels mean {due[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
+            f"channels mean {expected[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
         )
 
 
@@ -531,7 +453,7 @@ def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[
     import torch
 
     with torch.device(device), torch.inference_mode():
-        return tuple(net.to(device)(torch.zeros(shape)).shape)
+        return tuple(only_tensor(net.to(device)(torch.zeros(shape))).shape)
 
 
 def _bytes_type() -> Any:  # Any: torch.dtype, named only where torch is imported

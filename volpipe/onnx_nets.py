@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.graphs import Graph, GraphError, read_graph, redrawn
+from volpipe.graphs import Graph, GraphError, read_graph, with_random_weights
 from volpipe.resolve import told
 
 Triple = tuple[int, int, int]
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class OnnxGraph:
-    """A graph of one input and one output, of any axes, and onnxruntime's sessions for it, one for each device."""
+    """A graph of one input and one output, of any axes, and an onnxruntime session for each device."""
 
     def __init__(self, path: Path, data: bytes, graph: Graph) -> None:
         self.path, self.graph = path, graph
@@ -48,11 +48,11 @@ class OnnxGraph:
         """Operators that look at the whole window."""
         return [f"{op} of the graph" for op in VARYING if op in self.graph.operators]
 
-    def redrawn(self, *, positive: bool) -> OnnxGraph:
-        """Return this graph with other weights, drawn anew; with its own where those are in other files."""
+    def with_random_weights(self, *, positive: bool) -> OnnxGraph:
+        """Return this graph with random weights; unchanged if its weights are in other files."""
         if self.graph.external:
             return self
-        return OnnxGraph(self.path, redrawn(self._data, self.graph, positive=positive), self.graph)
+        return OnnxGraph(self.path, with_random_weights(self._data, self.graph, positive=positive), self.graph)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
@@ -71,11 +71,11 @@ class OnnxGraph:
 
 
 class OnnxNet(nn.Module):
-    """A net (n, c, z, y, x) -> (n, C, z', y', x') that onnxruntime runs; one of (n, c, y, x) is given slices.
+    """A net (n, c, z, y, x) -> (n, C, z', y', x') run by onnxruntime; a net (n, c, y, x) gets slices.
 
     Attributes:
-        fixed: the only size that it takes along z, y, x; 0 where it takes others too.
-        is_flat: whether slices go one by one, so that none sees another.
+        fixed: the only size that it takes along z, y, x; 0 where it takes others.
+        is_flat: whether it runs slice by slice.
         varying: operators that look at the whole window.
         num_parameters: numbers in its tensors of floats.
     """
@@ -100,9 +100,9 @@ class OnnxNet(nn.Module):
         self.varying = graph.varying
         self.num_parameters = graph.graph.num_parameters
 
-    def redrawn(self, *, positive: bool) -> OnnxNet:
-        """Return this net with other weights, as those of its graph."""
-        return OnnxNet(self._graph.redrawn(positive=positive))
+    def with_random_weights(self, *, positive: bool) -> OnnxNet:
+        """Return this net with random weights."""
+        return OnnxNet(self._graph.with_random_weights(positive=positive))
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         if windows.device.type != "meta":
@@ -124,7 +124,7 @@ def load_graph(path: Path) -> OnnxGraph:
     """Return the graph in the file of ONNX at `path`, ready to run.
 
     Raises:
-        VolpipeError: it is none, wants what is not served, or onnxruntime cannot run it.
+        VolpipeError: it is no ONNX, needs foreign operators or files, or onnxruntime cannot run it.
     """
     if path.stat().st_size >= LARGEST_BYTES:
         raise VolpipeError(f"{path} has {path.stat().st_size} bytes, a file of ONNX less than {LARGEST_BYTES}")
@@ -146,27 +146,27 @@ def load_graph(path: Path) -> OnnxGraph:
 
 
 def load_onnx(path: Path) -> OnnxNet:
-    """Return the net in the file of ONNX at `path`; refused as by `load_graph`, and where its axes are not served."""
+    """Return the net in the file of ONNX at `path`; errors as of `load_graph`, and for unsupported axes."""
     return OnnxNet(load_graph(path))
 
 
 def external_file(path: Path, name: str) -> Path:
-    """Return the file of tensors that the file of ONNX at `path` calls `name`.
+    """Return the file of tensors `name` of the file of ONNX at `path`.
 
     Raises:
         VolpipeError: it is outside of its folder, or not there.
     """
     folder = path.parent.resolve()
-    found = (folder / name).resolve()
-    if not name or folder not in found.parents:
+    file = (folder / name).resolve()
+    if not name or folder not in file.parents:
         raise VolpipeError(f"net {path.name} wants tensors from {name!r}, outside of its folder; put them beside it")
-    if not found.is_file():
+    if not file.is_file():
         raise VolpipeError(f"net {path.name} wants tensors from {name!r}, which is not beside it")
-    return found
+    return file
 
 
 def onnx_hash(path: Path) -> str:
-    """Return the SHA-256 of the file of ONNX at `path`; where tensors lie in others, of that and of theirs."""
+    """Return the SHA-256 of the file of ONNX at `path`, and of the files with its tensors."""
     data = path.read_bytes()
     digest = hashlib.sha256(data)
     for name in sorted(set(read_graph(data).external)):
@@ -205,18 +205,18 @@ def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: o
 
 
 def _single(path: Path, what: str, session: Any) -> Any:  # Any: onnxruntime has no types
-    """Return the one input or output of `session`, with what is served of types and axes."""
-    found = session.get_inputs() if what == "input" else session.get_outputs()
-    names = ", ".join(entry.name for entry in found)
-    if len(found) != 1:
-        raise VolpipeError(f"net {path.name} has {len(found)} {what}s ({names}); nets of one are run")
-    if found[0].type not in TYPES:
-        raise VolpipeError(f"net {path.name}: {what} {names} is {found[0].type}; numbers are run: {', '.join(TYPES)}")
-    return found[0]
+    """Return the one input or output of `session`, if its type is supported."""
+    entries = session.get_inputs() if what == "input" else session.get_outputs()
+    names = ", ".join(entry.name for entry in entries)
+    if len(entries) != 1:
+        raise VolpipeError(f"net {path.name} has {len(entries)} {what}s ({names}); nets of one are run")
+    if entries[0].type not in TYPES:
+        raise VolpipeError(f"net {path.name}: {what} {names} is {entries[0].type}; numbers are run: {', '.join(TYPES)}")
+    return entries[0]
 
 
 def check_size(name: str, fixed: Sequence[int], sizes: tuple[int, ...]) -> None:
-    """Refuse a window of other sizes (z, y, x) than those that are `fixed`, 0 where they are not."""
-    due = tuple(f or n for f, n in zip(fixed, sizes, strict=True))
-    if due != sizes:
-        raise VolpipeError(f"net {name} takes windows of {due} voxels alone, not {sizes}; set windows.shape to it")
+    """Refuse a window of other sizes (z, y, x) than `fixed`; 0 stands for any size."""
+    expected = tuple(f or n for f, n in zip(fixed, sizes, strict=True))
+    if expected != sizes:
+        raise VolpipeError(f"net {name} takes windows of {expected} voxels alone, not {sizes}; set windows.shape to it")

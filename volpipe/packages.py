@@ -1,7 +1,7 @@
-"""bioimage.io packages, formats 0.4 and 0.5: what their description says, checked, in our words and axes.
+"""bioimage.io packages, formats 0.4 and 0.5: their description, checked, in our words and axes.
 
-Not here: running their net (package_nets), or what is done to values (processing). Everything is read from the package:
-nothing is fetched, and names that lead out of it are refused. bioimageio.spec checks the description.
+Not here: running their net (package_nets), or pre- and postprocessing (processing). Nothing is fetched, and files
+outside of the package are refused. bioimageio.spec checks the description.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ MOST_ALIASES = 16  # of which YAML may make a text that is exponentially longer
 MOST_FILES, MOST_BYTES = 1000, 16 << 30  # of a zip, unpacked
 MOST_RATIO = 1000  # of bytes unpacked by stored
 COPY_BYTES = 1 << 20
-SERVED = ("onnx", "torchscript", "pytorch_state_dict")  # in the order of preference: data before code
+SUPPORTED = ("onnx", "torchscript", "pytorch_state_dict")  # the preferred first: data before code
 SPACE = "zyx"
-TOLERANCE, PER_MILLION = 1e-3, 100  # where a package's own tolerance leaves one of its numbers out, as bioimageio.spec
+TOLERANCE, PER_MILLION = 1e-3, 100  # defaults of bioimageio.spec
 
 
 @dataclass(frozen=True)
-class Side:
-    """What goes in, or comes out.
+class TensorSpec:
+    """The input or the output of a package.
 
     Attributes:
-        name: of the tensor.
         axes: letters of "bczyx", in its order.
-        channels: along c, 1 where there is none.
-        steps: what is done to values, before the net or after it.
-        test: the file of its test tensor, None where there is none.
+        channels: along c, 1 without that axis.
+        steps: pre- or postprocessing.
+        test: the file of its test tensor, None without one.
     """
 
     name: str
@@ -57,21 +56,21 @@ class Side:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights in one format: the package's folder, and what the description says of them."""
+    """The weights in one format: the package's folder, and their entry in its description."""
 
     kind: str
     folder: Path
-    said: Mapping[str, Any]  # Any: JSON
+    entry: Mapping[str, Any]  # Any: JSON
 
     @cached_property
     def file(self) -> Path:
-        """Their file; looked at when it is asked for, since a package may have others that nobody wants."""
-        return checked_file(self.folder, self.said)
+        """Their file, checked at first use: other formats of the package may be missing."""
+        return resolve_file(self.folder, self.entry)
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a test may be from what is expected: relative, absolute, and for how many of a million values not."""
+    """Largest relative and absolute difference of a test, and how many of a million values may exceed it."""
 
     relative: float
     absolute: float
@@ -86,14 +85,14 @@ class Package:
         folder: of its description.
         least, step: sizes of windows (z, y, x) are least + k · step; step is 0 where the size is the only one.
         scale: output voxels per input voxel.
-        halo: input voxels that its maker wants cropped; None where nothing is said.
-        tolerance: None where nothing is said.
+        halo: input voxels that its maker wants cropped; None without an entry.
+        tolerance: of its own test, by format of weights; "" for all.
     """
 
     name: str
     folder: Path
-    input: Side
-    output: Side
+    input: TensorSpec
+    output: TensorSpec
     least: Triple
     step: Triple
     scale: Triple
@@ -106,33 +105,33 @@ def open_package(path: Path) -> Package:
     """Return the package at `path`: a folder, a zip, or the description in a folder.
 
     Raises:
-        VolpipeError: it is none, or wants what is not served; the message says what.
+        VolpipeError: it is no package, or needs an unsupported feature, which the message names.
     """
     file = description_file(path)
-    written = _parse(file)
-    said, version = _described(file, written)
+    source = _parse(file)
+    description, version = _validate(file, source)
     try:
-        return _package(file.parent, said, written.get("config"), is_new=version >= (0, 5))
+        return _package(file.parent, description, source.get("config"), is_new=version >= (0, 5))
     except VolpipeError as error:
         raise VolpipeError(f"package {path.name}: {error}") from error
 
 
 def description_file(path: Path) -> Path:
-    """Return the description of the package at `path`, of a zip as it is unpacked."""
-    folder = unpacked(path) if path.suffix == ".zip" else path
+    """Return the description file of the package at `path`; a zip is unpacked."""
+    folder = unpack(path) if path.suffix == ".zip" else path
     if folder.is_file():
         return folder
-    found = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), None)
-    if found is None:
+    file = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), None)
+    if file is None:
         inner = [p for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
         if path.suffix == ".zip" and len(inner) == 1:  # zipped with its folder
             return description_file(inner[0])
         raise VolpipeError(f"no bioimage.io package at {path}: it has no {' or '.join(DESCRIPTIONS[:2])}")
-    return found
+    return file
 
 
-def unpacked(path: Path) -> Path:
-    """Return the folder in the user's cache that holds what is in the zip at `path`; it is made once, whole."""
+def unpack(path: Path) -> Path:
+    """Return the folder in the user's cache with the files of the zip at `path`, unpacked once and whole."""
     if not path.is_file():
         raise VolpipeError(f"no package at {path}")
     with path.open("rb") as stream:
@@ -144,7 +143,7 @@ def unpacked(path: Path) -> Path:
     partial = folder.with_name(f"{digest}.{uuid.uuid4().hex}")
     try:
         partial.mkdir(parents=True, mode=0o700)
-        _unpack(path, partial)
+        _extract(path, partial)
         partial.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else another worker was quicker
@@ -154,7 +153,7 @@ def unpacked(path: Path) -> Path:
     return folder
 
 
-def _unpack(path: Path, folder: Path) -> None:
+def _extract(path: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
@@ -171,7 +170,7 @@ def _unpack(path: Path, folder: Path) -> None:
 
 
 def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse what leads out of the folder, links, and more than a package holds."""
+    """Refuse paths out of the folder, links, and zips larger than any package."""
     for entry in entries:
         place = PurePosixPath(entry.filename)
         if place.is_absolute() or ".." in place.parts or "\\" in entry.filename:
@@ -186,8 +185,8 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
         )
 
 
-def _described(file: Path, written: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
-    """Return what is `written` in a description, checked and filled up by bioimageio.spec, and its format."""
+def _validate(file: Path, source: dict[str, Any]) -> tuple[Mapping[str, Any], tuple[int, ...]]:  # Any: JSON
+    """Return a description, checked and completed by bioimageio.spec, and its format."""
     try:
         from bioimageio.spec import InvalidDescr, ValidationContext, build_description
     except ImportError as error:
@@ -195,15 +194,15 @@ def _described(file: Path, written: dict[str, Any]) -> tuple[Mapping[str, Any], 
 
     context = ValidationContext(root=file.parent.absolute(), perform_io_checks=False, warning_level=50)
     try:
-        found = build_description(written, context=context, format_version="discover")
-    except Exception as error:  # whatever the library makes of a description that is something else
+        model = build_description(source, context=context, format_version="discover")
+    except Exception as error:  # whatever the library raises for other content
         raise VolpipeError(f"{file} describes no model: {told(error)}") from error
-    if isinstance(found, InvalidDescr):
-        raise VolpipeError(f"{file} describes no model: {' '.join(str(found.get_reason()).split())}")
-    if found.type != "model":
-        raise VolpipeError(f"{file} describes a {found.type}, not a model")
-    version = tuple(int(part) for part in str(found.format_version).split(".")[:2])
-    return found.model_dump(mode="json"), version
+    if isinstance(model, InvalidDescr):
+        raise VolpipeError(f"{file} describes no model: {' '.join(str(model.get_reason()).split())}")
+    if model.type != "model":
+        raise VolpipeError(f"{file} describes a {model.type}, not a model")
+    version = tuple(int(part) for part in str(model.format_version).split(".")[:2])
+    return model.model_dump(mode="json"), version
 
 
 def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
@@ -214,20 +213,20 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
     text = file.read_text(encoding="utf-8", errors="replace")
     try:
         num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
-        said = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
+        description = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise VolpipeError(f"{file} is no YAML that can be read: {told(error)}") from error
     if num_aliases > MOST_ALIASES:
         raise VolpipeError(
             f"{file} has {num_aliases} aliases, of which an endless text can be made; at most {MOST_ALIASES} are read"
         )
-    if not isinstance(said, dict):
-        raise VolpipeError(f"{file} holds {type(said).__name__}, not a description")
-    return said
+    if not isinstance(description, dict):
+        raise VolpipeError(f"{file} holds {type(description).__name__}, not a description")
+    return description
 
 
 def _plain(value: Any) -> Any:  # Any: YAML
-    """Return `value` with dates as texts, and numbers such as 1e-3, which YAML 1.1 takes for texts, as numbers."""
+    """Return `value` with dates as texts, and with numbers such as 1e-3, texts in YAML 1.1, as numbers."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -240,52 +239,55 @@ def _plain(value: Any) -> Any:  # Any: YAML
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def _package(folder: Path, said: Mapping[str, Any], config: Any, *, is_new: bool) -> Package:  # Any: JSON
-    """Return the package that a description says; `config` is what it says of itself, without defaults."""
+def _package(folder: Path, description: Mapping[str, Any], config: Any, *, is_new: bool) -> Package:  # Any: JSON
+    """Return the package of a description; `config` is its section of that name, without defaults."""
     for what in ("inputs", "outputs"):
-        if len(said[what]) != 1:
-            names = ", ".join(str(tensor.get("id", tensor.get("name"))) for tensor in said[what])
-            raise VolpipeError(f"it has {len(said[what])} {what} ({names}); packages of one are run")
-    given, made = said["inputs"][0], said["outputs"][0]
+        if len(description[what]) != 1:
+            names = ", ".join(str(tensor.get("id", tensor.get("name"))) for tensor in description[what])
+            raise VolpipeError(f"it has {len(description[what])} {what} ({names}); packages of one are run")
+    source, target = description["inputs"][0], description["outputs"][0]
     read = _read_new if is_new else _read_old
-    axes, least, step, channels = _read_input(given, is_new=is_new)
+    axes, least, step, channels = _read_input(source, is_new=is_new)
     sizes = dict(zip(axes, zip(least, step, strict=True), strict=True))
-    out_axes, scale, halo, out_channels = read(made, sizes, given)
+    out_axes, scale, halo, out_channels = read(target, sizes, source)
     if set(axes) - set("bc") != set(out_axes) - set("bc"):
         raise VolpipeError(f"it makes axes {out_axes} of {axes}; those of space must stay")
-    tests = [_test(folder, side, said.get(key)) for side, key in ((given, "test_inputs"), (made, "test_outputs"))]
+    tests = (
+        _test(folder, source, description.get("test_inputs")),
+        _test(folder, target, description.get("test_outputs")),
+    )
     spatial = [sizes.get(axis, (1, 1)) for axis in SPACE]  # along z, slices go one by one
     return Package(
-        name=str(said["name"]),
+        name=str(description["name"]),
         folder=folder,
-        input=Side(_name(given), axes, channels, _steps(given, "preprocessing"), tests[0]),
-        output=Side(_name(made), out_axes, out_channels, _steps(made, "postprocessing"), tests[1]),
+        input=TensorSpec(_name(source), axes, channels, _steps(source, "preprocessing"), tests[0]),
+        output=TensorSpec(_name(target), out_axes, out_channels, _steps(target, "postprocessing"), tests[1]),
         least=_triple([n for n, _ in spatial]),
         step=_triple([k for _, k in spatial]),
         scale=_triple([scale.get(axis, 1) for axis in SPACE]),
         halo=_triple([-(-halo.get(a, 0) // scale.get(a, 1)) for a in SPACE]) if any(halo.values()) else None,
-        weights=_weights(folder, said["weights"]),
-        tolerance=_tolerances(config, _name(made), is_discrete=_dtype(made) in DISCRETE),
+        weights=_weights(folder, description["weights"]),
+        tolerance=_tolerances(config, _name(target), is_discrete=_dtype(target) in DISCRETE),
     )
 
 
-def _read_input(said: Mapping[str, Any], *, is_new: bool) -> tuple[str, list[int], list[int], int]:  # Any: JSON
-    """Return axes, least sizes, steps (0: the size is the only one) and channels of an input."""
+def _read_input(tensor: Mapping[str, Any], *, is_new: bool) -> tuple[str, list[int], list[int], int]:  # Any: JSON
+    """Return axes, least sizes, steps (0 for a fixed size) and channels of an input."""
     if not is_new:
-        axes, shape = _served(said["axes"]), said["shape"]
+        axes, shape = _check_axes(tensor["axes"]), tensor["shape"]
         least = list(shape["min"] if isinstance(shape, Mapping) else shape)
         step = list(shape["step"]) if isinstance(shape, Mapping) else [0] * len(least)
     else:
-        axes = _served("".join(map(_letter, said["axes"])))
-        by_name = {axis["id"]: axis for axis in said["axes"]}
-        pairs = [_size(axis, by_name, said["id"]) for axis in said["axes"]]
+        axes = _check_axes("".join(map(_letter, tensor["axes"])))
+        by_name = {axis["id"]: axis for axis in tensor["axes"]}
+        pairs = [_size(axis, by_name, tensor["id"]) for axis in tensor["axes"]]
         least, step = [n for n, _ in pairs], [k for _, k in pairs]
     channels = least[axes.index("c")] if "c" in axes else 1
     return axes, least, step, channels
 
 
 def _size(axis: Mapping[str, Any], others: Mapping[str, Any], tensor: str) -> tuple[int, int]:  # Any: JSON
-    """Return the least size and the step of an axis of an input, 0 where it has one size alone."""
+    """Return the least size and the step of an axis of an input, 0 for a fixed size."""
     if axis["type"] == "channel":
         return len(axis["channel_names"]), 0
     size = axis.get("size")
@@ -307,12 +309,12 @@ Outline = tuple[str, dict[str, int], dict[str, int], int]  # axes; by axis of sp
 Sizes = Mapping[str, tuple[int, int]]
 
 
-def _read_new(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -> Outline:  # Any: JSON
+def _read_new(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]) -> Outline:  # Any: JSON
     """Return axes, scale, halo and channels of an output of format 0.5."""
-    axes = _served("".join(map(_letter, said["axes"])))
+    axes = _check_axes("".join(map(_letter, tensor["axes"])))
     scale, halo, channels = {}, {}, 1
-    theirs = {axis["id"]: axis for axis in given["axes"]}
-    for letter, axis in zip(axes, said["axes"], strict=True):
+    source_axes = {axis["id"]: axis for axis in source["axes"]}
+    for letter, axis in zip(axes, tensor["axes"], strict=True):
         if letter == "c":
             channels = len(axis["channel_names"])
         if letter not in SPACE:
@@ -320,8 +322,8 @@ def _read_new(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -
         size = axis["size"]
         if isinstance(size, int):
             scale[letter] = _ratio(letter, size, sizes)
-        elif size.get("axis_id") == axis["id"] and size["tensor_id"] == given["id"]:
-            factor = theirs[axis["id"]]["scale"] / axis["scale"]
+        elif size.get("axis_id") == axis["id"] and size["tensor_id"] == source["id"]:
+            factor = source_axes[axis["id"]]["scale"] / axis["scale"]
             scale[letter] = _whole(letter, factor, size["offset"])
         else:
             raise VolpipeError(f"the size of its output along {letter} does not follow from its input along {letter}")
@@ -329,9 +331,9 @@ def _read_new(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -
     return axes, scale, halo, channels
 
 
-def _read_old(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -> Outline:  # Any: JSON
+def _read_old(tensor: Mapping[str, Any], sizes: Sizes, source: Mapping[str, Any]) -> Outline:  # Any: JSON
     """Return axes, scale, halo and channels of an output of format 0.4."""
-    axes, shape = _served(said["axes"]), said["shape"]
+    axes, shape = _check_axes(tensor["axes"]), tensor["shape"]
     scale, channels = {}, 1
     for i, letter in enumerate(axes):
         if isinstance(shape, Mapping):
@@ -344,7 +346,7 @@ def _read_old(said: Mapping[str, Any], sizes: Sizes, given: Mapping[str, Any]) -
             channels = shape[i]
         elif letter in SPACE:
             scale[letter] = _ratio(letter, shape[i], sizes)
-    halo = dict(zip(axes, said.get("halo") or [0] * len(axes), strict=True))
+    halo = dict(zip(axes, tensor.get("halo") or [0] * len(axes), strict=True))
     return axes, scale, {letter: halo[letter] for letter in axes if letter in SPACE}, channels
 
 
@@ -370,7 +372,7 @@ def _letter(axis: Mapping[str, Any]) -> str:  # Any: JSON
     return known or (axis["id"] if axis["type"] == "space" and axis["id"] in SPACE else f"?{axis['id']}")
 
 
-def _served(axes: str) -> str:
+def _check_axes(axes: str) -> str:
     if not set(axes) <= set("bczyx") or not {"y", "x"} <= set(axes):
         raise VolpipeError(
             f"its axes are {axes.replace('?', ' ')}; b, c, z, y, x are run, of which y and x must be there"
@@ -378,19 +380,19 @@ def _served(axes: str) -> str:
     return axes
 
 
-def _steps(said: Mapping[str, Any], key: str) -> tuple[Step, ...]:  # Any: JSON
-    return tuple(map(read_step, said.get(key) or ()))
+def _steps(tensor: Mapping[str, Any], key: str) -> tuple[Step, ...]:  # Any: JSON
+    return tuple(map(read_step, tensor.get(key) or ()))
 
 
-def _name(said: Mapping[str, Any]) -> str:  # Any: JSON
-    return str(said.get("id", said.get("name")))
+def _name(tensor: Mapping[str, Any]) -> str:  # Any: JSON
+    return str(tensor.get("id", tensor.get("name")))
 
 
-def _dtype(said: Mapping[str, Any]) -> str:  # Any: JSON
+def _dtype(tensor: Mapping[str, Any]) -> str:  # Any: JSON
     """Return the type of a tensor's values, of format 0.5 or 0.4."""
-    data = said.get("data")
-    found = data[0] if isinstance(data, list) else data
-    return str(found["type"] if found else said.get("data_type"))
+    data = tensor.get("data")
+    first = data[0] if isinstance(data, list) else data
+    return str(first["type"] if first else tensor.get("data_type"))
 
 
 def _triple(values: Sequence[int]) -> Triple:
@@ -398,49 +400,51 @@ def _triple(values: Sequence[int]) -> Triple:
     return z, y, x
 
 
-def _test(folder: Path, said: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON
-    """Return the file of a test tensor, of format 0.5 or, where that is `old`, of 0.4."""
-    found = said.get("test_tensor") or ({"source": old[0]} if old else None)
-    return None if found is None else checked_file(folder, found)
+def _test(folder: Path, tensor: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON
+    """Return the file of a test tensor, of format 0.5; or of 0.4, from the list `old`."""
+    entry = tensor.get("test_tensor") or ({"source": old[0]} if old else None)
+    return None if entry is None else resolve_file(folder, entry)
 
 
-def checked_file(folder: Path, said: Mapping[str, Any]) -> Path:  # Any: JSON
-    """Return the file of the package that `said` names as its source, if its SHA-256 is the one that is said.
+def resolve_file(folder: Path, entry: Mapping[str, Any]) -> Path:  # Any: JSON
+    """Return the file of the package that `entry` names as its source.
 
     Raises:
-        VolpipeError: it is elsewhere, missing, or another.
+        VolpipeError: it is on the web, outside of the package, missing, or of another SHA-256.
     """
-    source, due = str(said["source"]), said.get("sha256")
+    source, expected = str(entry["source"]), entry.get("sha256")
     if "://" in source:
         raise VolpipeError(f"its file {source} is on the web; nothing is fetched, so take the package with its files")
     root = folder.resolve()
-    found = (root / source).resolve()
-    if root not in found.parents:
+    file = (root / source).resolve()
+    if root not in file.parents:
         raise VolpipeError(f"its file {source!r} is outside of its folder")
-    if not found.is_file():
+    if not file.is_file():
         raise VolpipeError(f"its file {source} is missing")
-    with found.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest() if due else None
-    if due != digest:
-        raise VolpipeError(f"its file {source} has SHA-256 {digest}, the description says {due}: it is another file")
-    return found
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest() if expected else None
+    if expected != digest:
+        raise VolpipeError(
+            f"its file {source} has SHA-256 {digest}, the description says {expected}: it is another file"
+        )
+    return file
 
 
-def _weights(folder: Path, said: Mapping[str, Any]) -> Mapping[str, Weights]:  # Any: JSON
-    there = {kind: entry for kind, entry in said.items() if entry}
-    found = [Weights(kind, folder, there[kind]) for kind in SERVED if kind in there]
-    if not found:
-        raise VolpipeError(f"it has weights of {', '.join(there) or 'no kind'}; {', '.join(SERVED)} are run")
-    found.sort(key=lambda weights: "://" in str(weights.said["source"]))  # those that are in the package first
-    return {weights.kind: weights for weights in found}
+def _weights(folder: Path, entries: Mapping[str, Any]) -> Mapping[str, Weights]:  # Any: JSON
+    present = {kind: entry for kind, entry in entries.items() if entry}
+    weights = [Weights(kind, folder, present[kind]) for kind in SUPPORTED if kind in present]
+    if not weights:
+        raise VolpipeError(f"it has weights of {', '.join(present) or 'no kind'}; {', '.join(SUPPORTED)} are run")
+    weights.sort(key=lambda w: "://" in str(w.entry["source"]))  # files in the package first
+    return {w.kind: w for w in weights}
 
 
 def _tolerances(config: Any, name: str, is_discrete: bool) -> Mapping[str, Tolerance]:  # Any: YAML
-    """Return what a package tolerates of its output `name`, by format of weights; under "" for all."""
-    said = config.get("bioimageio") if isinstance(config, Mapping) else None
-    entries = said.get("reproducibility_tolerance") if isinstance(said, Mapping) else None
+    """Return the tolerances of a package for its output `name`, by format of weights; "" for all."""
+    own = config.get("bioimageio") if isinstance(config, Mapping) else None
+    entries = own.get("reproducibility_tolerance") if isinstance(own, Mapping) else None
     kind = "any_discrete_output" if is_discrete else "any_continuous_output"
-    found: dict[str, Tolerance] = {}
+    tolerances: dict[str, Tolerance] = {}
     for entry in entries or ():
         outputs = entry.get("output_ids") or (name,)
         if name in outputs or outputs == kind:
@@ -449,5 +453,5 @@ def _tolerances(config: Any, name: str, is_discrete: bool) -> Mapping[str, Toler
                 float(entry.get("absolute_tolerance", TOLERANCE)),
                 float(entry.get("mismatched_elements_per_million", PER_MILLION)),
             )
-            found |= dict.fromkeys(entry.get("weights_formats") or ("",), tolerance)
-    return found
+            tolerances |= dict.fromkeys(entry.get("weights_formats") or ("",), tolerance)
+    return tolerances

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from volpipe.augment import check_augment
 from volpipe.blend import support
+from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
 from volpipe.grid import Box, Grid, Index, Lattice, align_up
 from volpipe.levels import level_factors, level_shape, level_step
-from volpipe.nets import NetFacts
 from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask

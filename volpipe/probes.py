@@ -1,8 +1,8 @@
-"""How far a net sees, without a gradient: one plane of a window is changed, and the outputs that differ are looked at.
+"""The reach of a net without a gradient: planes of a window are changed, and outputs are compared bit by bit.
 
-Not here: nets that have a gradient (reach). A voxel that differs in any bit was seen to depend on the plane, so what is
-found is never too much. It may be too little only where nothing comes through, for which planes are changed by little
-and by very much, both ways, among voxels of nothing and among others.
+Not here: nets that have a gradient (reach). A voxel that differs depends on the plane, so a reach is never too long. It
+is too short only where no change comes through: planes change by little and by very much, up and down, among zeros and
+among other voxels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from volpipe.geometry import UnmeasurableError, run_net
+from volpipe.geometry import KEYS, UnmeasurableError, run_net
 from volpipe.grid import align_up
 
 if TYPE_CHECKING:
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 
 FIRST_REACH, MOST_REACH = 32, 256
 LATERAL = 4  # voxels of a window along the other axes, at least
-# What the voxels of a window are drawn up to, and those of the plane: positive weights spread without loss or growth,
-# so that what 100 layers leave of 1e20 in float32 is no zero.
+# Largest value of the window's voxels, and of the plane's. Positive weights spread without loss or growth, so that
+# 100 layers do not bring 1e20 in float32 to zero.
 PROBES = ((1.0, -1.0), (1.0, 1e6), (0.0, 1e20), (0.0, -1e20))
-LARGEST_HALF = 1e4  # of float16
+WHOLE_WINDOW = "if it looks at its whole window, set net.accept_tile_variance=true and expect seams"
 
 
 def reach_along(
     net: Net, in_channels: int, axis: int, *, strides: Sequence[int], scale: int, sizes: Sequence[int]
 ) -> tuple[int, int]:
-    """Return how far the input of any output voxel lies below and above it along `axis` (0, 1, 2: z, y, x).
+    """Return the largest distance of input below and above an output voxel that depends on it, along one axis.
 
     Args:
-        net: that takes windows (1, c, z, y, x), with weights that let things through.
-        strides: of the net, by which what is found repeats.
+        net: (1, c, z, y, x) -> (1, C, z', y', x'), with weights that let changes through.
+        axis: 0, 1, 2 for z, y, x.
+        strides: of the net (z, y, x): its reach repeats by them.
         scale: output voxels per input voxel along `axis`.
-        sizes: of the only window that it takes, 0 along an axis where it takes others too.
+        sizes: the only window (z, y, x) that it takes, 0 along an axis where it takes others.
 
     Raises:
         UnmeasurableError: it sees more than the largest window.
@@ -52,21 +53,31 @@ def reach_along(
             return before, after
         if sizes[axis]:
             raise UnmeasurableError(
-                f"an output voxel may see more than the window, of {sizes[axis]} voxels along axis {'zyx'[axis]}"
+                f"an output voxel may see more than the only window that it takes, of {sizes[axis]} voxels along axis "
+                f"{'zyx'[axis]}",
+                f"export it with a free size; or {KEYS}",
             )
         reach *= 2
-    raise UnmeasurableError(f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}")
+    raise far_reach(axis)
+
+
+def far_reach(axis: int) -> UnmeasurableError:
+    """Return the error of a net whose reach along `axis` has no end within the largest window."""
+    return UnmeasurableError(
+        f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}",
+        f"{WHOLE_WINDOW}; or, if its halo is longer but known, {KEYS}",
+    )
 
 
 def reaches_past(
     net: Net, in_channels: int, axis: int, *, window: Sequence[int], halo: int, stride: int, scale: int
 ) -> bool:
-    """Return whether voxels at the faces of a window act on output voxels that lie further inside than `halo`.
+    """Return whether voxels at the faces of a window act on output voxels further inside than `halo`.
 
     Args:
         net: as for `reach_along`.
-        window: (z, y, x), longer along `axis` than a halo and a stride.
-        halo, stride: of the net along `axis`; the halo in whole strides, as windows have it.
+        window: (z, y, x), longer along `axis` than halo + stride.
+        halo, stride: of the net along `axis`; the halo in whole strides.
         scale: output voxels per input voxel along `axis`.
     """
     change, length = Change(net, (in_channels, *window), axis), window[axis]
@@ -77,22 +88,22 @@ def reaches_past(
         first = inner if parts[0][0] == 0 else 0
         last = length - inner if parts[-1][1] == length else length
         for probe in PROBES:
-            if any(change.of(parts, probe)[first * scale : last * scale]):
+            if any(change.outputs(parts, probe)[first * scale : last * scale]):
                 return True
     return False
 
 
 @dataclass
 class Change:
-    """The changes in the output of `net` along `axis` when planes of a window of `shape` (c, z, y, x) change."""
+    """Changes of planes along `axis` of a window (c, z, y, x), and of the output of `net`."""
 
     net: Net
     shape: tuple[int, ...]
     axis: int
     _still: dict[float, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def of(self, parts: Sequence[tuple[int, int]], probe: tuple[float, float]) -> list[bool]:
-        """Return for each output voxel along the axis whether it differs when the planes of `parts` do."""
+    def outputs(self, parts: Sequence[tuple[int, int]], probe: tuple[float, float]) -> list[bool]:
+        """Return for each output voxel along the axis whether it changes with the planes of `parts` (start, stop)."""
         import torch
 
         base, change = probe
@@ -111,19 +122,19 @@ class Change:
 
 
 def _extent(change: Change, planes: range, scale: int) -> tuple[int, int, bool]:
-    """Return how far `planes` of the input act on the output above and below each, and whether as far as its faces.
+    """Return the reach of `planes` of the input below and above, and whether it touches the window's faces.
 
-    All of them together act at least as far as each, so that most need no look of their own after the outer ones.
+    All planes together act at least as far as each, so that most need no probe of their own after the outer ones.
     """
     before, after, touched = 0, 0, False
-    together = _places([change.of([(planes.start, planes.stop)], probe) for probe in PROBES], scale)
+    together = _places([change.outputs([(planes.start, planes.stop)], probe) for probe in PROBES], scale)
     for plane in sorted(planes, key=lambda plane: min(plane - planes.start, planes.stop - 1 - plane)):
         if together and together[-1] - plane <= before and plane - together[0] <= after:
             continue
-        flags = [change.of([(plane, plane + 1)], probe) for probe in PROBES]
+        flags = [change.outputs([(plane, plane + 1)], probe) for probe in PROBES]
         if places := _places(flags, scale):
             before, after = max(before, places[-1] - plane), max(after, plane - places[0])
-            touched |= any(each[0] or each[-1] for each in flags)
+            touched |= any(line[0] or line[-1] for line in flags)
     return before, after, touched
 
 

@@ -1,7 +1,7 @@
-"""What bioimage.io packages do to values before and after their net, over tensors (n, c, z, y, x).
+"""Pre- and postprocessing of bioimage.io packages, on tensors (n, c, z, y, x).
 
-Not here: packages themselves (packages). Steps of fixed numbers are done as they are said. One step may rest on
-statistics of the sample; in a run those of the whole volume take their place, for by window they would make seams.
+Not here: packages (packages). One step may use statistics of the sample: a run takes those of the whole volume, because
+statistics of each window would make seams.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Step:
-    """One step: `kind`, and what it takes; numbers are one for all channels, or one for each.
+    """One step; its numbers are one for all channels, or one per channel.
 
     Attributes:
         first, second: gain and offset, least and most, threshold, mean and deviation, or percentiles.
@@ -67,11 +67,11 @@ class Step:
         dims = [LETTERS.index(letter) for letter in self.axes]
         if self.kind == "zero_mean_unit_variance":
             return data.mean(dims, keepdim=True), data.std(dims, correction=0, keepdim=True)
-        kept = [i for i in range(5) if i not in dims]
-        flat = data.permute(*kept, *dims).flatten(len(kept)).double()
-        wanted = torch.tensor([self.first[0] / 100, self.second[0] / 100], dtype=torch.float64)
+        others = [i for i in range(5) if i not in dims]
+        flat = data.permute(*others, *dims).flatten(len(others)).double()
+        shares = torch.tensor([self.first[0] / 100, self.second[0] / 100], dtype=torch.float64)
         shape = [1 if i in dims else n for i, n in enumerate(data.shape)]
-        low, high = (_quantile(flat, float(q)).reshape(shape).to(data.dtype) for q in wanted)
+        low, high = (_quantile(flat, float(q)).reshape(shape).to(data.dtype) for q in shares)
         return low, high - low
 
 
@@ -91,14 +91,14 @@ def _by_channel(values: Sequence[float], data: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=data.device).reshape(1, -1, 1, 1, 1)
 
 
-def read_step(said: Mapping[str, Any]) -> Step:  # Any: JSON
+def read_step(entry: Mapping[str, Any]) -> Step:  # Any: JSON
     """Return the step that a package says, in format 0.4 or 0.5.
 
     Raises:
         VolpipeError: it is none of those that are served.
     """
-    kind = str(said.get("id", said.get("name")))
-    values: Mapping[str, Any] = said.get("kwargs") or {}  # Any: JSON
+    kind = str(entry.get("id", entry.get("name")))
+    values: Mapping[str, Any] = entry.get("kwargs") or {}  # Any: JSON
     along = values.get("axis")
     if along not in (None, "channel", "c"):
         raise VolpipeError(f"{kind} along the axis {along} is not served; along channels it is")
@@ -135,11 +135,11 @@ def _letters(axes: str | Sequence[str] | None, mode: str | None) -> str:
     """Return the letters of the axes of a statistic, all where none are named; `mode` is that of format 0.4."""
     if not axes:
         return LETTERS
-    found = "".join(axis if len(axis) == 1 else axis[0] for axis in axes)
-    return found + "b" if mode == "per_dataset" and "b" not in found else found
+    letters = "".join(axis if len(axis) == 1 else axis[0] for axis in axes)
+    return letters + "b" if mode == "per_dataset" and "b" not in letters else letters
 
 
-def for_runs(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[Step, ...]]:
+def split_normalisation(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[Step, ...]]:
     """Return how the volume is normalised for a package of these first steps, and the steps that windows go through.
 
     Raises:
@@ -152,7 +152,7 @@ def for_runs(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[
     step, before, after = steps[first], steps[:first], tuple(steps[first + 1 :])
     if len(places) > 1:
         raise VolpipeError(f"it normalises twice by statistics ({step.kind}, {steps[places[1]].kind}); once is served")
-    if any(not _keeps_shape(other) for other in before):
+    if any(not _is_undone(other) for other in before):
         names = ", ".join(other.kind for other in before)
         raise VolpipeError(f"{names} before {step.kind} makes other statistics than the volume's; that is not served")
     if in_channels > 1 and "c" not in step.axes:
@@ -166,7 +166,7 @@ def for_runs(steps: Sequence[Step], in_channels: int) -> tuple[Normalise, tuple[
     return Normalise(method="percentile", percentiles=(step.first[0], step.second[0]), eps=eps), (half, *after)
 
 
-def _keeps_shape(step: Step) -> bool:
+def _is_undone(step: Step) -> bool:
     """Return whether statistics take back what a step does: a rise by one factor for all, or a type of numbers."""
     if step.kind == "ensure_dtype":
         return step.dtype != "bool"
@@ -181,7 +181,7 @@ def _gain(step: Step) -> float:
     return step.first[0] if step.kind == "scale_linear" else 1.0
 
 
-def intensity_of(steps: Sequence[Step]) -> str:
+def output_intensity(steps: Sequence[Step]) -> str:
     """Return "unit" where the last step gives 0 to 1, else "raw"."""
     kinds = [step.kind for step in steps if step.kind != "ensure_dtype"]
     return "unit" if kinds and kinds[-1] in UNITS else "raw"

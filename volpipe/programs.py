@@ -1,7 +1,7 @@
 """Nets that come as files: TorchScript (.pt), torch.export (.pt2), ONNX (.onnx), and packages of bioimage.io.
 
-Not here: weights alone, which are data (nets). ONNX is data as well. What files of code do when they are loaded or run
-is up to whoever made them: they are loaded only where they are trusted.
+Not here: weights alone (state_dicts). Weights and ONNX are data. TorchScript and torch.export are their maker's code,
+and are loaded only if the recipe trusts them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def kind_of(name: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """Return what the net `name` is called in the names of files: its function, file or folder."""
+    """Return the net `name` as outputs are named after it: its function, file or folder."""
     path = PurePath(name)
     if not is_program(name):
         return name.rpartition(":")[2]
     if path.suffix in (".yaml", ".yml") and path.parent.name:
         path = path.parent
-    # Outputs are named after it, and people name files as they like.
+    # a file's name may hold any character
     return re.sub(r"[^\w.-]+", "_", path.stem if path.suffix in KINDS else path.name).lstrip("_.-") or "net"
 
 
@@ -60,7 +60,7 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
     """Return the net in the file that `choice` names, on the CPU.
 
     Raises:
-        VolpipeError: the recipe does not say that it is trusted, no such file, or one of another kind.
+        VolpipeError: it is not trusted, there is no such file, or it is of another kind.
     """
     path = Path(search_path) / choice.name
     kind = kind_of(choice.name)
@@ -79,7 +79,7 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
         return _load_onnx(choice, path)
     try:
         return _load(path, kind)
-    except Exception as error:  # whatever torch makes of a file that is something else
+    except Exception as error:  # whatever torch raises for another file
         raise VolpipeError(
             f"{path} is no file of {kind}: {told(error)}; weights alone go to net.weights, and their net to net.name"
         ) from error
@@ -97,7 +97,9 @@ def _load_package(choice: NetChoice, path: Path) -> nn.Module:
     from volpipe.package_nets import load_package
 
     package = _package(choice, path)
-    return load_package(package, _wanted(choice), choice.trust_model, lambda weights: _load_code(package, weights))
+    return load_package(
+        package, _weights_format(choice), choice.trust_model, lambda weights: _load_code(package, weights)
+    )
 
 
 def _package(choice: NetChoice, path: Path) -> Package:
@@ -114,29 +116,29 @@ def _package(choice: NetChoice, path: Path) -> Package:
     return open_package(path)
 
 
-def _wanted(choice: NetChoice) -> str | None:
-    """Return which weights of a package are asked for."""
-    found = choice.options.get("weights")
-    return None if found is None else str(found)
+def _weights_format(choice: NetChoice) -> str | None:
+    """Return the format of a package's weights that the recipe asks for."""
+    weights = choice.options.get("weights")
+    return None if weights is None else str(weights)
 
 
 def _load_code(package: Package, weights: Weights) -> nn.Module:
     """Return the net of a package whose weights are TorchScript, or a state dict for code in the package."""
     from volpipe.package_nets import architecture
-    from volpipe.packages import checked_file
+    from volpipe.packages import resolve_file
 
     try:
         if weights.kind == "torchscript":
             return _load(weights.file, "TorchScript")
         import torch
 
-        said = architecture(weights)
-        place = str(checked_file(package.folder, said)) if "source" in said else said["import_from"]
-        net: nn.Module = load_function(f"{place}:{said['callable']}")(**said["kwargs"])
+        source = architecture(weights)
+        place = str(resolve_file(package.folder, source)) if "source" in source else source["import_from"]
+        net: nn.Module = load_function(f"{place}:{source['callable']}")(**source["kwargs"])
         net.load_state_dict(torch.load(weights.file, map_location="cpu", weights_only=True))
     except VolpipeError as error:
         raise VolpipeError(f"package {package.name}: {error}") from error
-    except Exception as error:  # whatever torch and the package's code make of it
+    except Exception as error:  # whatever torch and the package's code raise
         raise VolpipeError(
             f"package {package.name}: its {weights.kind} weights cannot be loaded: {told(error)}"
         ) from error
@@ -159,7 +161,7 @@ def file_hash(choice: NetChoice, search_path: str) -> str:
     path = Path(search_path) / choice.name
     if kind_of(choice.name) == PACKAGE:
         weights = _package(choice, path).weights
-        path = weights[_wanted(choice) or next(iter(weights))].file
+        path = weights[_weights_format(choice) or next(iter(weights))].file
     if path.suffix == ".onnx":
         from volpipe.onnx_nets import onnx_hash
 
@@ -186,7 +188,7 @@ def code_hash(name: str, search_path: str) -> str:
 
 
 def _code_of(name: str, search_path: Path) -> list[Path]:
-    """Return the files that the net `name` is made of: its own and those it imports beside it; all of a package."""
+    """Return the source files of the net `name`: its own and its imports beside it; all of a package."""
     place = name.rpartition(":")[0]
     if is_program(name):
         return sources(name, search_path)
@@ -200,12 +202,12 @@ def _code_of(name: str, search_path: Path) -> list[Path]:
     if beside.is_file():
         return _with_imports(beside, search_path)
     try:
-        found = importlib.util.find_spec(place)
+        spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return []
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return []
-    file = Path(found.origin)
+    file = Path(spec.origin)
     return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
 
@@ -221,6 +223,16 @@ def _with_imports(file: Path, search_path: Path) -> list[Path]:
         for module in _imported(here):
             waiting += [folder / f"{module}.py" for folder in {here.parent, search_path}]
     return sorted(known)
+
+
+def functions_in(file: Path) -> list[str]:
+    """Return the names of public functions and classes in a Python file, without running it; [] for other files."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return [name for name in functions if not name.startswith("_")]
 
 
 def _imported(file: Path) -> set[str]:
@@ -244,11 +256,11 @@ def short_hash(digest: str) -> str:
     return f"{digest[:8]}…" if digest else "none"
 
 
-def check_itself(net: nn.Module) -> None:
-    """Have a net that brings a test of its own pass it.
+def run_self_test(net: nn.Module) -> None:
+    """Run the test that a package brings; nothing for other nets.
 
     Raises:
-        VolpipeError: it does not.
+        VolpipeError: the net fails it.
     """
     if hasattr(net, "package"):
         from volpipe.package_nets import PackageNet
@@ -259,21 +271,21 @@ def check_itself(net: nn.Module) -> None:
 
 
 def num_parameters(net: nn.Module) -> int:
-    """Return how many numbers a net has learned, whatever it keeps them in."""
-    said = getattr(net, "num_parameters", None)
-    return said if isinstance(said, int) else sum(p.numel() for p in net.parameters())
+    """Return the number of a net's parameters."""
+    count = getattr(net, "num_parameters", None)
+    return count if isinstance(count, int) else sum(p.numel() for p in net.parameters())
 
 
 def normalising_layers(net: nn.Module) -> list[str]:
-    """Return the operators of a loaded file that look beyond a voxel's neighbourhood; [] for other nets."""
+    """Return the operators of a loaded file that look at the whole window; [] for other nets."""
     import torch
 
-    if isinstance(found := getattr(net, "varying", None), list):
-        return found
+    if isinstance(varying := getattr(net, "varying", None), list):
+        return varying
     if isinstance(net, torch.jit.ScriptModule):
         graph: Any = net.inlined_graph  # Any: torch has no types for it
         return [name for name in VARYING if graph.findAllNodes(f"aten::{name}")]
     if isinstance(net, torch.fx.GraphModule):
-        said = " ".join(str(node.target) for node in net.graph.nodes)
-        return [name for name in VARYING if name in said]
+        targets = " ".join(str(node.target) for node in net.graph.nodes)
+        return [name for name in VARYING if name in targets]
     return []

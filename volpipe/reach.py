@@ -1,7 +1,7 @@
-"""How a net sees, measured from outside: scale, stride and halo, and the error that a smaller halo makes.
+"""The geometry of a net, measured from outside: scale, stride and halo.
 
-Not here: what a net says of itself (nets), or what windows cost (costs). A net is measured with weights of its own kind
-that let everything through: positive ones, so that nothing that acts on an output can cancel.
+Not here: what a net declares (nets), or the error of a smaller halo (halo_search). A net is measured with other
+weights: random ones for scale and stride; positive ones for the halo, so that no two influences on an output cancel.
 """
 
 from __future__ import annotations
@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from volpipe.errors import VolpipeError
-from volpipe.geometry import Geometry, SlowNetError, UnmeasurableError, run_net
-from volpipe.grid import Box, align_up
-from volpipe.measure import sampled_affine
-from volpipe.probes import reach_along, reaches_past
-from volpipe.sample import Sample
-from volpipe.volume import open_volume
+from volpipe.geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
+from volpipe.grid import align_up
+from volpipe.probes import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from volpipe.recipe import Recipe
 
 Triple = tuple[int, int, int]
 Build = Callable[[], "nn.Module"]
@@ -37,34 +31,31 @@ Net = Callable[["torch.Tensor"], "torch.Tensor"]
 SEED = 0
 STRIDES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FIRST_LENGTH, MOST_LENGTH = 96, 384  # of the windows, along the axis that is measured; whole multiples of all STRIDES
-FIRST_REACH, MOST_REACH = 32, 256
 LATERALS = (4, 8, 16)  # sizes of windows along the axes that are not measured, the least that the net takes
-MOST_SECONDS, TOLD_SECONDS = 60.0, 0.5
+MOST_SECONDS, LOG_SECONDS = 60.0, 0.5
 MEASURED = ("scale", *(f"{what} along {axis}" for what in ("stride", "halo") for axis in "zyx"))
 SAME = 1e-5  # of the largest output: more than rounding leaves of equal numbers, and far voxels add
 DRAWS = 4
-CORE = 32  # voxels of a tile that halos are tried on, about
-HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Watch:
-    """Watches the measuring of a net: ends it when it takes too long, and logs how far it is."""
+    """A limit on the time that measuring a net takes, and a log of its progress."""
 
     most_seconds: float = MOST_SECONDS
     clock: Callable[[], float] = time.monotonic
     known: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=lambda: [*MEASURED])
     _started: float | None = None
-    _told: float = -math.inf
+    _last_log: float = -math.inf
 
-    def of(self, net: Net) -> Net:
-        """Return `net`, of which each call is watched."""
+    def wrap(self, net: Net) -> Net:
+        """Return `net` with a look at the clock before each call."""
 
         def watched(windows: torch.Tensor) -> torch.Tensor:
-            self._look()
+            self._check_time()
             return net(windows)
 
         return watched
@@ -74,28 +65,28 @@ class Watch:
         self.known[what] = value
         self.missing.remove(what)
 
-    def _look(self) -> None:
+    def _check_time(self) -> None:
         now = self.clock()
         self._started = now if self._started is None else self._started
         known = ", ".join(f"{what} {value}" for what, value in self.known.items()) or "nothing"
         if now - self._started > self.most_seconds:
             raise SlowNetError(
                 f"measuring took more than {self.most_seconds:.0f} s; known so far: {known}; missing: "
-                f"{', '.join(self.missing)}"
+                f"{', '.join(self.missing)}",
+                "set {keys}, which it does not declare",
             )
-        if now - self._told >= TOLD_SECONDS:
-            self._told = now
+        if now - self._last_log >= LOG_SECONDS:
+            self._last_log = now
             what = self.missing[0] if self.missing else "halo"
             seconds = f"{now - self._started:.0f} s of {self.most_seconds:.0f} s"
             log.info("measures the %s of the net, %s; known so far: %s", what, seconds, known)
 
 
 def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = None) -> Geometry:
-    """Return the geometry of the net that `build` makes anew at each call.
+    """Return the geometry of the net that `build` returns, a new one at each call.
 
     Raises:
-        UnmeasurableError: it takes no windows as they are tried here, sees its whole window whatever that is, or is too
-            slow.
+        UnmeasurableError: it takes none of the windows tried, sees its whole window whatever the size, or is too slow.
     """
     import torch
 
@@ -106,8 +97,8 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
         is_flat = bool(getattr(net, "is_flat", False))  # slices go one by one: nothing is left to measure along z
         _, y, x = sizes = getattr(net, "fixed", (0, 0, 0))
         sizes = (1, y, x) if is_flat else sizes
-        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)  # of nets without a gradient
-        mixed = watch.of(_redrawn(net, positive=False) if redraw is None else redraw(positive=False))
+        randomise: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
+        mixed = watch.wrap(_randomise(net, positive=False) if randomise is None else randomise(positive=False))
         out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
         watch.note("scale", str(scale))
         least = _least(mixed, in_channels, scale, sizes)
@@ -119,14 +110,14 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
         for axis in axes:
             strides[axis] = _stride(mixed, in_channels, axis, scale[axis], sizes, least)
             watch.note(f"stride along {'zyx'[axis]}", str(strides[axis]))
-        positive = _redrawn(_bare(build()).double(), positive=True) if redraw is None else redraw(positive=True)
+        positive = _randomise(_bare(build()).double(), positive=True) if randomise is None else randomise(positive=True)
         reaches = [(0, 0)] * 3
         for axis in axes:
-            if redraw is None:
-                reaches[axis] = _reach(watch.of(positive), in_channels, axis, strides, scale[axis])
+            if randomise is None:
+                reaches[axis] = _reach(watch.wrap(positive), in_channels, axis, strides, scale[axis])
             else:
                 reaches[axis] = reach_along(
-                    watch.of(positive), in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
+                    watch.wrap(positive), in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
                 )
             watch.note(f"halo along {'zyx'[axis]}", str(max(reaches[axis])))
     (bz, az), (by, ay), (bx, ax) = reaches
@@ -134,24 +125,24 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
     return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
 
 
-def find_change(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
-    """Return what is wrong with a net that gives two outputs for one window; "" for one that does not.
+def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
+    """Return the fault of a net that gives two outputs for one window; "" for a net that gives one.
 
-    The window is the first of `windows` that the net takes.
+    The window is the first of `windows` (z, y, x) that the net takes.
     """
     import torch
 
-    def drawn() -> nn.Module:
+    def seeded() -> nn.Module:
         net = _bare(build())
-        torch.default_generator.manual_seed(SEED)  # after it was built, so that what it draws itself differs
-        return net if hasattr(net, "redrawn") else _redrawn(net, positive=False)
+        torch.default_generator.manual_seed(SEED)  # after building, so that random parts of the net's own differ
+        return net if hasattr(net, "with_random_weights") else _randomise(net, positive=False)
 
     with torch.random.fork_rng(devices=[]):
-        first, second = drawn(), drawn()
-        seen, out = _first_taken(first, in_channels, windows)
-        if not _is_same(out, run_net(first, seen)):
+        first, second = seeded(), seeded()
+        window, out = _first_output(first, in_channels, windows)
+        if not _is_same(out, run_net(first, window)):
             return "gives another output for the same window each time: dropout, or noise that eval() does not end"
-        if not _is_same(out, run_net(second, seen)):
+        if not _is_same(out, run_net(second, window)):
             return (
                 "differs from one call of its function to the next, beside its weights; seed what it draws, or make it "
                 "a buffer"
@@ -159,14 +150,14 @@ def find_change(build: Build, in_channels: int, windows: Sequence[Triple]) -> st
     return ""
 
 
-def _first_taken(net: Net, in_channels: int, windows: Sequence[Triple]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noise of the first size that the net takes, and what it gives for it."""
-    for window in windows[:-1]:
-        seen = _noise((1, in_channels, *window))
+def _first_output(net: Net, in_channels: int, windows: Sequence[Triple]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noise of the first size that the net takes, and its output."""
+    for shape in windows[:-1]:
+        window = _noise((1, in_channels, *shape))
         with contextlib.suppress(UnmeasurableError):
-            return seen, run_net(net, seen)
-    seen = _noise((1, in_channels, *windows[-1]))
-    return seen, run_net(net, seen)
+            return window, run_net(net, window)
+    window = _noise((1, in_channels, *windows[-1]))
+    return window, run_net(net, window)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -174,13 +165,12 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def find_disagreement(build: Build, in_channels: int, window: Triple, declared: Geometry) -> str:
-    """Return by what windows of a net would disagree, such as "halo along z"; "" where they agree on each axis.
+    """Return the number by which windows of a net would disagree, such as "halo along z"; "" where they agree.
 
     Args:
-        build: makes the net anew.
-        in_channels: of the net.
+        build: returns a new net at each call.
         window: of the plan (z, y, x).
-        declared: of the net, the halo as `before` and `after`.
+        declared: the net's own, its halo as `before` and `after`.
     """
     import torch
 
@@ -188,12 +178,12 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
-        redraw: Callable[..., nn.Module] | None = getattr(net, "redrawn", None)
-        positive = _redrawn(net, positive=True) if redraw is None else redraw(positive=True)
-        mixed = _redrawn(_bare(build()), positive=False) if redraw is None else redraw(positive=False)
-        halo = _aligned(declared.halo, declared.stride)
+        randomise: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
+        positive = _randomise(net, positive=True) if randomise is None else randomise(positive=True)
+        mixed = _randomise(_bare(build()), positive=False) if randomise is None else randomise(positive=False)
+        halo = declared.aligned_halo()
         for axis in range(3):
-            shape = _probed(positive, in_channels, axis, window, halo, declared, sizes)
+            shape = _probe_window(positive, in_channels, axis, window, halo, declared, sizes)
             stride, scale = declared.stride[axis], declared.scale[axis]
             if reaches_past(positive, in_channels, axis, window=shape, halo=halo[axis], stride=stride, scale=scale):
                 return f"halo along {'zyx'[axis]}"
@@ -202,19 +192,19 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
     return ""
 
 
-def _probed(
+def _probe_window(
     net: Net, in_channels: int, axis: int, window: Triple, halo: Triple, declared: Geometry, sizes: Triple
 ) -> Triple:
-    """Return a window to look at along `axis`: with a core of some strides, and as thin as the net takes it.
+    """Return a window (z, y, x) to probe along `axis`: with a core of some strides, as thin as the net takes it.
 
-    A net that takes windows of one size alone is looked at in the plan's.
+    A net that takes windows of one size alone is probed in the plan's.
     """
     stride = declared.stride
     thin = [n or min(w, align_up(LATERALS[0], s)) for n, w, s in zip(sizes, window, stride, strict=True)]
     length = sizes[axis] or max(window[axis], 2 * halo[axis] + 3 * stride[axis])
-    for probed in (_with(thin, axis, length), _with(window, axis, length)):
-        if _takes(net, _noise((1, in_channels, *probed)), axis, length, declared.scale[axis]):
-            return probed
+    for shape in (_with(thin, axis, length), _with(window, axis, length)):
+        if _takes(net, _noise((1, in_channels, *shape)), axis, length, declared.scale[axis]):
+            return shape
     return window
 
 
@@ -225,7 +215,7 @@ def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
 
 
 def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, scale: int) -> bool:
-    """Return whether a shift of the input by `stride` along `axis` only shifts the output, `margin` from the faces."""
+    """Return whether shifting the input by `stride` along `axis` only shifts the output, `margin` off the faces."""
     length = window[axis]
     count = length - 2 * margin
     if count <= 0:
@@ -239,7 +229,7 @@ def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, 
 
 
 def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
-    """Return the least sizes, of some, that the net takes along each axis, the others being larger: they cost time."""
+    """Return the smallest of LATERALS that the net takes along each axis, to save time."""
     least = [n or max(STRIDES) for n in sizes]
     for axis in range(3):
         for size in () if sizes[axis] else LATERALS:
@@ -252,15 +242,15 @@ def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
 
 
 def _bare(net: nn.Module) -> nn.Module:
-    """Return the net to measure: of a package the bare one, without its pre- and postprocessing."""
-    found = getattr(net, "bare", net)
-    return found if hasattr(found, "forward") else net
+    """Return the bare network of a package, without its pre- and postprocessing; other nets as they are."""
+    bare = getattr(net, "bare", net)
+    return bare if hasattr(bare, "forward") else net
 
 
-def _redrawn(net: nn.Module, *, positive: bool) -> nn.Module:
-    """Return `net` with weights drawn anew: none is zero, as those of a net may be that starts at none.
+def _randomise(net: nn.Module, *, positive: bool) -> nn.Module:
+    """Return `net` with random weights in place: none is zero, as an untrained net's may be.
 
-    Where they are to be positive, pooling takes the mean: a largest voxel would hide the others.
+    With positive weights, pooling takes the mean: a largest voxel would hide the others.
     """
     import torch
 
@@ -270,8 +260,8 @@ def _redrawn(net: nn.Module, *, positive: bool) -> nn.Module:
                 parameter.zero_()
                 continue
             inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
-            drawn = torch.rand_like(parameter) + 0.5 if positive else torch.randn_like(parameter)
-            parameter.copy_(drawn / (inputs if positive else math.sqrt(inputs)))
+            weights = torch.rand_like(parameter) + 0.5 if positive else torch.randn_like(parameter)
+            parameter.copy_(weights / (inputs if positive else math.sqrt(inputs)))
     if positive:
         _pool_by_mean(net)
     return net
@@ -290,10 +280,15 @@ def _pool_by_mean(net: nn.Module) -> None:
 def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int, Triple]:
     shape = tuple(n or max(STRIDES) for n in sizes)
     out = run_net(net, _noise((1, in_channels, *shape))).shape
-    if len(out) != 5 or not all(m and m % n == 0 for m, n in zip(out[2:], shape, strict=True)):
+    if len(out) != 5:
         raise UnmeasurableError(
-            f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple; nets that shrink windows "
-            "must pad"
+            f"a window (1, {in_channels}, z, y, x) gives {len(out)} axes, {tuple(out)}",
+            "let its forward return (n, c, z, y, x)",
+        )
+    if not all(m and m % n == 0 for m, n in zip(out[2:], shape, strict=True)):
+        raise UnmeasurableError(
+            f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple",
+            "pad its layers, such as by padding='same' of a convolution: nets that shrink windows must pad",
         )
     z, y, x = (m // n for m, n in zip(out[2:], shape, strict=True))
     return out[1], (z, y, x)
@@ -302,8 +297,8 @@ def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int,
 def _stride(net: Net, in_channels: int, axis: int, scale: int, sizes: Triple, least: Triple) -> int:
     """Return the least shift of the input along `axis` that only shifts the output, away from the window's faces.
 
-    `sizes` are those of the only window that the net takes, 0 along an axis where it takes others too; `least` are the
-    sizes of windows along the other axes.
+    `sizes` is the only window that the net takes, 0 along an axis where it takes others; `least` has the sizes of
+    windows along the other axes.
     """
     length = most = sizes[axis] or FIRST_LENGTH
     while length <= (sizes[axis] or MOST_LENGTH):
@@ -328,12 +323,14 @@ def _stride(net: Net, in_channels: int, axis: int, scale: int, sizes: Triple, le
         length *= 2
     raise UnmeasurableError(
         f"no shift along axis {'zyx'[axis]} by up to {max(STRIDES)} voxels leaves the output as it is, in windows of "
-        f"up to {most}; layers that look at the whole window (norms, attention) do that"
+        f"up to {most}",
+        "layers that look at the whole window (norms, attention) do that: replace them, or set "
+        "net.accept_tile_variance=true and expect seams; if no layer does, set {keys}, which it does not declare",
     )
 
 
 def _takes(net: Net, line: torch.Tensor, axis: int, length: int, scale: int) -> bool:
-    """Return whether windows may be so long along `axis`: nets that shift by one may still want whole multiples."""
+    """Return whether windows may have `length` along `axis`: a net of stride 1 may still demand multiples."""
     try:
         return run_net(net, line.narrow(2 + axis, 0, length)).shape[2 + axis] == length * scale
     except SlowNetError:
@@ -343,7 +340,7 @@ def _takes(net: Net, line: torch.Tensor, axis: int, length: int, scale: int) -> 
 
 
 def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], scale: int) -> tuple[int, int]:
-    """Return how far the input of any output voxel lies below and above it along `axis`, by the gradient."""
+    """Return the largest distance of input below and above an output voxel along `axis`, by the gradient."""
     reach, stride = FIRST_REACH, strides[axis]
     while reach <= MOST_REACH:
         middle = align_up(reach, stride)
@@ -354,17 +351,17 @@ def _reach(net: Net, in_channels: int, axis: int, strides: Sequence[int], scale:
         for place, acts in _gradients(
             net, (in_channels, *shape), axis, range(middle * scale, (middle + stride) * scale)
         ):
-            (found,) = np.nonzero(acts)
-            before, after = max(before, place // scale - int(found[0])), max(after, int(found[-1]) - place // scale)
-            touched |= found[0] == 0 or found[-1] == shape[axis] - 1
+            (inputs,) = np.nonzero(acts)
+            before, after = max(before, place // scale - int(inputs[0])), max(after, int(inputs[-1]) - place // scale)
+            touched |= inputs[0] == 0 or inputs[-1] == shape[axis] - 1
         if not touched:
             return before, after
         reach *= 2
-    raise UnmeasurableError(f"an output voxel sees more than {MOST_REACH} voxels along axis {'zyx'[axis]}")
+    raise far_reach(axis)
 
 
 def _gradients(net: Net, shape: tuple[int, ...], axis: int, places: range) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each of `places` of the output along `axis` with a flag for each input voxel along it: whether it acts."""
+    """Yield each of `places` of the output along `axis`, and flags of the input voxels along it that act on it."""
     import torch
 
     for place in places:
@@ -379,10 +376,16 @@ def _gradients(net: Net, shape: tuple[int, ...], axis: int, places: range) -> It
             except UnmeasurableError:
                 raise
             except Exception as error:  # whatever the net's code makes of it, and code without a gradient
-                raise UnmeasurableError(f"no gradient comes through it: {error}") from error
+                raise UnmeasurableError(
+                    f"no gradient comes through it: {error}",
+                    f"compute its output without detach(), no_grad() and numpy; or {KEYS}",
+                ) from error
             acts |= (slope[0] != 0).movedim(1 + axis, 0).flatten(1).any(dim=1).numpy()
         if not acts.any():
-            raise UnmeasurableError(f"nothing that goes in acts on output voxel {place} along axis {'zyx'[axis]}")
+            raise UnmeasurableError(
+                f"no input voxel acts on output voxel {place} along axis {'zyx'[axis]}",
+                f"return numbers from before a threshold, argmax or rounding, which hide it; or {KEYS}",
+            )
         yield place, acts
 
 
@@ -390,72 +393,3 @@ def _noise(shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
     return torch.rand(shape)
-
-
-@dataclass(frozen=True)
-class HaloError:
-    """What a halo (z, y, x) leaves: the largest and the root mean square difference of tile and whole."""
-
-    halo: Triple
-    largest: float
-    rms: float
-
-
-def halo_errors(
-    net: Callable[[np.ndarray], np.ndarray], voxels: np.ndarray, geometry: Geometry, core: Triple
-) -> Iterator[HaloError]:
-    """Yield what halos from none to the exact one leave of the difference between a tile and the whole.
-
-    Args:
-        net: as for one window: (1, c, z, y, x) -> (1, C, z', y', x').
-        voxels: (c, z, y, x), normalised: `core` with the exact halo, in whole strides, around it.
-        core: voxels of the tile that are kept, in whole strides.
-    """
-    exact = _aligned(geometry.halo, geometry.stride)
-    whole = _middle(net(voxels[None])[0], exact, core, geometry.scale)
-    for halo in dict.fromkeys(_aligned([h * share for h in exact], geometry.stride) for share in HALO_SHARES):
-        cut = tuple(slice(e - h, e + c + h) for e, h, c in zip(exact, halo, core, strict=True))
-        tile = _middle(net(np.ascontiguousarray(voxels[:, *cut])[None])[0], halo, core, geometry.scale)
-        difference = np.abs(tile.astype(np.float64) - whole)
-        yield HaloError(halo, float(difference.max()), float(np.sqrt(np.square(difference).mean())))
-
-
-def _aligned(sizes: Sequence[float], strides: Triple) -> Triple:
-    z, y, x = (align_up(math.ceil(n), s) for n, s in zip(sizes, strides, strict=True))
-    return z, y, x
-
-
-def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.ndarray:
-    """Return what an output (c, z, y, x) holds of the core."""
-    return out[:, *(slice(h * s, (h + c) * s) for h, c, s in zip(halo, core, scale, strict=True))]
-
-
-def core_of(geometry: Geometry) -> Triple:
-    """Return a tile to try halos on, in whole strides: some voxels past every face."""
-    z, y, x = (align_up(CORE, stride) for stride in geometry.stride)
-    return z, y, x
-
-
-def real_window(
-    recipe: Recipe, in_channels: int, geometry: Geometry, core: Triple, location: str | None = None
-) -> np.ndarray:
-    """Return voxels (c, z, y, x), normalised as in a run: `core` with the exact halo around it.
-
-    They are from the middle of the volume at `location`, mirrored where that is smaller; without one, invented.
-
-    Raises:
-        VolpipeError: the volume cannot be read, or has not the net's channels.
-    """
-    halo = _aligned(geometry.halo, geometry.stride)
-    z, y, x = wanted = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
-    if location is None:
-        raw = Sample((z, y, x), seed=SEED).raw(Box.of(wanted))
-        voxels = np.repeat(raw[None], in_channels, axis=0)
-    else:
-        volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-        if volume.num_channels != in_channels:
-            raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
-        start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, wanted, strict=True))
-        stop = tuple(a + w for a, w in zip(start, wanted, strict=True))
-        voxels = volume.open().read_mirrored(Box(start, stop))
-    return sampled_affine(recipe.normalise, voxels).apply(voxels)

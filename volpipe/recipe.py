@@ -14,7 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from volpipe.access import View
 from volpipe.affinities import Offset
-from volpipe.augment import Augment
 from volpipe.blend import Family
 from volpipe.complaints import complain, show_value
 from volpipe.errors import RecipeError
@@ -23,6 +22,7 @@ from volpipe.resolve import default_recipe, nearest, recipe_name, shipped_recipe
 
 Triple = tuple[int, int, int]
 Auto = Literal["auto"]
+Augment = Literal["none", "flips", "rotations"]
 NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
 
 

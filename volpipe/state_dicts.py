@@ -1,4 +1,4 @@
-"""Weights in files as people save them: safetensors and torch's checkpoints, and the part of one that fits a net.
+"""Weights from safetensors and torch's checkpoints: the part of a file that fits a net.
 
 Not here: the nets (nets), or the checkpoints of our own trainings (checkpoints). Files are data: ``weights_only=True``.
 """
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     import torch
 
 COMPILED = "_orig_mod."  # which torch.compile writes into names, anywhere
-DEEPEST = 8  # dictionaries and lists inside each other that are looked through
+DEEPEST = 8  # dictionaries and lists inside each other, searched for tensors
 COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class _Content:
-    """The tensors of a file by their dotted place in it, and how many lie in each dictionary of it."""
+    """The tensors of a file by their dotted place, and the number of tensors in each dictionary."""
 
     tensors: Mapping[str, torch.Tensor]
     groups: Counter[str]
 
 
-def load_state(due: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors in the file at `path` that fit a net with the state dict `due`.
+def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors in the file at `path` that fit a net with the state dict `expected`.
 
-    They may lie in any dictionary of the file, and their names may have a prefix: what fits is found.
+    They may lie in any dictionary of the file, and their names may have a prefix.
 
     Args:
-        due: of the net, as it is now.
-        path: of a safetensors file, or a torch file.
-        key: the dotted place in the file where they are looked for; None for anywhere.
+        expected: the net's own.
+        path: a safetensors file, or a torch file.
+        key: the dotted place in the file to search; None for all of it.
 
     Raises:
-        VolpipeError: no such file, more in it than tensors and plain values, none that fit the net, or several.
+        VolpipeError: no such file, other contents than tensors and plain values, no tensors that fit, or two sets.
     """
     if not path.is_file():
         raise VolpipeError(f"no weights at {path}")
@@ -55,8 +55,8 @@ def load_state(due: Mapping[str, torch.Tensor], path: Path, key: str | None = No
             place.rstrip(".") or "the file itself" for place, _ in content.groups.most_common(MOST_NAMED)
         )
         raise VolpipeError(f"{path} has no tensors under net.weights_key {key!r}; it has some under {places}")
-    matches = _matches(due, tensors)
-    fitting = [prefix for prefix in matches if not _misfit(due, _below(tensors, prefix))]
+    matches = _matches(expected, tensors)
+    fitting = [prefix for prefix in matches if not _misfit(expected, _below(tensors, prefix))]
     if len(fitting) > 1:
         keys = [prefix.rstrip(".") for prefix in fitting]
         raise VolpipeError(
@@ -64,29 +64,31 @@ def load_state(due: Mapping[str, torch.Tensor], path: Path, key: str | None = No
             f"net.weights_key={keys[0]}"
         )
     if fitting:
-        return {name: tensor for name, tensor in due.items() if name.endswith(COUNTER)} | _below(tensors, fitting[0])
-    raise VolpipeError(_refusal(due, path, tensors, matches, content, within))
+        return {name: tensor for name, tensor in expected.items() if name.endswith(COUNTER)} | _below(
+            tensors, fitting[0]
+        )
+    raise VolpipeError(_refusal(expected, path, tensors, matches, content, within))
 
 
 def _refusal(
-    due: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
     path: Path,
     tensors: Mapping[str, torch.Tensor],
     matches: Counter[str],
     content: _Content,
     within: str,
 ) -> str:
-    """Return why no part of a file fits: in what the nearest one differs."""
+    """Return the refusal of a file without a part that fits, with the differences of the nearest one."""
     groups = {prefix: count for prefix, count in content.groups.items() if prefix.startswith(within)}
     nearest = max(matches or groups or {within: 0}, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
-    why = _misfit(due, _below(tensors, nearest))
+    why = _misfit(expected, _below(tensors, nearest))
     place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
     advice = "the net.options" if matches else "the net.name and the net.options"
     return f"the weights in {place} do not fit the net: {why}; give {advice} that they were trained with"
 
 
 def _read(path: Path) -> object:
-    """Return what the file at `path` holds: tensors and plain values, in dictionaries and lists."""
+    """Return the contents of the file at `path`: tensors and plain values, in dictionaries and lists."""
     import torch
 
     try:
@@ -97,12 +99,12 @@ def _read(path: Path) -> object:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript, which is refused below
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the readers make of a file that is something else
+    except Exception as error:  # whatever the readers raise for another file
         raise VolpipeError(_unreadable(path, str(error), type(error).__name__)) from error
 
 
 def _unreadable(path: Path, words: str, kind: str) -> str:
-    """Return why torch, which says `words`, cannot read a file, and what to do."""
+    """Return why torch, with the message `words`, cannot read a file, and what to do."""
     if "TorchScript archive" in words:
         return f"{path} is a program of TorchScript, not weights; name it as net.name={path.name}, with --trust-model"
     classes = _classes(path, words)
@@ -140,18 +142,18 @@ def _classes(path: Path, words: str) -> list[str]:
 
 
 def _content(whole: object, path: Path) -> _Content:
-    """Return the tensors in what a file holds."""
-    found = list(_flat(whole, ""))
-    names = [place + name for place, name, _ in found]
+    """Return the tensors in the contents of a file."""
+    entries = list(_flat(whole, ""))
+    names = [place + name for place, name, _ in entries]
     plain = [name.replace(COMPILED, "") for name in names]
-    if not found or not isinstance(whole, Mapping | list | tuple):
+    if not entries or not isinstance(whole, Mapping | list | tuple):
         raise VolpipeError(
             f"{path} holds no tensors by name, but {type(whole).__name__}; save the net's state dict: "
             f"torch.save(net.state_dict(), {path.name!r})"
         )
     names = plain if len(set(plain)) == len(names) else names
-    tensors = {name: tensor for name, (_, _, tensor) in zip(names, found, strict=True)}
-    return _Content(tensors, Counter(place.replace(COMPILED, "") for place, _, _ in found))
+    tensors = {name: tensor for name, (_, _, tensor) in zip(names, entries, strict=True)}
+    return _Content(tensors, Counter(place.replace(COMPILED, "") for place, _, _ in entries))
 
 
 def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -168,12 +170,12 @@ def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str,
             yield from _flat(entry, f"{place}{key}.", depth + 1)
 
 
-def _matches(due: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Counter[str]:
-    """Return how many names of `due` lie below each prefix."""
+def _matches(expected: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> Counter[str]:
+    """Return how many names of `expected` lie below each prefix."""
     matches: Counter[str] = Counter()
     for path in tensors:
         starts = [0, *(place.end() for place in re.finditer(r"\.", path))]
-        matches.update(path[:start] for start in starts if path[start:] in due)
+        matches.update(path[:start] for start in starts if path[start:] in expected)
     return matches
 
 
@@ -181,14 +183,14 @@ def _below(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _misfit(due: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return in which tensors weights differ from those that are due, the first of each kind and how many more."""
+def _misfit(expected: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the differences of weights from the expected ones: the first of each kind, and how many more."""
     kinds = (
-        ("missing", [name for name in due if name not in tensors and not name.endswith(COUNTER)]),
-        ("too many", [name for name in tensors if name not in due]),
+        ("missing", [name for name in expected if name not in tensors and not name.endswith(COUNTER)]),
+        ("too many", [name for name in tensors if name not in expected]),
         ("of another shape", [
             f"{name} {tuple(tensors[name].shape)} for {tuple(tensor.shape)}"
-            for name, tensor in due.items() if name in tensors and tensors[name].shape != tensor.shape
+            for name, tensor in expected.items() if name in tensors and tensors[name].shape != tensor.shape
         ]),
     )  # fmt: skip
     return ", ".join(

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from volpipe.adam import Adam
 from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
+from volpipe.descriptions import NetFacts
 from volpipe.errors import RunError
 from volpipe.losses import consistency, cropped, loss_terms
-from volpipe.nets import NetFacts, build_net, describe
+from volpipe.nets import build_net, describe
 from volpipe.ranks import RankGroup
 from volpipe.samples import Sampler
 from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe

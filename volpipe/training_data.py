@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.degrade import context
+from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.measure import needs_measuring
-from volpipe.nets import NetFacts
 from volpipe.recipe import Normalise
 from volpipe.region import find_roi
 from volpipe.training import Data, TrainRecipe

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.grid import Box
 from volpipe.infer import Runner, block_sums
-from volpipe.nets import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
 from volpipe.recipe import Infer, Output, Recipe

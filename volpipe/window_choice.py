@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.grid import align_up
-from volpipe.nets import NetFacts
 from volpipe.recipe import Windows
 
 Triple = tuple[int, int, int]

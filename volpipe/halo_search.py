@@ -1,0 +1,92 @@
+"""The error of a halo smaller than the exact one: the difference of a tile and the whole.
+
+Not here: how the exact halo is measured (reach), or what windows cost (cost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from volpipe.errors import VolpipeError
+from volpipe.geometry import Geometry
+from volpipe.grid import Box, align_up
+from volpipe.measure import sampled_affine
+from volpipe.sample import Sample
+from volpipe.volume import open_volume
+
+if TYPE_CHECKING:
+    from volpipe.recipe import Recipe
+
+Triple = tuple[int, int, int]
+
+SEED = 0  # of the invented volume
+CORE = 32  # voxels along an axis of the tile that halos are tried on, at least
+HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class HaloError:
+    """The difference of a tile with `halo` (z, y, x) and the whole: the largest, and the root mean square."""
+
+    halo: Triple
+    largest: float
+    rms: float
+
+
+def halo_errors(
+    net: Callable[[np.ndarray], np.ndarray], voxels: np.ndarray, geometry: Geometry, core: Triple
+) -> Iterator[HaloError]:
+    """Yield the errors of halos from none to the exact one, ascending.
+
+    Args:
+        net: (1, c, z, y, x) -> (1, C, z', y', x'), float32.
+        voxels: (c, z, y, x), normalised: `core` with the exact halo, in whole strides, around it.
+        core: the tile without its halo, in whole strides.
+    """
+    exact = geometry.aligned_halo()
+    whole = _middle(net(voxels[None])[0], exact, core, geometry.scale)
+    for halo in dict.fromkeys(map(geometry.aligned_halo, HALO_SHARES)):
+        cut = tuple(slice(e - h, e + c + h) for e, h, c in zip(exact, halo, core, strict=True))
+        tile = _middle(net(np.ascontiguousarray(voxels[:, *cut])[None])[0], halo, core, geometry.scale)
+        difference = np.abs(tile.astype(np.float64) - whole)
+        yield HaloError(halo, float(difference.max()), float(np.sqrt(np.square(difference).mean())))
+
+
+def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.ndarray:
+    """Return the core's part of an output (c, z, y, x)."""
+    return out[:, *(slice(h * s, (h + c) * s) for h, c, s in zip(halo, core, scale, strict=True))]
+
+
+def trial_core(geometry: Geometry) -> Triple:
+    """Return the tile to try halos on, in whole strides."""
+    z, y, x = (align_up(CORE, stride) for stride in geometry.stride)
+    return z, y, x
+
+
+def real_window(
+    recipe: Recipe, in_channels: int, geometry: Geometry, core: Triple, location: str | None = None
+) -> np.ndarray:
+    """Return voxels (c, z, y, x), normalised as in a run: `core` with the exact halo around it.
+
+    They lie in the middle of the volume at `location`, mirrored at its faces; without a location they are invented.
+
+    Raises:
+        VolpipeError: the volume cannot be read, or has not the net's channels.
+    """
+    halo = geometry.aligned_halo()
+    z, y, x = shape = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
+    if location is None:
+        raw = Sample((z, y, x), seed=SEED).raw(Box.of(shape))
+        voxels = np.repeat(raw[None], in_channels, axis=0)
+    else:
+        volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
+        if volume.num_channels != in_channels:
+            raise VolpipeError(f"the net takes {in_channels} channels, {volume} has {volume.num_channels}")
+        start = tuple((n - w) // 2 for n, w in zip(volume.spatial_shape, shape, strict=True))
+        stop = tuple(a + w for a, w in zip(start, shape, strict=True))
+        voxels = volume.open().read_mirrored(Box(start, stop))
+    return sampled_affine(recipe.normalise, voxels).apply(voxels)
