@@ -17,7 +17,7 @@ def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resour
     return worker.measure(job, units)
 
 
-def rehearse(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
+def calibrate(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
     return rehearsal.try_blocks(job, units)
 
 
@@ -46,7 +46,7 @@ def discard(job: Job, units: Sequence[int], what: str, parsl_resource_specificat
 
 
 APPS = {
-    "rehearse": App(rehearse, "gpu", 9),
+    "rehearse": App(calibrate, "gpu", 9),
     "scan": App(scan, "cpu", 9),
     "measure": App(measure, "cpu", 9),
     "histogram": App(measure, "cpu", 9),

@@ -15,7 +15,7 @@ from volpipe.grid import Shape, unravel
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 Triple = tuple[int, int, int]
 
@@ -83,19 +83,19 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
 
 
 @st.composite
-def choices(draw: st.DrawFn, longest: int = 20) -> Wanted:
+def choices(draw: st.DrawFn, longest: int = 20) -> Selection:
     """Small plans of every kind, with all or a part of their cells wanted, some of them in the region."""
     plan = draw(plans(longest))
     if draw(st.booleans()):
-        return Wanted(plan)
+        return Selection(plan)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     cells = rng.random(plan.lattice.counts) < draw(st.sampled_from([0.0, 0.05, 0.3]))
     at = [draw(st.integers(a, b - 1)) // s for a, b, s in zip(*plan.roi, plan.lattice.stride, strict=True)]
     cells[tuple(at)] = True
-    return Wanted(plan, np.packbits(cells, axis=-1))
+    return Selection(plan, np.packbits(cells, axis=-1))
 
 
-def wanted_voxels(wanted: Wanted) -> np.ndarray:
+def wanted_voxels(wanted: Selection) -> np.ndarray:
     """Return for each voxel of the output whether it is wanted, found voxel by voxel (z, y, x)."""
     plan = wanted.plan
     if wanted.cells is None:
@@ -132,7 +132,7 @@ def voxels_of_shards(size: int, shard: int) -> list[set[int]]:
     return [set(range(start, min(start + shard, size))) for start in range(0, size, shard)]
 
 
-def some_wanted(wanted: Wanted, along: list[list[set[int]]]) -> set[int]:
+def some_wanted(wanted: Selection, along: list[list[set[int]]]) -> set[int]:
     """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
     voxels, found = wanted_voxels(wanted), set()
     counts = tuple(map(len, along))

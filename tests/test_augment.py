@@ -17,13 +17,13 @@ from volpipe.volume import open_volume
 # Each voxel, thrice its next neighbour along x and its next along z: no two forms of a window give the same.
 NET = """
 import torch
-class Ahead(torch.nn.Module):
+class PendingInput(torch.nn.Module):
     scale, stride, halo = (1, 1, 1), (1, 1, 1), (1, 1, 1)
     def forward(self, x):
         padded = torch.nn.functional.pad(x, (0, 1, 0, 0, 0, 1))
         return x + 3 * padded[:, :, :-1, :, 1:] + padded[:, :, 1:, :, :-1]
 def build():
-    return Ahead()
+    return PendingInput()
 """
 SHAPE = (12, 14, 10)
 

@@ -27,7 +27,7 @@ from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.schedule import Schedule
 from volpipe.stage import SingleStage, Stage, Unit
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 MANY = settings(max_examples=60)
 
@@ -36,7 +36,7 @@ MANY = settings(max_examples=60)
 class Table:
     """All units of a plan and what each needs, by brute force."""
 
-    wanted: Wanted
+    wanted: Selection
     needs: dict[Unit, set[Unit]] = field(default_factory=dict)
     readers: dict[Unit, set[Unit]] = field(default_factory=dict)  # of each discard: who must be done before
 
@@ -250,7 +250,7 @@ def shards_touched(plan: Plan, box: Box) -> set[int]:
 
 @MANY
 @given(choices(longest=14))
-def test_tensors_that_are_to_be_kept_are_not_discarded(wanted: Wanted) -> None:
+def test_tensors_that_are_to_be_kept_are_not_discarded(wanted: Selection) -> None:
     schedule = Schedule(wanted.plan, wanted, keep_tensors=True)
     simulation = Simulation(Table(wanted), schedule, random.Random(0))
     simulation.run()
@@ -293,7 +293,7 @@ def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_al
     assert plan.blocks_of_shard(1) == (0, 1)
     cells = np.zeros((4, 4, 12), bool)
     cells[1, 1, 7] = True  # voxels 28:32, and block 0 reaches to 22
-    wanted = Wanted(plan, np.packbits(cells, axis=-1))
+    wanted = Selection(plan, np.packbits(cells, axis=-1))
     simulation = Simulation(Table(wanted), Schedule(plan, wanted), random.Random(0))
     simulation.run()
     work = {("factor", 1), ("infer", 1), ("reassemble", 1), ("pyramid 1", 0)}

@@ -13,7 +13,7 @@ from volpipe.errors import SiteError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     partition: str
     account: str | None = None
     cores: int = 8
@@ -30,8 +30,8 @@ def _nothing_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
-def read() -> Wanted:
-    return read_settings(Wanted, "/anywhere/lab.py", "VOLPIPE_LAB")
+def read() -> Selection:
+    return read_settings(Selection, "/anywhere/lab.py", "VOLPIPE_LAB")
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -43,7 +43,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_the_file_of_the_site_fills_what_it_names_and_defaults_the_rest(tmp_path: Path) -> None:
     write(tmp_path, 'partition = "a"\ncores = 4\nmemory_gb = 3\nclaims = ["x", "y"]\nnodes = { kind = "h200" }\n')
-    assert read() == Wanted("a", None, 4, 3, False, ["x", "y"], {"kind": "h200"})
+    assert read() == Selection("a", None, 4, 3, False, ["x", "y"], {"kind": "h200"})
 
 
 def test_the_environment_has_the_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_environment_has_the_last_word(tmp_path: Path, monkeypatch: pytest.M
         "ACCOUNT": "",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"VOLPIPE_LAB_{name}", text)
-    assert read() == Wanted("a", "us", 16, 1.5, True, ["p", "q"], {"gpu": "a100", "zone": "b"})
+    assert read() == Selection("a", "us", 16, 1.5, True, ["p", "q"], {"gpu": "a100", "zone": "b"})
 
 
 def test_another_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
-from volpipe.estimate import Estimate, Rates, Slots, estimate
+from volpipe.estimate import Estimate, UnitCosts, Slots, estimate
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.pool import WorkerPool
-from volpipe.rehearsal import OnTry, Sample, TooSlowError, load_rates, rehearse, sample, store_rates, unheard
+from volpipe.rehearsal import OnTry, Sample, TooSlowError, load_rates, calibrate, sample, store_rates, unheard
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ UNKNOWN_SLOTS = Slots(1, 1, shared=True)
 
 
 @dataclass(frozen=True)
-class Appraisal:
+class Forecast:
     """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
 
     `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
@@ -64,7 +64,7 @@ class Appraisal:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PendingInput:
     """A volume that does not exist yet.
 
     Attributes:
@@ -75,17 +75,17 @@ class Ahead:
 
     volume: Volume
     voxel_bytes: float
-    rates: Rates | None = None
+    rates: UnitCosts | None = None
 
 
-def appraise(
+def forecast(
     plan: Plan,
     folder: RunFolder,
     pool: WorkerPool | None = None,
     share: float = 1.0,
     *,
-    ahead: Ahead | None = None,
-) -> Appraisal:
+    ahead: PendingInput | None = None,
+) -> Forecast:
     """Return what `plan` takes by what the run's `folder` knows of its rates.
 
     Args:
@@ -104,38 +104,38 @@ def appraise(
     kept_in = None if pool is None else pool.node_directory
     threads = None if pool is None else pool.worker_threads
     num_workers = None if pool is None else slots.gpu
-    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
+    return Forecast(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
 
 
-def rehearsed(
+def forecast_calibrated(
     plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
-) -> Appraisal:
+) -> Forecast:
     """Return what `plan` will take, after a rehearsal if there was none before; without times where that is too slow.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    found = appraise(plan, folder, pool, share)
+    found = forecast(plan, folder, pool, share)
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        tried = rehearse(plan, found.sample.normalise, pool, found.slots.gpu, folder.rehearsal, on_try)
+        tried = calibrate(plan, found.sample.normalise, pool, found.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(found, untimed=str(error))
     store_rates(folder, plan, tried.rates)
-    return replace(appraise(plan, folder, pool, share), first_task=tried.first_task)
+    return replace(forecast(plan, folder, pool, share), first_task=tried.first_task)
 
 
-def appraise_run(wanted: Wanted, folder: RunFolder, pool: WorkerPool, share_left: float) -> Appraisal:
+def forecast_run(wanted: Selection, folder: RunFolder, pool: WorkerPool, share_left: float) -> Forecast:
     """Return what is `wanted` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
     share = wanted.num_blocks / wanted.plan.num_active
     if share_left < 1 or wanted.num_blocks < WORTH_REHEARSING * pool.slots["gpu"]:
-        return appraise(wanted.plan, folder, pool, share)
+        return forecast(wanted.plan, folder, pool, share)
     try:
-        return rehearsed(wanted.plan, folder, pool, share)
+        return forecast_calibrated(wanted.plan, folder, pool, share)
     except RunStopped as error:  # blocks that fail are the run's to retry and to name
         log.warning("the rehearsal failed: %s", error)
-        return appraise(wanted.plan, folder, pool, share)
+        return forecast(wanted.plan, folder, pool, share)

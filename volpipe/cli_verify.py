@@ -15,7 +15,7 @@ from volpipe.cli_options import Parents, whole
 from volpipe.terminal import check_target
 
 if TYPE_CHECKING:
-    from volpipe.verify import Evidence, Recomputed, Verdict
+    from volpipe.verify import RunRecord, Recomputed, Verdict
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -40,7 +40,7 @@ def verify(
     if labels is not None:
         is_whole, again = _told(verify_labels(*labels)), recompute_labels(*labels, recompute, seed)
     else:
-        evidence = verifying.gather_evidence(verifying.location_of(output), needs_sums=not recompute)
+        evidence = verifying.load_run_record(verifying.location_of(output), needs_sums=not recompute)
         is_whole, again = _told(verifying.verify(evidence)), _recomputed(output, evidence, recompute, seed)
     num_wrong = sum(not _is_same(block) for block in again) if recompute else 0
     if num_wrong and labels is None:
@@ -49,7 +49,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _recomputed(output: str, evidence: Evidence, num_blocks: int, seed: int) -> Iterator[Recomputed]:
+def _recomputed(output: str, evidence: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
     from volpipe.ops import Affine
     from volpipe.provenance import read_origin
     from volpipe.verify import recompute

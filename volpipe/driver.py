@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
+from volpipe.appraisal import Forecast, forecast, forecast_run, forecast_calibrated
 from volpipe.beats import listening
 from volpipe.descriptions import cautions, check_trained, with_normalisation
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -45,9 +45,9 @@ from volpipe.seams import Score, seam_scores
 from volpipe.stage import SingleStage, Stage
 from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
-from volpipe.verify import check_present, gather_evidence, shards_of
+from volpipe.verify import check_present, load_run_record, shards_of
 from volpipe.volume import Volume, open_volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.worker import PLAN_FILE, Job, submitter
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Listener:
     """Whom the driver tells: of the plan and of what it will take, before anything runs, and of progress."""
 
     on_plan: Callable[[Plan, RunFolder], None] = lambda plan, folder: None
-    on_estimate: Callable[[Appraisal], None] = lambda appraisal: None
+    on_estimate: Callable[[Forecast], None] = lambda appraisal: None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -167,9 +167,9 @@ def execute(
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
-            wanted = folder.load_wanted(plan)
+            wanted = folder.load_selection(plan)
             if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
-                check_present(plan.out, list(shards_of(gather_evidence(folder, needs_sums=False))))
+                check_present(plan.out, list(shards_of(load_run_record(folder, needs_sums=False))))
                 return _close(wanted, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
@@ -180,7 +180,7 @@ def execute(
                 wanted = wanted or scanned(stages, folder)
                 schedule = _schedule(wanted, journal, keep_tensors)
                 _limit(schedule, only, wanted)
-                found = _appraised(wanted, folder, pool, schedule, listener)
+                found = _forecast(wanted, folder, pool, schedule, listener)
                 prospect = Prospect(found.estimate.seconds_per_unit, wanted.num_windows, beats)
                 normalise = normalisation(stages, journal, wanted)
                 create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
@@ -208,17 +208,17 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
     begin_session(folder, plan, site)
 
 
-def _appraised(
-    wanted: Wanted, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
-) -> Appraisal:
+def _forecast(
+    wanted: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
+) -> Forecast:
     """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = appraise_run(wanted, folder, pool, schedule.share_left)
+    found = forecast_run(wanted, folder, pool, schedule.share_left)
     listener.on_estimate(found)
     found.check(schedule.share_left)
     return found
 
 
-def _limit(schedule: Schedule, only: Box | None, wanted: Wanted) -> None:
+def _limit(schedule: Schedule, only: Box | None, wanted: Selection) -> None:
     """Leave out of `schedule` what the box `only` of the output does not need, if there is one."""
     if only is None:
         return
@@ -230,7 +230,7 @@ def _limit(schedule: Schedule, only: Box | None, wanted: Wanted) -> None:
     schedule.limit(only)
 
 
-def _sealed(report: Report, wanted: Wanted, folder: RunFolder, *, is_complete: bool) -> Report:
+def _sealed(report: Report, wanted: Selection, folder: RunFolder, *, is_complete: bool) -> Report:
     """Return `report`, after the output was given what it says of how its run ended."""
     if is_complete:
         report.seams = _seams(wanted)
@@ -262,7 +262,7 @@ def _heard(listener: Listener, presence: Presence) -> Callable[[Progress], None]
     return hear
 
 
-def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
+def _close(wanted: Selection, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
     """Return the report of a run that was complete, closed now if its driver was killed before it could."""
     plan = wanted.plan
     _clean(plan, folder, keep_tensors)
@@ -272,7 +272,7 @@ def _close(wanted: Wanted, folder: RunFolder, journal: Journal, keep_tensors: bo
     return Report(plan, folder.path, was_complete=True)
 
 
-def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Appraisal:
+def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecast:
     """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
 
     `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.
@@ -283,12 +283,12 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Apprais
     """
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
-        return appraise(plan, folder)
+        return forecast(plan, folder)
     with folder.locked(), logging_to(folder.log), start(folder.parsl) as pool:
-        return rehearsed(plan, folder, pool, on_try=on_try)
+        return forecast_calibrated(plan, folder, pool, on_try=on_try)
 
 
-def _schedule(wanted: Wanted, journal: Journal, keep_tensors: bool) -> Schedule:
+def _schedule(wanted: Selection, journal: Journal, keep_tensors: bool) -> Schedule:
     """Return what is to be done, less what the journal has."""
     schedule = Schedule(wanted.plan, wanted, keep_tensors=keep_tensors)
     schedule.resume(done_in(journal))
@@ -304,7 +304,7 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 
 
 def _work(
-    wanted: Wanted,
+    wanted: Selection,
     passes: Passes,
     journal: Journal,
     schedule: Schedule,
@@ -338,7 +338,7 @@ def _work(
     )
 
 
-def _seams(wanted: Wanted) -> list[Score]:
+def _seams(wanted: Selection) -> list[Score]:
     """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
     try:
         return seam_scores(wanted)
@@ -371,7 +371,7 @@ def kept_in(journal: Journal) -> Nonfinite:
     return sum(counts, ALL_FINITE)
 
 
-def clipped_in(journal: Journal, wanted: Wanted) -> tuple[int, float]:
+def clipped_in(journal: Journal, wanted: Selection) -> tuple[int, float]:
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
     num = sum(record.clipped for record in journal.records())
     return num, num / (wanted.num_voxels * wanted.plan.net.out_channels)
@@ -412,7 +412,7 @@ def inspect_run(output: str | Path) -> Standing:
     totals: dict[str, Totals] = {}
     reasons: dict[tuple[str, int], str] = {}
     driver = find_driver(folder.path, folder.journal)
-    wanted = folder.load_wanted(plan)
+    wanted = folder.load_selection(plan)
     schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
     for record in read_records(folder.scan if wanted is None else folder.journal):
         if record.done:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from volpipe.ops import Affine
 from volpipe.tensors import Tensors
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows
 
 WINDOWS_AT_ONCE = 16  # bounds the memory of a task
 
 
-def factor(wanted: Wanted, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> None:
+def factor(wanted: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> None:
     """Write the window tensors of `block` that are wanted, cut from `volume` and mirrored at its faces."""
     plan = wanted.plan
     source = StreamedWindows(volume, plan.lattice, normalise, wanted.input_box)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
+from volpipe.appraisal import PendingInput, Forecast, forecast, forecast_calibrated
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
@@ -28,7 +28,7 @@ from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.logs import logging_to
 from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
-from volpipe.rehearsal import TooSlowError, rehearse
+from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation
 from volpipe.stand_in import zeros_like
 from volpipe.volume import Volume
@@ -39,7 +39,7 @@ METADATA_FILES = 2  # of labels, beside that of each level: their group, and the
 
 
 @dataclass(frozen=True)
-class Need:
+class ResourceNeeds:
     """The room that one stage takes: bytes and files, scratch at its highest.
 
     Bytes that were not measured are upper bounds.
@@ -54,7 +54,7 @@ class Need:
     is_measured: bool
 
     @classmethod
-    def of_run(cls, found: Estimate) -> Need:
+    def of_run(cls, found: Estimate) -> ResourceNeeds:
         return cls(
             found.read_bytes,
             found.written_bytes,
@@ -66,7 +66,7 @@ class Need:
         )
 
     @classmethod
-    def of_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> Need:
+    def of_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
         """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
         seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
         num_levels = len(plan.factors)
@@ -95,14 +95,14 @@ class StageCost:
     """
 
     stage: StagePlan
-    need: Need | None = None
-    found: Appraisal | None = None
+    need: ResourceNeeds | None = None
+    found: Forecast | None = None
     share_left: float = 1.0
     times: SegmentTimes | ScoreTime | None = None
 
     @classmethod
-    def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
-        return cls(stage, Need.of_run(found.estimate), found, share_left)
+    def of_run(cls, stage: StagePlan, found: Forecast, share_left: float = 1.0) -> StageCost:
+        return cls(stage, ResourceNeeds.of_run(found.estimate), found, share_left)
 
     @property
     def seconds(self) -> float | None:
@@ -132,10 +132,10 @@ class FlowCost:
         return next(each for each in self.stages if each.stage.name == stage.name)
 
     @cached_property
-    def _known(self) -> list[tuple[Need, float]]:
+    def _known(self) -> list[tuple[ResourceNeeds, float]]:
         return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
 
-    def _sum(self, value: Callable[[Need], float]) -> float:
+    def _sum(self, value: Callable[[ResourceNeeds], float]) -> float:
         return sum(value(each) for each, _ in self._known)
 
     @property
@@ -223,7 +223,7 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
+def forecast_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
     """Return what the stages of `plan` take.
 
     Args:
@@ -259,12 +259,12 @@ def _appraise(
         times = None
         if executors is not None and trials is not None:
             times = calibrate_segmentation(SegmentTrial(stage.work, stage.given, ahead is None, str(trials)), executors)
-        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left, times)
+        return StageCost(stage, ResourceNeeds.of_labels(stage.work, voxel_bytes), None, share_left, times)
     if executors is None or trials is None or not share_left:
-        return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
+        return StageCost.of_run(stage, forecast(stage.work, stage.folder, executors, ahead=ahead), share_left)
     with stage.folder.locked():
         if ahead is None:
-            return StageCost.of_run(stage, rehearsed(stage.work, stage.folder, executors))
+            return StageCost.of_run(stage, forecast_calibrated(stage.work, stage.folder, executors))
         return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
 
 
@@ -288,7 +288,7 @@ def _whole_voxel(volume: Volume) -> float:
     return float(volume.num_channels * volume.dtype.itemsize)
 
 
-def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
+def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInput | None:
     """Return what `stage` reads where that is not whole yet, as large as the estimate of its stage makes it."""
     if stage.reads == VOLUME:
         return None
@@ -296,15 +296,15 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     if is_complete(feed.stage):
         return None
     rates = feed.found.estimate.rates if feed.found is not None else None
-    return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
+    return PendingInput(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: WorkerPool) -> Appraisal:
+def _stood_in(stage: StagePlan, plan: Plan, ahead: PendingInput, executors: WorkerPool) -> Forecast:
     """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
 
     That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
     """
-    found = appraise(plan, stage.folder, executors, ahead=ahead)
+    found = forecast(plan, stage.folder, executors, ahead=ahead)
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
@@ -312,27 +312,27 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: WorkerPool)
     zeros_like(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
+        rates = calibrate(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
     except TooSlowError as error:
         log.warning("%s", error)
         return found
     finally:
         delete(place)
     tried = replace(ahead, rates=timed_alone(rates, plan))
-    return appraise(plan, stage.folder, executors, ahead=tried)
+    return forecast(plan, stage.folder, executors, ahead=tried)
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
     """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
 
-    How long labellings and evaluations take is kept for `appraise_flow`, as rates of runs are.
+    How long labellings and evaluations take is kept for `forecast_flow`, as rates of runs are.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        found = appraise_flow(plan, executors, tries=True)
+        found = forecast_flow(plan, executors, tries=True)
         told = [(each.stage, each.times) for each in found.stages if each.times is not None]
         store_times(plan, told, executors.slots["cpu"])
         return found

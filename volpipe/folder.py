@@ -23,7 +23,7 @@ from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe import differences
-from volpipe.wanted import Wanted, read_wanted
+from volpipe.wanted import Selection, read_selection
 from volpipe.worker import PLAN_FILE, WANTED_FILE
 
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
@@ -99,7 +99,7 @@ class RunFolder:
         return self.path / "scan.jsonl"
 
     @property
-    def wanted_file(self) -> Path:
+    def selection_file(self) -> Path:
         """The cells that are wanted, once they are known."""
         return self.path / WANTED_FILE
 
@@ -127,15 +127,15 @@ class RunFolder:
                 f"{self.plan_file} cannot be understood (written by another version?); run with --fresh to start over"
             ) from error
 
-    def load_wanted(self, plan: Plan) -> Wanted | None:
+    def load_selection(self, plan: Plan) -> Selection | None:
         """Return what is wanted of `plan`, or None where a scan has still to tell.
 
         Raises:
             RunError: what is stored is damaged.
         """
         if not plan.needs_scan:
-            return Wanted(plan)
-        return read_wanted(self.wanted_file, plan) if self.wanted_file.is_file() else None
+            return Selection(plan)
+        return read_selection(self.selection_file, plan) if self.selection_file.is_file() else None
 
     def store_plan(self, plan: Plan) -> None:
         """Store `plan` whole, or leave what was there."""

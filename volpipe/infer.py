@@ -24,12 +24,12 @@ from volpipe.grid import Box
 from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net, check_same_net, weights_digest
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
-from volpipe.output import finish, write_total, write_wanted
+from volpipe.output import finish, write_total, write_selected
 from volpipe.plan import Plan
 from volpipe.programs import code_hash, short_hash
 from volpipe.shortage import advice, is_shortage
 from volpipe.tensors import NO_SUM, Tensors
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import Batch, WindowSource, ahead, batches
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class BlockSum:
     a sum of several windows, or one that other blocks add to, is float32 until it is written.
     """
 
-    wanted: Wanted
+    wanted: Selection
     normalise: Affine
     block: int
     box: Box = field(init=False)
@@ -370,7 +370,7 @@ class Written:
     clipped: int = 0
 
 
-def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
+def write_block(wanted: Selection, tensors: Tensors, done: BlockSum) -> Written:
     """Write a finished block, and return what is thereby written.
 
     It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
@@ -390,7 +390,7 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
-            sums[shard] = write_wanted(wanted, box, done.part(box))
+            sums[shard] = write_selected(wanted, box, done.part(box))
         else:
             total = tensors.total(box, contributors[shard], done)
             sums[shard] = write_total(wanted, done.normalise, box, total, done.tally)
@@ -399,7 +399,7 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
 
 
 def infer(
-    wanted: Wanted,
+    wanted: Selection,
     normalise: Affine,
     tensors: Tensors,
     source: WindowSource,
@@ -445,7 +445,7 @@ def infer(
 
 
 def block_sums(
-    wanted: Wanted,
+    wanted: Selection,
     normalise: Affine,
     runner: Runner,
     incoming: Iterator[Batch],

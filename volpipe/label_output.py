@@ -20,7 +20,7 @@ from volpipe.identity import fingerprint
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.output import foreseen, level_key, levels_of
-from volpipe.provenance import Origin, told_by, understood, versions
+from volpipe.provenance import Origin, read_provenance, parse_origin, versions
 from volpipe.pyramid import coarsened
 from volpipe.volume import (
     ArraySpec,
@@ -124,7 +124,7 @@ def read_label_origin(output: str | Path) -> LabelOrigin | None:
     Raises:
         RunError: another version wrote it.
     """
-    attributes = told_by(output)
+    attributes = read_provenance(output)
     if RECIPE_KEY not in attributes:
         return None
-    return understood(LabelOrigin, attributes | {"recipe": attributes[RECIPE_KEY]}, output)
+    return parse_origin(LabelOrigin, attributes | {"recipe": attributes[RECIPE_KEY]}, output)

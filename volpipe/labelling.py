@@ -37,7 +37,7 @@ from volpipe.logs import logging_to
 from volpipe.output import level_key, sweep
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Presence, StageNote, present
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets, recognise
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, stored_offsets, recognise
 from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volume import open_volume
@@ -122,7 +122,7 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
     """
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     target = files.locate(out)
-    check_offsets(volume, recipe, noted_offsets(volume.path))
+    check_offsets(volume, recipe, stored_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))
     check_apart(target, volume, "volume")
     check_access(files.locate(volume.path), target)

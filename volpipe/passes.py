@@ -22,7 +22,7 @@ from volpipe.plan import Plan
 from volpipe.pool import WorkerPool
 from volpipe.run import Loop, Show
 from volpipe.stage import SingleStage, Stage
-from volpipe.wanted import Wanted, gather, store_wanted
+from volpipe.wanted import Selection, gather, store_selection
 from volpipe.worker import Job, submitter
 
 log = logging.getLogger(__name__)
@@ -78,10 +78,10 @@ def done_in(journal: Journal) -> Iterator[tuple[str, int]]:
 
 def scan_stage(plan: Plan) -> Stage:
     """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
-    return Stage("scan", len(plan.blocks), active=Wanted(plan).owners)
+    return Stage("scan", len(plan.blocks), active=Selection(plan).owners)
 
 
-def scanned(passes: Passes, folder: RunFolder) -> Wanted:
+def scanned(passes: Passes, folder: RunFolder) -> Selection:
     """Return what tasks find wanted, stored for workers and for later sessions.
 
     Raises:
@@ -96,7 +96,7 @@ def scanned(passes: Passes, folder: RunFolder) -> Wanted:
         folder.inputs.unlink(missing_ok=True)
         folder.scan.unlink()
         raise PlanError(_nothing_wanted(plan))
-    store_wanted(folder.wanted_file, wanted)
+    store_selection(folder.selection_file, wanted)
     folder.scan.unlink()
     log.info("%d of %d windows are wanted, in %d blocks", wanted.num_cells, plan.lattice.num_windows, wanted.num_blocks)
     return wanted
@@ -110,7 +110,7 @@ def _nothing_wanted(plan: Plan) -> str:
     return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
-def normalisation(passes: Passes, journal: Journal, wanted: Wanted) -> Affine:
+def normalisation(passes: Passes, journal: Journal, wanted: Selection) -> Affine:
     """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
 
     All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or

@@ -35,7 +35,7 @@ from volpipe.programs import short_hash
 from volpipe.recipe import NO_RECIPE, Recipe, Section
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
@@ -44,7 +44,7 @@ METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json
 SESSION_STAGE = "session"
 
 
-def origin(wanted: Wanted, normalise: Affine, fingerprint: str) -> dict[str, object]:
+def origin(wanted: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
     """Return what the output says of its origin, the same in every run of its recipe over this input."""
     plan = wanted.plan
     cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
@@ -147,19 +147,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def noted_fingerprint(output: str | Path) -> str:
+def stored_fingerprint(output: str | Path) -> str:
     """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
     try:
-        source = told_by(output).get("input")
+        source = read_provenance(output).get("input")
     except RunError:
         return ""
     return str(source.get("fingerprint", "")) if isinstance(source, dict) else ""
 
 
-def noted_offsets(output: str | Path) -> object:
+def stored_offsets(output: str | Path) -> object:
     """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
     try:
-        recipe = told_by(output).get("recipe")
+        recipe = read_provenance(output).get("recipe")
     except RunError:
         return None
     net = recipe.get("net") if isinstance(recipe, dict) else None
@@ -241,16 +241,16 @@ def read_origin(output: str | Path) -> RunOrigin:
     Raises:
         RunError: it is no output of a run, or an earlier version's.
     """
-    said = told_by(output)
+    said = read_provenance(output)
     if "recipe" not in said:
         raise RunError(
             f"{output} says nothing of where it comes from: its attributes have no recipe under `volpipe`; name an "
             "output of `volpipe run` or `volpipe segment`"
         )
-    return understood(RunOrigin, said, output)
+    return parse_origin(RunOrigin, said, output)
 
 
-def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
+def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
     """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY.
 
     Raises:
@@ -264,7 +264,7 @@ def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
     return (said if isinstance(said, dict) else {}) | {"run": run}
 
 
-def understood(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
+def parse_origin(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
     """Return what attributes of `output` `said`, typed.
 
     Raises:
@@ -328,7 +328,7 @@ def recognise(
     inputs = {what: identify(volume) for what, volume in volumes.items()}
     if folder.journal.is_file():
         compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
-        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
+        noted = stored_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
         check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
         if same_input or not folder.inputs.is_file():
             store_identities(folder.inputs, inputs)

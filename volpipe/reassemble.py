@@ -8,10 +8,10 @@ from __future__ import annotations
 from volpipe.ops import Affine, Tally
 from volpipe.output import write_total
 from volpipe.tensors import Tensors
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 
-def reassemble(wanted: Wanted, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
+def reassemble(wanted: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
     """Write `shard` of level 0, and return its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else.

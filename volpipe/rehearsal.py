@@ -22,7 +22,7 @@ import numpy as np
 
 from volpipe import worker
 from volpipe.errors import ChunkError, RunStopped
-from volpipe.estimate import Rates, upper_bounds
+from volpipe.estimate import UnitCosts, upper_bounds
 from volpipe.factor import factor
 from volpipe.failures import told_in
 from volpipe.folder import RunFolder
@@ -42,7 +42,7 @@ from volpipe.task import work
 from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 from volpipe.worker import Job, submitter
 
@@ -104,23 +104,23 @@ def unheard(seconds: float, most: float) -> None:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Calibration:
     """What units of work took, and when the first worker began to try them, seconds since 1970."""
 
-    rates: Rates
+    rates: UnitCosts
     first_task: float
 
 
-def load_rates(folder: RunFolder, plan: Plan) -> Rates | None:
+def load_rates(folder: RunFolder, plan: Plan) -> UnitCosts | None:
     """Return what an earlier rehearsal of `plan` gave, or None."""
     try:
         stored = json.loads(folder.rates_file.read_text(encoding="utf-8"))
-        return Rates(**stored["rates"]) if stored["identity"] == plan.identity else None
+        return UnitCosts(**stored["rates"]) if stored["identity"] == plan.identity else None
     except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
         return None
 
 
-def store_rates(folder: RunFolder, plan: Plan, rates: Rates) -> None:
+def store_rates(folder: RunFolder, plan: Plan, rates: UnitCosts) -> None:
     """Keep what a rehearsal of `plan` gave."""
     folder.path.mkdir(mode=0o750, parents=True, exist_ok=True)
     content = {"identity": plan.identity, "rates": dataclasses.asdict(rates)}
@@ -131,9 +131,9 @@ class TooSlowError(RunStopped):
     """Not even a window could be tried within the time that there is."""
 
 
-def rehearse(
+def calibrate(
     plan: Plan, normalise: Affine, pool: WorkerPool, num_workers: int, folder: Path, on_try: OnTry = unheard
-) -> Rehearsal:
+) -> Calibration:
     """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
@@ -161,7 +161,7 @@ def rehearse(
     for record in records:
         for block, reason in record.failed:
             raise RunStopped(f"block {block} cannot be computed: {told_in(reason)}", reason)
-    return Rehearsal(_mean([Rates(*r.result) for r in records]), min(r.started for r in records))
+    return Calibration(_mean([UnitCosts(*r.result) for r in records]), min(r.started for r in records))
 
 
 def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
@@ -206,8 +206,8 @@ def _whole(plan: Plan) -> Plan:
     return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), mask=None)
 
 
-def _mean(rates: list[Rates]) -> Rates:
-    names = [field.name for field in dataclasses.fields(Rates)]
+def _mean(rates: list[UnitCosts]) -> UnitCosts:
+    names = [field.name for field in dataclasses.fields(UnitCosts)]
     means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
     whole = {
         "num_blocks": sum(r.num_blocks for r in rates),
@@ -218,7 +218,7 @@ def _mean(rates: list[Rates]) -> Rates:
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record:
-    """Run the given blocks in the job's folder; the record's result are the values of their `Rates`."""
+    """Run the given blocks in the job's folder; the record's result are the values of their `UnitCosts`."""
     result: tuple[float, ...] = ()
 
     def outcomes() -> Iterator[tuple[int, Exception | None]]:
@@ -234,7 +234,7 @@ def try_blocks(job: Job, units: Sequence[int]) -> Record:
     return dataclasses.replace(record, result=result)
 
 
-def _try(job: Job, units: Sequence[int]) -> Rates:
+def _try(job: Job, units: Sequence[int]) -> UnitCosts:
     whole, folder = job.plan, Path(job.folder)
     with stopwatch() as probing:
         probe = _probe(job)
@@ -302,7 +302,7 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
     return make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
 
 
-def _by_probe(plan: Plan, probe: _Probe) -> Rates:
+def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
     """Return the rates of a net of which one window takes so long that nothing else counts; bytes are upper bounds."""
     num_voxels = math.prod(plan.window)
     return dataclasses.replace(
@@ -314,7 +314,7 @@ def _by_probe(plan: Plan, probe: _Probe) -> Rates:
     )
 
 
-def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
+def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCosts:
     """Return the `rates` of a plan that was `tried` as those of `plan`: time and memory of the net go with voxels."""
     voxels = math.prod(plan.window) / math.prod(tried.window)
     peak = peak_bytes()
@@ -332,7 +332,7 @@ def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
     )
 
 
-def _try_whole(job: Job, units: Sequence[int]) -> Rates:
+def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
     """Return what blocks took, each computed whole."""
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
@@ -350,7 +350,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> Rates:
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     written = _try_output(job, units[-1], folder)
-    return Rates(
+    return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
         measure_seconds=measuring.seconds / box.num_voxels,
@@ -373,7 +373,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as took:
         for block in blocks:
-            factor(Wanted(stored), volume, job.normalise, tensors, block)
+            factor(Selection(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
     return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
@@ -408,7 +408,7 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
-    ((_, total),) = block_sums(Wanted(plan), job.normalise, runner, batches(source, [block], runner.batch))
+    ((_, total),) = block_sums(Selection(plan), job.normalise, runner, batches(source, [block], runner.batch))
     if isinstance(total, Exception):
         raise total
     shard = next(iter(plan.shards_of_block(block)))

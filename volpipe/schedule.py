@@ -17,7 +17,7 @@ import numpy as np
 from volpipe.grid import Box
 from volpipe.plan import Plan
 from volpipe.stage import Stage, Unit
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 
 class Schedule:
@@ -31,10 +31,10 @@ class Schedule:
     """
 
     def __init__(
-        self, plan: Plan, wanted: Wanted | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
+        self, plan: Plan, wanted: Selection | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
     ) -> None:
         self.plan = plan
-        wanted = wanted or Wanted(plan)
+        wanted = wanted or Selection(plan)
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"

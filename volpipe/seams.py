@@ -19,7 +19,7 @@ import numpy as np
 from volpipe.grid import Box
 from volpipe.output import read_voxels
 from volpipe.plan import AXES, Plan
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 MOST_SAMPLES = 32  # per axis
 EDGE = 64  # output voxels of a sample along the other axes
@@ -45,7 +45,7 @@ class Score:
         return self.value > THRESHOLD
 
 
-def seam_scores(wanted: Wanted) -> list[Score]:
+def seam_scores(wanted: Selection) -> list[Score]:
     """Return the scores of the written output of `wanted`; no axis without faces, and none for labels."""
     if wanted.plan.recipe.output.kind == "labels":
         return []
@@ -54,7 +54,7 @@ def seam_scores(wanted: Wanted) -> list[Score]:
     return [score for score in scores if score is not None]
 
 
-def _score(wanted: Wanted, axis: int, dice: np.random.Generator) -> Score | None:
+def _score(wanted: Selection, axis: int, dice: np.random.Generator) -> Score | None:
     plan = wanted.plan
     step = plan.net.stride[axis] * plan.net.scale[axis]
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
@@ -76,7 +76,7 @@ def _score(wanted: Wanted, axis: int, dice: np.random.Generator) -> Score | None
     return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
 
 
-def _is_wanted(wanted: Wanted, box: Box) -> bool:
+def _is_wanted(wanted: Selection, box: Box) -> bool:
     mask = wanted.mask(box)
     return mask is None or bool(mask.all())
 

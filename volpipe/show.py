@@ -22,7 +22,7 @@ from volpipe.terminal import PLAIN_WIDTH
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.alternatives import Alternative
-    from volpipe.appraisal import Appraisal
+    from volpipe.appraisal import Forecast
     from volpipe.checkup import Facts
     from volpipe.driver import Report
     from volpipe.estimate import Estimate, Slots
@@ -173,9 +173,9 @@ def clipped_line(report: Report) -> str:
 
 def plan_table(plan: Plan) -> Table:
     """Return how the work is divided."""
-    from volpipe.wanted import Wanted
+    from volpipe.wanted import Selection
 
-    lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
+    lattice, table, wanted = plan.lattice, _pairs(), Selection(plan)
     table.add_row(
         "windows",
         f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
@@ -203,7 +203,7 @@ def rendered(*parts: RenderableType) -> str:
     return capture.get()
 
 
-def appraisal_summary(appraisal: Appraisal, site: str) -> Table:
+def forecast_summary(appraisal: Forecast, site: str) -> Table:
     """Return how long it takes, and how much memory and disk: what a person asks first."""
     found, table = appraisal.estimate, _pairs()
     if grey := measured_line(appraisal.plan, appraisal.sample.normalise, "about "):
@@ -229,7 +229,7 @@ def appraisal_summary(appraisal: Appraisal, site: str) -> Table:
     return table
 
 
-def _time_line(appraisal: Appraisal, site: str) -> str:
+def _time_line(appraisal: Forecast, site: str) -> str:
     found, number = appraisal.estimate, appraisal.num_workers
     workers = "" if number is None else f" with {count(number, 'worker')}"
     if found.rates is None or found.seconds is None:
@@ -249,7 +249,7 @@ def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
     return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"
 
 
-def placement(appraisal: Appraisal) -> str:
+def placement(appraisal: Forecast) -> str:
     """Return which of the run's data are kept on nodes, and why."""
     from volpipe.staging import obstacle
 

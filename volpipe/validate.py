@@ -26,7 +26,7 @@ from volpipe.targets import accuracy, histograms, roc_auc
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.training import TrainRecipe
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
@@ -109,7 +109,7 @@ def tiled(
     threads = Infer(threads=torch.get_num_threads())  # as the training has them
     tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
-    normalise, selection = held_out.source.normalise, Wanted(plan)
+    normalise, selection = held_out.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)
     for block, outcome in block_sums(selection, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):

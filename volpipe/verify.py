@@ -25,7 +25,7 @@ from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan
 from volpipe.tensors import NO_SUM
 from volpipe.volume import open_writer
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 
 LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
@@ -74,10 +74,10 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunRecord:
     """What a run's folder says of its output."""
 
-    wanted: Wanted
+    wanted: Selection
     sums: dict[tuple[int, int], str]
     metadata: dict[str, int]
 
@@ -86,7 +86,7 @@ class Evidence:
         return self.wanted.plan
 
 
-def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
+def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
     """Return what the run in `folder` noted of what it wrote.
 
     Raises:
@@ -98,7 +98,7 @@ def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
             "restore the run's folder, or run with --fresh to make both again"
         )
-    wanted = folder.load_wanted(plan)
+    wanted = folder.load_selection(plan)
     if wanted is None:
         raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
     sums = {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
@@ -112,7 +112,7 @@ def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
     for record in read_records(folder.sessions):
         if record.stage == METADATA_STAGE:
             metadata = {name: int(crc, 16) for name, crc in record.result}
-    return Evidence(wanted, sums, metadata)
+    return RunRecord(wanted, sums, metadata)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Shard:
     sums: str
 
 
-def verify(evidence: Evidence) -> Verdict:
+def verify(evidence: RunRecord) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
     plan = evidence.plan
     found = check_files(plan.out, shards_of(evidence), evidence.metadata, len(plan.factors))
@@ -135,7 +135,7 @@ def verify(evidence: Evidence) -> Verdict:
     return found
 
 
-def shards_of(evidence: Evidence) -> Iterator[Shard]:
+def shards_of(evidence: RunRecord) -> Iterator[Shard]:
     """Yield what was noted of each shard that was written."""
     plan = evidence.plan
     for (level, number), sums in evidence.sums.items():
@@ -198,7 +198,7 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     return found
 
 
-def _due(evidence: Evidence, level: int) -> Iterator[int]:
+def _due(evidence: RunRecord, level: int) -> Iterator[int]:
     flags = evidence.wanted.shards(level)
     return (shard for shard in range(len(evidence.plan.shards(level))) if flags is None or flags[shard])
 
@@ -241,7 +241,7 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
 
 
-def recompute(evidence: Evidence, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+def recompute(evidence: RunRecord, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own.
@@ -270,7 +270,7 @@ def core_box(plan: Plan, block: int) -> Box:
     return box.relative_to(plan.roi_box.start).scaled(plan.net.scale)
 
 
-def _computed(wanted: Wanted, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
+def _computed(wanted: Selection, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
     """Return `box` of the output (c, z, y, x), as the net gives it now and as it would be stored."""
     plan = wanted.plan
     shards = plan.shards().touching(box)
@@ -292,7 +292,7 @@ def _computed(wanted: Wanted, normalise: Affine, windows: StreamedWindows, box: 
     return np.ascontiguousarray(stored if mask is None else np.where(mask, stored, stored.dtype.type(0)))
 
 
-def _sums(wanted: Wanted, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]) -> Iterator[BlockSum]:
+def _sums(wanted: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]) -> Iterator[BlockSum]:
     """Yield the sums of `blocks`, ascending."""
     runner = load_runner(wanted.plan)
     incoming = batches(windows, blocks, runner.batch, wanted.windows_of)

@@ -32,7 +32,7 @@ Range = tuple[int, int]  # half-open; empty where it does not ascend
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class Selection:
     """The wanted part of `plan`.
 
     Attributes:
@@ -238,17 +238,17 @@ def any_within(flags: np.ndarray, ranges: Sequence[Sequence[Range]]) -> np.ndarr
     return flags
 
 
-def gather(plan: Plan, found: Iterable[tuple[int, str]]) -> Wanted:
+def gather(plan: Plan, found: Iterable[tuple[int, str]]) -> Selection:
     """Return what is wanted, from what scanning `found`: each block's cells, packed, in hexadecimal digits."""
     nz, ny, nx = plan.lattice.counts
-    wanted = Wanted(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
+    wanted = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
     for block, digits in found:
         if digits:
             _put(wanted, block, np.frombuffer(bytes.fromhex(digits), np.uint8))
     return wanted
 
 
-def _put(wanted: Wanted, block: int, packed: np.ndarray) -> None:
+def _put(wanted: Selection, block: int, packed: np.ndarray) -> None:
     assert wanted.cells is not None
     z, y, x = (wanted._cells_in(axis, block) for axis in range(3))
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
@@ -258,14 +258,14 @@ def _put(wanted: Wanted, block: int, packed: np.ndarray) -> None:
     place[...] = np.packbits(bits, axis=-1)
 
 
-def store_wanted(path: Path, wanted: Wanted) -> None:
+def store_selection(path: Path, wanted: Selection) -> None:
     """Write the cells to `path`, whole or not at all; a resume rests on them."""
     assert wanted.cells is not None
     with whole_file(path) as partial, partial.open("wb") as file:
         np.save(file, wanted.cells)
 
 
-def read_wanted(path: Path, plan: Plan) -> Wanted:
+def read_selection(path: Path, plan: Plan) -> Selection:
     """Return what is wanted of `plan`, from the cells stored at `path`.
 
     Raises:
@@ -278,11 +278,11 @@ def read_wanted(path: Path, plan: Plan) -> Wanted:
         raise RunError(f"{path} cannot be read ({error}); use --fresh to start over") from error
     if not isinstance(cells, np.ndarray) or cells.dtype != np.uint8 or cells.shape != (nz, ny, -(-nx // 8)):
         raise RunError(f"{path} does not hold the {nz} × {ny} × {nx} windows of its plan; use --fresh to start over")
-    return Wanted(plan, cells)
+    return Selection(plan, cells)
 
 
 @lru_cache(maxsize=4)
-def load_wanted(plan_path: str, identity: str, path: str, fingerprint: str) -> Wanted:
+def load_selection(plan_path: str, identity: str, path: str, fingerprint: str) -> Selection:
     """Return what is wanted as a run's folder has it; without a `fingerprint`, all of the region.
 
     Raises:
@@ -290,8 +290,8 @@ def load_wanted(plan_path: str, identity: str, path: str, fingerprint: str) -> W
     """
     plan = load_plan(plan_path, identity)
     if not fingerprint:
-        return Wanted(plan)
-    wanted = read_wanted(Path(path), plan)
+        return Selection(plan)
+    wanted = read_selection(Path(path), plan)
     if wanted.fingerprint != fingerprint:
         raise RunError(f"{path} holds windows {wanted.fingerprint}, not {fingerprint}: another run took its place")
     return wanted

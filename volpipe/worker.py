@@ -30,7 +30,7 @@ from volpipe.staging import through_cache
 from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
 from volpipe.volume import AS_STORED, View, Volume, open_volume
-from volpipe.wanted import Wanted, load_wanted
+from volpipe.wanted import Selection, load_selection
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
@@ -63,9 +63,9 @@ class Job:
         return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Selection:
         folder = Path(self.folder)
-        return load_wanted(str(folder / PLAN_FILE), self.identity, str(folder / WANTED_FILE), self.cells)
+        return load_selection(str(folder / PLAN_FILE), self.identity, str(folder / WANTED_FILE), self.cells)
 
     @property
     def normalise(self) -> Affine:
@@ -98,7 +98,7 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
-def _finite(wanted: Wanted, box: Box, data: np.ndarray) -> np.ndarray:
+def _finite(wanted: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     """Return the voxels of `data` (c, z, y, x), in `box` of the volume, that are finite; all that are wanted must be.
 
     Raises:
