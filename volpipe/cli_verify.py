@@ -62,8 +62,8 @@ def _recomputed(output: str, evidence: Evidence, num_blocks: int, seed: int) -> 
 
 def _say_why(output: str) -> None:
     """Print what may change the voxels of `output` and differs from when it was made."""
-    from volpipe.infer import loaded_runner
     from volpipe.provenance import changes, read_origin
+    from volpipe.runner import loaded_runner
 
     runner = loaded_runner()
     sentences = [] if runner is None else changes(read_origin(output), runner)

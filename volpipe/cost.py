@@ -18,7 +18,7 @@ from volpipe.grid import align_up
 from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import NetFacts, build_net
 from volpipe.recipe import Infer, NetChoice
-from volpipe.shortage import is_shortage
+from volpipe.runner import is_shortage
 from volpipe.usage import peak_bytes
 
 Triple = tuple[int, int, int]

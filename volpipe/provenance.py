@@ -26,13 +26,13 @@ from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.identity import identify
-from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
 from volpipe.recipe import NO_RECIPE, Recipe, Section
+from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.wanted import Wanted
 

@@ -28,7 +28,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.formats.store import downsample, transferred
 from volpipe.grid import Box, Grid
-from volpipe.infer import block_sums, load_runner
+from volpipe.infer import block_sums
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine
 from volpipe.memory import array_bytes, net_bytes
@@ -36,7 +36,7 @@ from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan, make_plan
 from volpipe.run import told_in
-from volpipe.shortage import smaller_windows
+from volpipe.runner import load_runner, smaller_windows
 from volpipe.tensors import Tensors, delete
 from volpipe.usage import peak_bytes
 from volpipe.volume import Volume

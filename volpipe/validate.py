@@ -16,11 +16,12 @@ from torch import nn
 
 from volpipe.errors import PlanError
 from volpipe.grid import Box
-from volpipe.infer import Runner, block_sums
+from volpipe.infer import block_sums
 from volpipe.nets import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
 from volpipe.recipe import Infer, Output, Recipe
+from volpipe.runner import Runner
 from volpipe.samples import Sampler, Source
 from volpipe.targets import accuracy, area, counts
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY

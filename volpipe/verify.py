@@ -13,16 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from volpipe import checksums
+from volpipe.block_sum import BlockSum
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.store import num_threads
 from volpipe.grid import Box
-from volpipe.infer import BlockSum, block_sums, load_runner, loaded_runner
+from volpipe.infer import block_sums
 from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan
+from volpipe.runner import load_runner, loaded_runner
 from volpipe.tensors import NO_SUM
 from volpipe.volume import open_writer
 from volpipe.wanted import Wanted
