@@ -45,7 +45,7 @@ LAYERS = (
     "pace",
     "worker              estimate",
     "infer",
-    "factor reassemble pyramid runner block_sum scan",
+    "factor reassemble pyramid runner block_sum",
     "memory usage",
     "tensors windows output schedule staging",
     "wanted              sums checksums",

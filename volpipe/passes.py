@@ -1,6 +1,6 @@
 """The passes over a volume before the net sees it: the scan for what is wanted, and the measuring of its statistics.
 
-Not here: what a task of them does (worker, scan, measure).
+Not here: what a task of them does (worker, wanted, measure).
 """
 
 from __future__ import annotations

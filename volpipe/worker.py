@@ -31,6 +31,7 @@ from volpipe.tensors import PARTS, Tensors
 from volpipe.usage import is_alone, measured
 from volpipe.volume import AS_STORED, View, Volume, open_volume
 from volpipe.wanted import Wanted, load_wanted
+from volpipe.wanted import scan as scan_block
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
@@ -118,8 +119,6 @@ def _finite(wanted: Wanted, box: Box, data: np.ndarray) -> np.ndarray:
 
 def scan(job: Job, units: Sequence[int]) -> Record:
     """Return which cells of the given blocks are wanted."""
-    from volpipe.scan import scan as scan_block
-
     found: list[tuple[int, str]] = []
 
     def one(block: int) -> None:
