@@ -15,7 +15,7 @@ from volpipe.nets import NetFacts
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 Triple = tuple[int, int, int]
 
@@ -83,24 +83,24 @@ def plans(draw: st.DrawFn, longest: int = 20, modes: tuple[str, ...] = ("stored"
 
 
 @st.composite
-def choices(draw: st.DrawFn, longest: int = 20) -> Wanted:
+def choices(draw: st.DrawFn, longest: int = 20) -> Selection:
     """Small plans of every kind, with all or a part of their cells wanted, some of them in the region."""
     plan = draw(plans(longest))
     if draw(st.booleans()):
-        return Wanted(plan)
+        return Selection(plan)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     cells = rng.random(plan.lattice.counts) < draw(st.sampled_from([0.0, 0.05, 0.3]))
     at = [draw(st.integers(a, b - 1)) // s for a, b, s in zip(*plan.roi, plan.lattice.stride, strict=True)]
     cells[tuple(at)] = True
-    return Wanted(plan, np.packbits(cells, axis=-1))
+    return Selection(plan, np.packbits(cells, axis=-1))
 
 
-def wanted_voxels(wanted: Wanted) -> np.ndarray:
+def selected_voxels(selection: Selection) -> np.ndarray:
     """Return for each voxel of the output whether it is wanted, found voxel by voxel (z, y, x)."""
-    plan = wanted.plan
-    if wanted.cells is None:
+    plan = selection.plan
+    if selection.cells is None:
         return np.ones(plan.out_shape, bool)
-    cells = np.unpackbits(wanted.cells, axis=-1).astype(bool)
+    cells = np.unpackbits(selection.cells, axis=-1).astype(bool)
     strides = [w - o for w, o in zip(plan.window, plan.overlap, strict=True)]
     for axis, (a, b, stride, scale) in enumerate(zip(*plan.roi, strides, plan.net.scale, strict=True)):
         cells = cells.repeat(stride, axis).take(range(a, b), axis).repeat(scale, axis)
@@ -132,9 +132,9 @@ def voxels_of_shards(size: int, shard: int) -> list[set[int]]:
     return [set(range(start, min(start + shard, size))) for start in range(0, size, shard)]
 
 
-def some_wanted(wanted: Wanted, along: list[list[set[int]]]) -> set[int]:
+def some_selected(selection: Selection, along: list[list[set[int]]]) -> set[int]:
     """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
-    voxels, found = wanted_voxels(wanted), set()
+    voxels, found = selected_voxels(selection), set()
     counts = tuple(map(len, along))
     for number in range(math.prod(counts)):
         box = [sorted(sides[i]) for sides, i in zip(along, unravel(number, counts), strict=True)]

@@ -31,7 +31,7 @@ from volpipe.run import Totals
 from volpipe.schedule import Schedule, bundle_size
 from volpipe.sums import Sums, missed_share
 from volpipe.volume import open_volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
@@ -46,7 +46,7 @@ def estimated(plan: Plan, rates: Rates | None = RATES, slots: Slots = ONE) -> Es
 def seen_chunks(plan: Plan, block: int) -> set[tuple[int, ...]]:
     """Return the chunks that any window of `block` shows a voxel of, found window by window and voxel by voxel."""
     found = set()
-    for number in Wanted(plan).windows_of(block):
+    for number in Selection(plan).windows_of(block):
         box = plan.lattice.window_box(number)
         ends = zip(box.start, box.stop, plan.source.shape, strict=True)
         along = [sorted({int(v) // CHUNK for v in mirror(a, b, n)}) for a, b, n in ends]

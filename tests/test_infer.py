@@ -32,7 +32,7 @@ from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.tensors import Tensors
 from volpipe.usage import measured
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, ahead, batches
 
 
@@ -279,7 +279,7 @@ def test_blocks_with_damaged_chunks_fail_and_the_others_are_written(tmp_path: Pa
     data = noise((8, 16, 24))
     plan, source, normalise = laid_out(tmp_path, data, IDENTITY)
     (tmp_path / "in.n5" / "raw" / "1" / "0" / "0").write_bytes(b"rubbish")  # N5 counts x, y, z: block 1
-    outcomes = list(infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, range(6)))
+    outcomes = list(infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, range(6)))
     assert sorted(block for block, _ in outcomes) == [0, 1, 2, 3, 4, 5]
     ((block, error),) = [(block, error) for block, error in outcomes if isinstance(error, Exception)]
     assert block == 1
@@ -297,7 +297,7 @@ def test_two_blocks_at_a_time_are_read_ahead_each_once(tmp_path: Path, monkeypat
         plain = getattr(source, name)
         monkeypatch.setattr(source, name, lambda block, n=name, do=plain: (told.append((n, block)), do(block)))
     blocks = [2, 5, 7, 11, 12]
-    assert [block for block, _ in infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, blocks)] == blocks
+    assert [block for block, _ in infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, blocks)] == blocks
     assert [block for name, block in told if name == "expect"] == blocks
     assert [block for name, block in told if name == "forget"] == blocks
     for i, (name, block) in enumerate(told):
@@ -321,7 +321,7 @@ def test_a_window_that_the_net_fails_on_costs_its_block_alone(tmp_path: Path) ->
     data = noise((8, 16, 32)) // 2
     data[0, 0, 9] = 255  # in the second window of block 0, and of none else
     plan, source, normalise = laid_out(tmp_path, data, "net.name=fussy.py:fussy", ALLOWED, "windows.block=[1,2,2]")
-    outcomes = list(infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, [0, 1]))
+    outcomes = list(infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, [0, 1]))
     assert [(block, repr(error) if isinstance(error, Exception) else "written") for block, error in outcomes] == [
         (0, "ArithmeticError('255 is too much')"),
         (1, "written"),
@@ -374,7 +374,7 @@ print(default, faults())
 
 def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
     plan, source, normalise = laid_out(tmp_path, noise((8, 16, 64)), IDENTITY)
-    stream = infer(Wanted(plan), normalise, Tensors(plan, tmp_path), source, range(16))
+    stream = infer(Selection(plan), normalise, Tensors(plan, tmp_path), source, range(16))
     assert next(stream)[0] == 0
     stream.close()  # type: ignore[attr-defined]  # a generator
     del stream

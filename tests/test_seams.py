@@ -13,7 +13,7 @@ from volumes import noise, windowed, write_volume
 from volpipe.formats.container import read_attributes
 from volpipe.sample import Sample, write_sample
 from volpipe.seams import THRESHOLD, seam_scores
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 # Adds the mean of a window to it, many times: windows of an uneven volume disagree.
 NET = """
@@ -71,12 +71,12 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -
     along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
     monkeypatch.setattr("volpipe.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
-    found = {score.axis: score.value for score in seam_scores(Wanted(plan))}
+    found = {score.axis: score.value for score in seam_scores(Selection(plan))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
 
 
 def test_labels_have_no_score() -> None:
-    assert seam_scores(Wanted(planned("net.name=identity", "output.kind=labels"))) == []
+    assert seam_scores(Selection(planned("net.name=identity", "output.kind=labels"))) == []
 
 
 def test_the_edges_of_a_mask_are_no_seams(tmp_path: Path, give: Give) -> None:

@@ -19,7 +19,7 @@ from volpipe.plan import Plan
 from volpipe.rehearsal import OnTry, Sample, TooSlowError, rehearse, sample, unheard
 from volpipe.run import Executors
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,13 @@ def rehearsed(
     return replace(appraise(plan, folder, executors, share), first_task=tried.first_task)
 
 
-def appraise_run(wanted: Wanted, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
-    """Return what is `wanted` will take; rehearsed only where that costs little of a whole run, and cannot stop it."""
-    share = wanted.num_blocks / wanted.plan.num_active
-    if share_left < 1 or wanted.num_blocks < WORTH_REHEARSING * executors.slots["gpu"]:
-        return appraise(wanted.plan, folder, executors, share)
+def appraise_run(selection: Selection, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
+    """Return what `selection` will take; blocks are tried only where that costs little, and cannot stop the run."""
+    share = selection.num_blocks / selection.plan.num_active
+    if share_left < 1 or selection.num_blocks < WORTH_REHEARSING * executors.slots["gpu"]:
+        return appraise(selection.plan, folder, executors, share)
     try:
-        return rehearsed(wanted.plan, folder, executors, share)
+        return rehearsed(selection.plan, folder, executors, share)
     except RunStopped as error:  # blocks that fail are the run's to retry and to name
         log.warning("the rehearsal failed: %s", error)
-        return appraise(wanted.plan, folder, executors, share)
+        return appraise(selection.plan, folder, executors, share)

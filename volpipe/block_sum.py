@@ -17,7 +17,7 @@ from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.output import finish
 from volpipe.plan import Plan
 from volpipe.tensors import NO_SUM
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 
 @dataclass
@@ -28,7 +28,7 @@ class BlockSum:
     a sum of several windows, or one that other blocks add to, is float32 until it is written.
     """
 
-    wanted: Wanted
+    selection: Selection
     normalise: Affine
     block: int
     box: Box = field(init=False)
@@ -38,7 +38,7 @@ class BlockSum:
 
     @property
     def plan(self) -> Plan:
-        return self.wanted.plan
+        return self.selection.plan
 
     def __post_init__(self) -> None:
         self.box = self.plan.sum_box(self.block)
@@ -85,7 +85,7 @@ class BlockSum:
 
     def _note_bad(self, part: np.ndarray, finite: np.ndarray, box: Box) -> bool:
         """Flag what is not `finite` in `part` (c, z, y, x), a window's share of `box`, where that is wanted."""
-        mask = self.wanted.mask(box)
+        mask = self.selection.mask(box)
         flags = ~finite if mask is None else ~finite & mask
         if not flags.any():
             return False

@@ -27,8 +27,8 @@ from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe import differences
 from volpipe.tensors import delete
-from volpipe.wanted import Wanted, read_wanted
-from volpipe.worker import PLAN_FILE, WANTED_FILE
+from volpipe.wanted import Selection, read_selection
+from volpipe.worker import PLAN_FILE, SELECTION_FILE
 
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
@@ -103,9 +103,9 @@ class RunFolder:
         return self.path / "scan.jsonl"
 
     @property
-    def wanted_file(self) -> Path:
+    def selection_file(self) -> Path:
         """The cells that are wanted, once they are known."""
-        return self.path / WANTED_FILE
+        return self.path / SELECTION_FILE
 
     @property
     def inputs(self) -> Path:
@@ -131,15 +131,15 @@ class RunFolder:
                 f"{self.plan_file} cannot be understood (written by another version?); run with --fresh to start over"
             ) from error
 
-    def load_wanted(self, plan: Plan) -> Wanted | None:
+    def load_selection(self, plan: Plan) -> Selection | None:
         """Return what is wanted of `plan`, or None where a scan has still to tell.
 
         Raises:
             RunError: what is stored is damaged.
         """
         if not plan.needs_scan:
-            return Wanted(plan)
-        return read_wanted(self.wanted_file, plan) if self.wanted_file.is_file() else None
+            return Selection(plan)
+        return read_selection(self.selection_file, plan) if self.selection_file.is_file() else None
 
     def store_plan(self, plan: Plan) -> None:
         """Store `plan` whole, or leave what was there."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from volpipe.block_sum import BlockSum
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
-from volpipe.output import write_total, write_wanted
+from volpipe.output import write_selected, write_total
 from volpipe.runner import Runner, load_runner
 from volpipe.tensors import Tensors
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import Batch, WindowSource, ahead, batches
 
 BATCHES_AHEAD = 2
@@ -39,15 +39,15 @@ class Written:
     clipped: int = 0
 
 
-def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
+def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> Written:
     """Write a finished block, and return what is thereby written.
 
     It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
     to scratch. Shards without a wanted voxel do not count.
     """
-    plan = wanted.plan
-    shards = [shard for shard in plan.shards_of_block(done.block) if wanted.touches(plan.shards().box(shard))]
-    contributors = {s: list(filter(wanted.has_block, plan.blocks_of_shard(s))) for s in shards}
+    plan = selection.plan
+    shards = [shard for shard in plan.shards_of_block(done.block) if selection.touches(plan.shards().box(shard))]
+    contributors = {s: list(filter(selection.has_block, plan.blocks_of_shard(s))) for s in shards}
     closed = [
         shard
         for shard, blocks in contributors.items()
@@ -59,16 +59,16 @@ def write_block(wanted: Wanted, tensors: Tensors, done: BlockSum) -> Written:
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
-            sums[shard] = write_wanted(wanted, box, done.part(box))
+            sums[shard] = write_selected(selection, box, done.part(box))
         else:
             total = tensors.total(box, contributors[shard], done)
-            sums[shard] = write_total(wanted, done.normalise, box, total, done.tally)
+            sums[shard] = write_total(selection, done.normalise, box, total, done.tally)
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
     return Written(shared, done.bad, sums, done.tally.clipped)
 
 
 def infer(
-    wanted: Wanted,
+    selection: Selection,
     normalise: Affine,
     tensors: Tensors,
     source: WindowSource,
@@ -89,19 +89,19 @@ def infer(
         source.forget(done.block)
         try:
             before_write()
-            return write_block(wanted, tensors, done)
+            return write_block(selection, tensors, done)
         finally:
             if done.block in after_next:
                 source.expect(after_next[done.block])
 
-    runner = load_runner(wanted.plan)
+    runner = load_runner(selection.plan)
     runner.check()
     for block in blocks[:2]:
         source.expect(block)
     writing: tuple[int, Future[Written]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
-        incoming = ahead(batches(source, blocks, runner.batch, wanted.windows_of), BATCHES_AHEAD)
-        for block, outcome in block_sums(wanted, normalise, runner, incoming, on_windows):
+        incoming = ahead(batches(source, blocks, runner.batch, selection.windows_of), BATCHES_AHEAD)
+        for block, outcome in block_sums(selection, normalise, runner, incoming, on_windows):
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
@@ -114,7 +114,7 @@ def infer(
 
 
 def block_sums(
-    wanted: Wanted,
+    selection: Selection,
     normalise: Affine,
     runner: Runner,
     incoming: Iterator[Batch],
@@ -127,7 +127,7 @@ def block_sums(
         if batch.block == failed:
             continue
         if growing is None or growing.block != batch.block:
-            growing = BlockSum(wanted, normalise, batch.block)
+            growing = BlockSum(selection, normalise, batch.block)
         error = batch.error
         if batch.windows is not None:
             try:

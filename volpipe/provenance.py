@@ -34,7 +34,7 @@ from volpipe.programs import short_hash
 from volpipe.recipe import NO_RECIPE, Recipe, Section
 from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
@@ -43,10 +43,10 @@ METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json
 SESSION_STAGE = "session"
 
 
-def origin(wanted: Wanted, normalise: Affine, fingerprint: str) -> dict[str, object]:
+def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
     """Return what the output says of its origin, the same in every run of its recipe over this input."""
-    plan = wanted.plan
-    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
+    plan = selection.plan
+    cells = {} if selection.cells is None else {"windows": selection.num_cells, "fingerprint": selection.fingerprint}
     source = plan.source.model_dump(mode="json")
     return {
         "version": volpipe.__version__,

@@ -40,7 +40,7 @@ from volpipe.runner import load_runner, smaller_windows
 from volpipe.tensors import Tensors, delete
 from volpipe.usage import peak_bytes
 from volpipe.volume import Volume
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 from volpipe.worker import Job
 
@@ -362,7 +362,7 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
     with stopwatch() as took:
         for block in blocks:
-            factor(Wanted(stored), volume, job.normalise, tensors, block)
+            factor(Selection(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
     return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
@@ -397,7 +397,7 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
-    ((_, total),) = block_sums(Wanted(plan), job.normalise, runner, batches(source, [block], runner.batch))
+    ((_, total),) = block_sums(Selection(plan), job.normalise, runner, batches(source, [block], runner.batch))
     if isinstance(total, Exception):
         raise total
     shard = next(iter(plan.shards_of_block(block)))

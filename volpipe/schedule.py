@@ -18,7 +18,7 @@ import numpy as np
 
 from volpipe.grid import Box
 from volpipe.plan import Plan
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64
@@ -147,10 +147,10 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
         num_workers: of the stage.
     """
     pace = max(pace, 1e-6)
-    wanted = BUNDLE_SECONDS / pace
+    num_units = BUNDLE_SECONDS / pace
     if row:
-        wanted = min(wanted, max(row // num_workers, LEAST_SECONDS / pace))
-    return max(1, min(int(wanted), LARGEST_BUNDLE))
+        num_units = min(num_units, max(row // num_workers, LEAST_SECONDS / pace))
+    return max(1, min(int(num_units), LARGEST_BUNDLE))
 
 
 class SingleStage:
@@ -186,15 +186,15 @@ class Schedule:
     """
 
     def __init__(
-        self, plan: Plan, wanted: Wanted | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
+        self, plan: Plan, selection: Selection | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
     ) -> None:
         self.plan = plan
-        wanted = wanted or Wanted(plan)
+        selection = selection or Selection(plan)
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
-        blocks, num_sums = wanted.blocks, wanted.num_sums
-        self.written = [wanted.shards(level) for level in range(len(plan.factors))]
+        blocks, num_sums = selection.blocks, selection.num_sums
+        self.written = [selection.shards(level) for level in range(len(plan.factors))]
         self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
         waits = self._lacks_windows if stored else None
         row = plan.blocks.counts[2] if num_sums else 0

@@ -19,7 +19,7 @@ import numpy as np
 from volpipe.grid import Box
 from volpipe.output import read_voxels
 from volpipe.plan import AXES, Plan
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 
 MOST_SAMPLES = 32  # per axis
 EDGE = 64  # output voxels of a sample along the other axes
@@ -45,23 +45,23 @@ class Score:
         return self.value > THRESHOLD
 
 
-def seam_scores(wanted: Wanted) -> list[Score]:
-    """Return the scores of the written output of `wanted`; no axis without faces, and none for labels."""
-    if wanted.plan.recipe.output.kind == "labels":
+def seam_scores(selection: Selection) -> list[Score]:
+    """Return the scores of the written output of `selection`; no axis without faces, and none for labels."""
+    if selection.plan.recipe.output.kind == "labels":
         return []
     dice = np.random.default_rng(SEED)
-    scores = (_score(wanted, axis, dice) for axis in range(3))
+    scores = (_score(selection, axis, dice) for axis in range(3))
     return [score for score in scores if score is not None]
 
 
-def _score(wanted: Wanted, axis: int, dice: np.random.Generator) -> Score | None:
-    plan = wanted.plan
+def _score(selection: Selection, axis: int, dice: np.random.Generator) -> Score | None:
+    plan = selection.plan
     step = plan.net.stride[axis] * plan.net.scale[axis]
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     across, inside, num_pairs, level = 0.0, 0.0, 0, 0.0
     chosen = dice.choice(faces, size=MOST_SAMPLES) if faces else ()
     boxes = [_sample(plan, axis, int(face), step, dice) for face in chosen]
-    for data in _each_read(plan, [box for box in boxes if _is_wanted(wanted, box)]):
+    for data in _each_read(plan, [box for box in boxes if _is_selected(selection, box)]):
         lines = np.moveaxis(data, axis + 1, 0).astype(np.float64)
         if not np.isfinite(lines).all():
             continue
@@ -76,8 +76,8 @@ def _score(wanted: Wanted, axis: int, dice: np.random.Generator) -> Score | None
     return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
 
 
-def _is_wanted(wanted: Wanted, box: Box) -> bool:
-    mask = wanted.mask(box)
+def _is_selected(selection: Selection, box: Box) -> bool:
+    mask = selection.mask(box)
     return mask is None or bool(mask.all())
 
 

@@ -171,12 +171,12 @@ def clipped_line(report: Report) -> str:
 
 def plan_table(plan: Plan) -> Table:
     """Return how the work is divided."""
-    from volpipe.wanted import Wanted
+    from volpipe.wanted import Selection
 
-    lattice, table, wanted = plan.lattice, _pairs(), Wanted(plan)
+    lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
     table.add_row(
         "windows",
-        f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
         f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
     )
     table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_mirrored(plan)}")

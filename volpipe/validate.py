@@ -27,7 +27,7 @@ from volpipe.targets import accuracy, area, counts
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.training import TrainRecipe
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.wanted import Wanted
+from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 
 EDGE = 160  # voxels of the truth per axis that are validated at most, from the middle of what is held out
@@ -105,10 +105,10 @@ def tiled(
     threads = Infer(threads=torch.get_num_threads())  # as the training has them
     tree = Recipe(net=choice, normalise=recipe.normalise, infer=threads, output=output)
     plan = make_plan(tree, volume, facts, out=folder / "validated.zarr")
-    normalise, wanted = held.source.normalise, Wanted(plan)
+    normalise, selection = held.source.normalise, Selection(plan)
     runner = Runner(plan, next(net.parameters()).device.type, _net=net)
     windows = StreamedWindows(volume, plan.lattice, normalise)
-    for block, outcome in block_sums(wanted, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
+    for block, outcome in block_sums(selection, normalise, runner, batches(windows, range(len(plan.blocks)), 1)):
         if isinstance(outcome, Exception):
             raise outcome
         windows.forget(block)

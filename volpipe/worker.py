@@ -30,12 +30,12 @@ from volpipe.staging import staged, take_notes
 from volpipe.tensors import PARTS, Tensors
 from volpipe.usage import is_alone, measured
 from volpipe.volume import AS_STORED, View, Volume, open_volume
-from volpipe.wanted import Wanted, load_wanted
+from volpipe.wanted import Selection, load_selection
 from volpipe.wanted import scan as scan_block
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
-WANTED_FILE = "wanted.npy"
+SELECTION_FILE = "wanted.npy"
 
 Outcomes = Iterator[tuple[int, Exception | None]]
 
@@ -66,9 +66,9 @@ class Job:
         return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
 
     @property
-    def wanted(self) -> Wanted:
+    def selection(self) -> Selection:
         folder = Path(self.folder)
-        return load_wanted(str(folder / PLAN_FILE), self.identity, str(folder / WANTED_FILE), self.cells)
+        return load_selection(str(folder / PLAN_FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
 
     @property
     def normalise(self) -> Affine:
@@ -95,20 +95,20 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     def one(block: int) -> None:
         box = job.plan.blocks.box(block)
         data = open_source(job).open().read(box)
-        found.append(measure_voxels(data if is_finite(data) else _finite(job.wanted, box, data), job.bins))
+        found.append(measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins))
 
     record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
-def _finite(wanted: Wanted, box: Box, data: np.ndarray) -> np.ndarray:
+def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     """Return the voxels of `data` (c, z, y, x), in `box` of the volume, that are finite; all that are wanted must be.
 
     Raises:
         PlanError: some are not, with how many, and the box.
     """
     bad = ~np.isfinite(data)
-    num_bad = int(np.count_nonzero(bad & wanted.input_mask(box)))
+    num_bad = int(np.count_nonzero(bad & selection.input_mask(box)))
     if num_bad:
         raise PlanError(
             f"{num_bad:,} voxels of the volume in box {box} are NaN or infinite, so that it has no statistics; give "
@@ -134,7 +134,7 @@ def factor(job: Job, units: Sequence[int]) -> Record:
     from volpipe.factor import factor as factor_block
 
     def one(block: int) -> None:
-        factor_block(job.wanted, open_source(job), job.normalise, job.tensors, block)
+        factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
     return work("factor", units, _each(one, units, job))
 
@@ -149,7 +149,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     tally = Tally()
 
     def num_windows() -> int:
-        return sum(len(job.wanted.windows_of(block)) for block in units)
+        return sum(len(job.selection.windows_of(block)) for block in units)
 
     def outcomes() -> Outcomes:
         with beating(Path(job.folder), units, num_windows) as beater:
@@ -157,7 +157,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
 
     def blocks(beater: Beater) -> Outcomes:
         for block, outcome in infer_blocks(
-            job.wanted, job.normalise, job.tensors, window_source(job), units,
+            job.selection, job.normalise, job.tensors, window_source(job), units,
             before_write=job.check_session, on_windows=beater.add,
         ):  # fmt: skip
             if isinstance(outcome, Exception):
@@ -185,7 +185,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
 
     def one(shard: int) -> None:
         own = Tally()  # of a shard that fails, nothing counts
-        sums.append((0, shard, reassemble_shard(job.wanted, job.normalise, job.tensors, shard, own)))
+        sums.append((0, shard, reassemble_shard(job.selection, job.normalise, job.tensors, shard, own)))
         tally.clipped += own.clipped
 
     record = work("reassemble", units, _each(one, units, job))
@@ -221,7 +221,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.wanted.input_box)
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.selection.input_box)
 
 
 @lru_cache(maxsize=4)
