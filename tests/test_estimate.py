@@ -20,7 +20,7 @@ from volpipe import rehearsal
 from volpipe.access import Reader
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimate import Estimate, Rates, Slots, StageEstimate, estimate, upper_bounds
+from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.fetches import fetched_share
 from volpipe.grid import Box, mirror
 from volpipe.limits import Limits, check_limits
@@ -35,11 +35,11 @@ from volpipe.wanted import Selection
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
-RATES = Rates(6, 2.0, 1e-9, 0.1, 0.5, 1e-8, 2e-8, 3e-8, 4e5, 2.5, 0.75, 0.5, 600 << 20)
+RATES = UnitCosts(6, 2.0, 1e-9, 0.1, 0.5, 1e-8, 2e-8, 3e-8, 4e5, 2.5, 0.75, 0.5, 600 << 20)
 CHUNK = 16  # of the volumes in plans, and of those that are written
 
 
-def estimated(plan: Plan, rates: Rates | None = RATES, slots: Slots = ONE) -> Estimate:
+def estimated(plan: Plan, rates: UnitCosts | None = RATES, slots: Slots = ONE) -> Estimate:
     return estimate(plan, volume(plan.source.shape), 0.125, slots, rates)
 
 

@@ -18,7 +18,7 @@ from volpipe import limits
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.flow import find_flow
-from volpipe.flow_cost import FlowCost, appraise_flow, preview_flow
+from volpipe.flow_cost import FlowCost, forecast_flow, preview_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
 from volpipe.provenance import read_origin
@@ -85,7 +85,7 @@ def flow_plan(folder: Path, text: str, *settings: str, out: str = "out") -> Flow
 
 
 def flow_cost(folder: Path, text: str, *settings: str) -> FlowCost:
-    return appraise_flow(flow_plan(folder, text, *settings))
+    return forecast_flow(flow_plan(folder, text, *settings))
 
 
 class Counted:
@@ -130,7 +130,7 @@ def test_what_a_plan_told_of_times_is_known_to_the_same_stages_on_as_many_worker
     names, workers = ("labels", "scores"), Inline()
 
     def known(plan: FlowPlan, workers: Inline | None) -> list[bool]:
-        cost = appraise_flow(plan, workers)
+        cost = forecast_flow(plan, workers)
         found = {each.stage.name: each.times for each in cost.stages}
         assert all(found.get(each.stage.name) in (None, each.times) for each in told.stages)
         return [found.get(name) is not None for name in names]
@@ -210,7 +210,7 @@ def test_a_flow_stopped_in_its_second_stage_goes_on_to_the_same_bytes_and_leaves
 
 def test_totals_are_the_sums_and_files_are_as_many_as_are_written(folder: Path) -> None:
     cost = flow_cost(folder, TWO)
-    plans = [appraise_flow(FlowPlan("", "", cost.plan.out, (stage,))) for stage in cost.plan.stages[:1]]
+    plans = [forecast_flow(FlowPlan("", "", cost.plan.out, (stage,))) for stage in cost.plan.stages[:1]]
     needs = [stage.need for stage in cost.stages]
     assert cost.stages[0].need == plans[0].stages[0].need
     assert cost.output_bytes == sum(need.output_bytes for need in needs if need)
@@ -248,7 +248,7 @@ def test_what_is_complete_needs_no_more_room(folder: Path, monkeypatch: pytest.M
     cost = flow_cost(folder, TWO)
     run(cost.plan)
     monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=0))
-    appraise_flow(cost.plan).check()
+    forecast_flow(cost.plan).check()
 
 
 def test_a_stage_with_parts_missing_is_the_last_and_the_next_command_goes_on(folder: Path) -> None:
@@ -376,10 +376,10 @@ def test_stages_that_do_not_fit_what_they_read_are_refused(folder: Path, setting
 
 def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begins(folder: Path) -> None:
     plan, counted = flow_plan(folder, TWO, "second.windows.block=[4,3,2]"), Counted()
-    first, second = (cost.found.estimate.memory_bytes for cost in appraise_flow(plan).stages if cost.found)
+    first, second = (cost.found.estimate.memory_bytes for cost in forecast_flow(plan).stages if cost.found)
     assert first < second
     counted.workers.worker_bytes = int(first) + 1
-    listener = FlowListener(on_workers=lambda workers: appraise_flow(plan, workers).check())
+    listener = FlowListener(on_workers=lambda workers: forecast_flow(plan, workers).check())
     with pytest.raises(PlanError, match=r"^stage second: a worker needs .* GiB of memory and has "):
         execute_flow(plan, counted.start, listener=listener)
     assert not (folder / "out" / "first.zarr").exists()

@@ -18,7 +18,7 @@ from volpipe import limits
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.flow import find_flow
-from volpipe.flow_cost import appraise_flow
+from volpipe.flow_cost import forecast_flow
 from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done
 from volpipe.folder import RunFolder
@@ -248,8 +248,8 @@ def test_outputs_in_a_bucket_may_not_lie_where_the_volume_does(bucket: Bucket, f
 def test_room_on_a_disk_says_nothing_of_a_bucket(bucket: Bucket, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "find_quotas", lambda place: [Quota("nobody", 0, 0)])
     with pytest.raises(PlanError, match=r"\(quota of nobody\)"):
-        appraise_flow(planned(folder, out=folder / "local")).check()
-    appraise_flow(planned(folder)).check()
+        forecast_flow(planned(folder, out=folder / "local")).check()
+    forecast_flow(planned(folder)).check()
 
 
 @pytest.mark.parametrize(

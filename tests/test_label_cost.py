@@ -22,7 +22,7 @@ from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.errors import RunStopped
 from volpipe.grid import Box
 from volpipe.journal import Record
-from volpipe.label_cost import LabelRates, LabelTimes, Trial, elapsed, foreseen, label_times, rehearse_labels
+from volpipe.label_cost import LabelRates, LabelTimes, Trial, calibrate_labels, elapsed, foreseen, label_times
 from volpipe.label_graph import solve
 from volpipe.label_plan import LabelPlan, fit
 from volpipe.label_recipe import LabelRecipe
@@ -105,7 +105,7 @@ def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
     reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
     rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
     inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
-    times = rehearse_labels(trial_of(tmp_path, plan, volume), Inline())
+    times = calibrate_labels(trial_of(tmp_path, plan, volume), Inline())
     made = label(plan, Inline().start)
     assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 12]
     found = {stage.name: stage.seconds for stage in times.stages}
@@ -166,7 +166,7 @@ def test_a_graph_grows_with_its_pieces_and_edges(tmp_path: Path, still: Callable
     for number, length in enumerate((48, 96)):
         (tmp_path / str(number)).mkdir()
         plan, volume = planned_over(tmp_path / str(number), chances((9, 24, 24, length)), recipe((24, 24, 24)))
-        times.append(rehearse_labels(trial_of(tmp_path / str(number), plan, volume), Inline()))
+        times.append(calibrate_labels(trial_of(tmp_path / str(number), plan, volume), Inline()))
     graphs = [each.stages[2].seconds for each in times]
     assert 2.0 < graphs[0] < graphs[1] < 2.0 * graphs[0] * 1.2
     assert all(each.seconds > sum(stage.seconds for stage in each.stages) for each in times)  # by the start
@@ -205,7 +205,7 @@ def test_larger_blocks_are_tried_where_that_is_quick(
         }
     )
     plan, volume = planned_over(tmp_path, np.zeros((1, 96, 96, 192), np.uint8), chosen, 96)
-    assert rehearse_labels(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
+    assert calibrate_labels(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
 
 
 def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
 def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *, is_there: bool) -> None:
     plan, volume = planned_over(tmp_path, chances((9, 20, 24, 40)), recipe((16, 16, 16)))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
+    found = calibrate_labels(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert found.is_guess is not is_there
     assert found.num_voxels == 3 * 16 * 16 * 32  # as many as each of three workers tries
@@ -232,7 +232,7 @@ def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *,
 def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
     plan, volume = planned_over(tmp_path, chances((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
-    times = rehearse_labels(trial_of(tmp_path, plan, volume, is_there=False), Inline())
+    times = calibrate_labels(trial_of(tmp_path, plan, volume, is_there=False), Inline())
     assert times.is_guess
     assert all(stage.seconds > 0 for stage in times.stages)
 
@@ -246,7 +246,7 @@ def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: 
     coarser = {stage.name: (stage.num_tasks, stage.seconds) for stage in times.stages[-2:]}
     assert coarser == {"pyramid 1": (4, pytest.approx(61.44)), "pyramid 2": (1, pytest.approx(7.68))}
     assert times.seconds == pytest.approx(69.12)
-    assert all(stage.seconds > 0 for stage in rehearse_labels(trial, Inline()).stages)
+    assert all(stage.seconds > 0 for stage in calibrate_labels(trial, Inline()).stages)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
@@ -340,10 +340,10 @@ def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
     found = evaluate.fit_evaluation(volume, volume, None)
-    time = score_cost.rehearse_scores(found, {"of another stage"}, Inline(), tmp_path / "tried")
+    time = score_cost.calibrate_scores(found, {"of another stage"}, Inline(), tmp_path / "tried")
     assert time == score_cost.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
-    four = score_cost.rehearse_scores(found, (), Inline(slots=4), tmp_path / "tried")
+    four = score_cost.calibrate_scores(found, (), Inline(slots=4), tmp_path / "tried")
     assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
     assert not (tmp_path / "tried").exists()
 
@@ -360,8 +360,8 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     for name in ("a", "b"):
         (tmp_path / name).rename(tmp_path / f"not-{name}")
     with pytest.raises(RunStopped, match="block 0 cannot be tried"):
-        score_cost.rehearse_scores(found, (), Inline(), tmp_path / "tried")
-    time = score_cost.rehearse_scores(found, {made.path, given.path}, Inline(), tmp_path / "tried")
+        score_cost.calibrate_scores(found, (), Inline(), tmp_path / "tried")
+    time = score_cost.calibrate_scores(found, {made.path, given.path}, Inline(), tmp_path / "tried")
     assert time == score_cost.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
     assert not (tmp_path / "tried").exists()
 

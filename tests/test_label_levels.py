@@ -19,7 +19,7 @@ from test_labelling import Crowd, labelled, tree
 from volpipe.affinities import affinities
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.flow import VOLUME
-from volpipe.flow_cost import Need
+from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.formats.store import downsample
 from volpipe.journal import read_records
@@ -270,7 +270,8 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
     label(plan, Crowd().start)
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 
-    need, none = Need.of_labels(plan, 1.0), Need.of_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0)
+    need = ResourceNeeds.from_labels(plan, 1.0)
+    none = ResourceNeeds.from_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0)
     assert need.output_files == sum(path.is_file() for path in out.rglob("*"))
     sizes = [level.nbytes for level in levels_in(out)]
     assert need.output_bytes == sum(sizes)

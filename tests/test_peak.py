@@ -13,14 +13,14 @@ from conftest import ROOT
 from inline import Inline
 from volumes import noise, write_volume
 
-from volpipe.appraisal import appraise
+from volpipe.appraisal import forecast
 from volpipe.descriptions import bytes_per_voxel
 from volpipe.driver import prepare, preview
 from volpipe.folder import RunFolder
 from volpipe.journal import read_records
 from volpipe.memory import GPU_BYTES, net_bytes
 from volpipe.recipe import NetChoice, load_recipe
-from volpipe.show import appraisal_summary, rendered
+from volpipe.show import forecast_summary, rendered
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """
@@ -70,10 +70,10 @@ def test_the_memory_of_a_net_on_a_gpu_is_not_its_workers(tmp_path: Path) -> None
     recipe = load_recipe(ROOT / "configs" / "default.toml", ["windows.shape=[148,148,148]"])
     plan = prepare(str(location), recipe, tmp_path / "out.zarr", tmp_path)
     workers = Inline()
-    on_cpu = appraise(plan, RunFolder(tmp_path / "none"), workers)
+    on_cpu = forecast(plan, RunFolder(tmp_path / "none"), workers)
     workers.on_gpu = True
-    on_gpu = appraise(plan, RunFolder(tmp_path / "none"), workers)
+    on_gpu = forecast(plan, RunFolder(tmp_path / "none"), workers)
     saved = on_cpu.estimate.memory_bytes - on_gpu.estimate.memory_bytes
     assert saved == net_bytes(plan) - GPU_BYTES > 0
-    assert "beside the memory of its GPU" in rendered(appraisal_summary(on_gpu, "here"))
-    assert "the net included" in rendered(appraisal_summary(on_cpu, "here"))
+    assert "beside the memory of its GPU" in rendered(forecast_summary(on_gpu, "here"))
+    assert "the net included" in rendered(forecast_summary(on_cpu, "here"))

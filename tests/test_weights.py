@@ -26,7 +26,7 @@ from volpipe.errors import PlanError, RunStopped, VolpipeError
 from volpipe.nets import build_net, load_weights
 from volpipe.plan import Plan
 from volpipe.programs import code_hash
-from volpipe.provenance import told_by
+from volpipe.provenance import read_provenance
 from volpipe.recipe import NetChoice, load_recipe
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
@@ -122,7 +122,7 @@ def test_an_untrained_net_runs_with_a_warning_that_the_log_and_the_output_keep(t
     assert ended.err.startswith("warning: net unet3d runs with the ")
     assert warning in ended.err
     assert warning in (tmp_path / "out.zarr.run" / "volpipe.log").read_text()
-    assert told_by(tmp_path / "out.zarr")["recipe"]["net"]["untrained"] is True
+    assert read_provenance(tmp_path / "out.zarr")["recipe"]["net"]["untrained"] is True
 
 
 def test_nets_without_parameters_and_files_need_no_word(tmp_path: Path, give: Give) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate, Rates, Slots, estimate, upper_bounds
+from volpipe.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.formats.files import locate
 from volpipe.memory import array_bytes
 from volpipe.plan import ENOUGH_BLOCKS, Plan, Triple, make_plan
@@ -63,7 +63,7 @@ def _capped(plan: Plan, block: Sequence[int]) -> Triple:
     return z, y, x
 
 
-def _rates_of(other: Plan, plan: Plan, rates: Rates) -> Rates:
+def _rates_of(other: Plan, plan: Plan, rates: UnitCosts) -> UnitCosts:
     """Return the rates of `plan` as they would be with the blocks of `other`."""
     return dataclasses.replace(
         rates,

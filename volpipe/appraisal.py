@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 
 from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
-from volpipe.estimate import Estimate, Rates, Slots, estimate
+from volpipe.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.rehearsal import OnTry, Sample, TooSlowError, rehearse, sample, unheard
+from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, sample, unheard
 from volpipe.run import Executors
 from volpipe.volume import Volume
 from volpipe.wanted import Selection
 
 log = logging.getLogger(__name__)
 
-WORTH_REHEARSING = 100  # blocks per worker: three of them cost 3 % of the time
+WORTH_CALIBRATING = 100  # blocks per worker: three of them cost 3 % of the time
 UNKNOWN_SLOTS = Slots(1, 1, shared=True)
 
 
 @dataclass(frozen=True)
-class Appraisal:
+class Forecast:
     """What a plan will take, and what that rests on: its volume, some chunks of it, the workers, and the limits.
 
     `share` of the region's blocks is wanted, where a mask leaves some out. The site says that workers keep chunks of
@@ -64,7 +64,7 @@ class Appraisal:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PendingInput:
     """A volume that does not exist yet.
 
     Attributes:
@@ -75,17 +75,17 @@ class Ahead:
 
     volume: Volume
     voxel_bytes: float
-    rates: Rates | None = None
+    rates: UnitCosts | None = None
 
 
-def appraise(
+def forecast(
     plan: Plan,
     folder: RunFolder,
     executors: Executors | None = None,
     share: float = 1.0,
     *,
-    ahead: Ahead | None = None,
-) -> Appraisal:
+    pending: PendingInput | None = None,
+) -> Forecast:
     """Return what `plan` takes by what the run's `folder` knows of its rates.
 
     Args:
@@ -96,46 +96,46 @@ def appraise(
     if executors is not None:
         slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared, executors.on_gpu)
         worker_bytes = executors.worker_bytes
-    volume = plan.source.volume() if ahead is None else ahead.volume
-    seen = sample(plan, volume) if ahead is None else Sample(ahead.voxel_bytes, Affine())
+    volume = plan.source.volume() if pending is None else pending.volume
+    seen = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
-    rates = folder.load_rates(plan) or (ahead.rates if ahead is not None else None)
+    rates = folder.load_rates(plan) or (pending.rates if pending is not None else None)
     found = estimate(plan, volume, seen.voxel_bytes, slots, rates, share)
     kept_in = None if executors is None else executors.node_directory
     threads = None if executors is None else executors.worker_threads
     num_workers = None if executors is None else slots.gpu
-    return Appraisal(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
+    return Forecast(plan, volume, seen, slots, limits, share, found, kept_in, threads, num_workers)
 
 
-def rehearsed(
+def forecast_calibrated(
     plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0, on_try: OnTry = unheard
-) -> Appraisal:
+) -> Forecast:
     """Return what `plan` will take, after a rehearsal if there was none before; without times where that is too slow.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    found = appraise(plan, folder, executors, share)
+    found = forecast(plan, folder, executors, share)
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        tried = rehearse(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal, on_try)
+        tried = calibrate(plan, found.sample.normalise, executors, found.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(found, untimed=str(error))
     folder.store_rates(plan, tried.rates)
-    return replace(appraise(plan, folder, executors, share), first_task=tried.first_task)
+    return replace(forecast(plan, folder, executors, share), first_task=tried.first_task)
 
 
-def appraise_run(selection: Selection, folder: RunFolder, executors: Executors, share_left: float) -> Appraisal:
+def forecast_run(selection: Selection, folder: RunFolder, executors: Executors, share_left: float) -> Forecast:
     """Return what `selection` will take; blocks are tried only where that costs little, and cannot stop the run."""
     share = selection.num_blocks / selection.plan.num_active
-    if share_left < 1 or selection.num_blocks < WORTH_REHEARSING * executors.slots["gpu"]:
-        return appraise(selection.plan, folder, executors, share)
+    if share_left < 1 or selection.num_blocks < WORTH_CALIBRATING * executors.slots["gpu"]:
+        return forecast(selection.plan, folder, executors, share)
     try:
-        return rehearsed(selection.plan, folder, executors, share)
+        return forecast_calibrated(selection.plan, folder, executors, share)
     except RunStopped as error:  # blocks that fail are the run's to retry and to name
         log.warning("the rehearsal failed: %s", error)
-        return appraise(selection.plan, folder, executors, share)
+        return forecast(selection.plan, folder, executors, share)

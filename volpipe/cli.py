@@ -46,11 +46,11 @@ from volpipe.show import (
     MOST_ROWS,
     Rate,
     alternatives_table,
-    appraisal_summary,
     bar_counts,
     clipped_line,
     count,
     estimate_table,
+    forecast_summary,
     measured_line,
     missing_table,
     plan_summary,
@@ -65,7 +65,7 @@ from volpipe.sites import name_user
 from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
-    from volpipe.appraisal import Appraisal
+    from volpipe.appraisal import Forecast
     from volpipe.apps.start import Started
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
@@ -275,12 +275,12 @@ def plan(
         out.print(plan_summary(planned))
         with trying() as on_try:
             found = preview(planned, start, on_try)
-    out.print(appraisal_summary(found, config))
+    out.print(forecast_summary(found, config))
     _print_details(found)
     found.check()
 
 
-def _print_details(found: Appraisal) -> None:
+def _print_details(found: Forecast) -> None:
     """Print how the work is divided, what its stages take, and what was turned down."""
     out.print()
     out.print(plan_table(found.plan))
@@ -384,8 +384,8 @@ def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
     """Give a listener that prints the plan, all of it where `details` are asked for, and shows progress."""
     from volpipe.driver import Listener
 
-    def on_estimate(found: Appraisal) -> None:
-        out.print(appraisal_summary(found, config))
+    def on_estimate(found: Forecast) -> None:
+        out.print(forecast_summary(found, config))
         if details:
             _print_details(found)
         log.info("plan:\n%s", rendered(plan_table(found.plan), estimate_table(found.estimate)))

@@ -16,13 +16,13 @@ from rich.table import Table
 from volpipe import cli_label
 from volpipe.errors import VolpipeError
 from volpipe.scoreboard import label_table, score_table
-from volpipe.show import appraisal_summary, duration, estimate_table, plan_summary, plan_table, size
+from volpipe.show import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
 from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
     from volpipe.flow import Flow
-    from volpipe.flow_cost import FlowCost, Need, StageCost
+    from volpipe.flow_cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport, Start
     from volpipe.folder import RunFolder
@@ -94,16 +94,16 @@ def run(
     same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
-    from volpipe.flow_cost import appraise_flow
+    from volpipe.flow_cost import forecast_flow
     from volpipe.flow_run import FlowListener, FlowOptions, Site, execute_flow
 
-    cost = appraise_flow(plan)
+    cost = forecast_flow(plan)
     if not fresh:
         cost.check()
 
     def on_workers(workers: Site) -> None:
         nonlocal cost
-        cost = appraise_flow(plan, workers)
+        cost = forecast_flow(plan, workers)
         cost.check()
 
     listener = FlowListener(
@@ -195,7 +195,7 @@ def _took(report: StageReport, cost: StageCost) -> str:
     return f"{taken} ({planned})" if report.is_new and planned else taken
 
 
-def _beside(report: StageReport, planned: Need | None) -> tuple[str, str]:
+def _beside(report: StageReport, planned: ResourceNeeds | None) -> tuple[str, str]:
     """Return what was read and what was written, each with what was planned; nothing where nothing was done."""
     if planned is None or report.was_complete:
         return "", ""
@@ -213,15 +213,15 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
 
     Without `start`, which starts the site, no block is tried.
     """
-    from volpipe.flow_cost import appraise_flow, preview_flow
+    from volpipe.flow_cost import forecast_flow, preview_flow
     from volpipe.label_cost import LabelTimes
 
-    cost = appraise_flow(plan) if start is None else preview_flow(plan, start)
+    cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
         if each.found is not None:
             out.print(plan_summary(each.found.plan))
-            out.print(appraisal_summary(each.found, config))
+            out.print(forecast_summary(each.found, config))
             out.print()
             out.print(plan_table(each.found.plan))
             out.print(estimate_table(each.found.estimate))

@@ -129,9 +129,9 @@ def told(made: Labelled, planned: LabelTimes | None = None) -> str:
 
 def planned(plan: LabelPlan) -> str:
     """Return the room that the labelling will take, on a line."""
-    from volpipe.flow_cost import Need
+    from volpipe.flow_cost import ResourceNeeds
 
-    shape, need = " × ".join(map(str, plan.shape)), Need.of_labels(plan, 0.0)
+    shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.from_labels(plan, 0.0)
     return (
         f"{shape} voxels in {count(len(plan.blocks), 'block')} of {' × '.join(map(str, plan.block))}: writes up to "
         f"{size(need.output_bytes)} in {count(need.output_files, 'file')}, takes up to {size(plan.task_bytes)} of "

@@ -29,7 +29,7 @@ LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took
 
 
 @dataclass(frozen=True)
-class Cost:
+class WindowCost:
     """One call of a net.
 
     Attributes:
@@ -65,7 +65,9 @@ def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
     return list(dict.fromkeys(found))
 
 
-def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str) -> Iterator[Cost]:
+def measure_windows(
+    choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
+) -> Iterator[WindowCost]:
     """Yield what windows of ascending sizes cost, up to the first that takes too long or more memory than there is."""
     import torch
 
@@ -85,7 +87,7 @@ def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search
                     if is_shortage(error):
                         return
                     raise
-            yield Cost(window, batch, kept, seconds, num_bytes)
+            yield WindowCost(window, batch, kept, seconds, num_bytes)
             if seconds > LONGEST_CALL:
                 return
 
@@ -120,7 +122,7 @@ def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int
     return peak_bytes() - before
 
 
-def best(found: Iterable[Cost], most_bytes: int) -> Cost | None:
+def fastest(found: Iterable[WindowCost], most_bytes: int) -> WindowCost | None:
     """Return the fastest of those that take no more than `most_bytes`; of windows that are alike, the smallest."""
     fitting = [cost for cost in found if cost.num_bytes <= most_bytes]
     return max(fitting, key=lambda cost: cost.speed, default=None)

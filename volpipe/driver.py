@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.appraisal import Appraisal, appraise, appraise_run, rehearsed
+from volpipe.appraisal import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.beats import listening
 from volpipe.errors import PlanError, RunError, RunStopped, VolpipeError
 from volpipe.estimate import Estimate
@@ -33,7 +33,7 @@ from volpipe.pace import Prospect
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.presence import Driver, Presence, StageNote, find_driver, present
-from volpipe.provenance import begin_session, is_sealed, noted_fingerprint, origin, seal
+from volpipe.provenance import begin_session, is_sealed, origin, seal, stored_fingerprint
 from volpipe.recipe import Recipe
 from volpipe.rehearsal import OnTry, unheard
 from volpipe.resolve import told
@@ -42,7 +42,7 @@ from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
 from volpipe.usage import peak_bytes
-from volpipe.verify import check_present, gather_evidence, shards_of
+from volpipe.verify import check_present, load_run_record, shards_of
 from volpipe.volume import Volume, open_volume
 from volpipe.wanted import Selection
 from volpipe.worker import PLAN_FILE, Job
@@ -98,7 +98,7 @@ class Listener:
     """Whom the driver tells: of the plan and of what it will take, before anything runs, and of progress."""
 
     on_plan: Callable[[Plan, RunFolder], None] = lambda plan, folder: None
-    on_estimate: Callable[[Appraisal], None] = lambda appraisal: None
+    on_estimate: Callable[[Forecast], None] = lambda forecast: None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -179,7 +179,7 @@ def execute(
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
             selection = folder.load_selection(plan)
             if selection is not None and _schedule(selection, journal, keep_tensors).is_complete:
-                check_present(plan.out, list(shards_of(gather_evidence(folder, needs_sums=False))))
+                check_present(plan.out, list(shards_of(load_run_record(folder, needs_sums=False))))
                 return _close(selection, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
@@ -190,7 +190,7 @@ def execute(
                 selection = selection or scanned(stages, folder)
                 schedule = _schedule(selection, journal, keep_tensors)
                 _limit(schedule, only, selection)
-                found = _appraised(selection, folder, executors, schedule, listener)
+                found = _forecast(selection, folder, executors, schedule, listener)
                 prospect = Prospect(found.estimate.seconds_per_unit, selection.num_windows, beats)
                 normalise = normalisation(stages, journal, selection)
                 create_output(plan, origin(selection, normalise, inputs["volume"].fingerprint))
@@ -218,11 +218,11 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
     begin_session(folder, plan, site)
 
 
-def _appraised(
+def _forecast(
     selection: Selection, folder: RunFolder, executors: Executors, schedule: Schedule, listener: Listener
-) -> Appraisal:
+) -> Forecast:
     """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = appraise_run(selection, folder, executors, schedule.share_left)
+    found = forecast_run(selection, folder, executors, schedule.share_left)
     listener.on_estimate(found)
     found.check(schedule.share_left)
     return found
@@ -266,7 +266,7 @@ def recognise(
     inputs = {what: identify(volume) for what, volume in volumes.items()}
     if folder.journal.is_file():
         compared = inputs if is_outside else {what: each for what, each in inputs.items() if what != "volume"}
-        noted = noted_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
+        noted = stored_fingerprint(out) if is_outside and not folder.inputs.is_file() else ""
         check_same_inputs(folder.inputs, compared, accept=same_input, noted=noted)
         if same_input or not folder.inputs.is_file():
             store_identities(folder.inputs, inputs)
@@ -300,7 +300,7 @@ def _close(selection: Selection, folder: RunFolder, journal: Journal, keep_tenso
     return Report(plan, folder.path, was_complete=True)
 
 
-def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Appraisal:
+def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecast:
     """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
 
     `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.
@@ -311,9 +311,9 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Apprais
     """
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
-        return appraise(plan, folder)
+        return forecast(plan, folder)
     with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
-        return rehearsed(plan, folder, executors, on_try=on_try)
+        return forecast_calibrated(plan, folder, executors, on_try=on_try)
 
 
 def _schedule(selection: Selection, journal: Journal, keep_tensors: bool) -> Schedule:

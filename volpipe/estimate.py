@@ -28,7 +28,7 @@ BLOCKS_WAITING = 64  # whose windows lie in scratch at most, as the schedule has
 
 
 @dataclass(frozen=True)
-class Rates:
+class UnitCosts:
     """What units of work take, averaged over a few blocks; seconds are those of one worker among all.
 
     Attributes:
@@ -114,7 +114,7 @@ class Estimate:
     """
 
     stages: tuple[StageEstimate, ...]
-    rates: Rates | None
+    rates: UnitCosts | None
     chunk_reads: int
     num_chunks: int
     output_bytes: float
@@ -176,7 +176,7 @@ class Slots:
 
 
 def estimate(
-    plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: Rates | None = None, share: float = 1.0
+    plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: UnitCosts | None = None, share: float = 1.0
 ) -> Estimate:
     """Return what `plan` will take.
 
@@ -214,15 +214,15 @@ def units_per_task(units: int, seconds: float) -> int:
     return bundle_size(seconds / units) if seconds else 1
 
 
-def upper_bounds(plan: Plan) -> Rates:
+def upper_bounds(plan: Plan) -> UnitCosts:
     """Return the rates of a plan whose voxels do not compress, untimed."""
     channels = plan.net.out_channels
     voxel = float(channels * plan.dtype.itemsize)
     window = float(plan.source.num_channels * math.prod(plan.window) * 4)
-    return Rates(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0, has_bytes=False)
+    return UnitCosts(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, window, 4.0 * channels, voxel, voxel, 0, has_bytes=False)
 
 
-def timed_alone(rates: Rates, plan: Plan) -> Rates:
+def timed_alone(rates: UnitCosts, plan: Plan) -> UnitCosts:
     """Return the times and the memory of `rates`, and as bytes those of a `plan` whose voxels do not compress."""
     bound, names = upper_bounds(plan), ("window_bytes", "sum_bytes", "output_bytes", "coarse_bytes")
     return replace(rates, has_bytes=False, **{name: getattr(bound, name) for name in names})
@@ -254,7 +254,7 @@ class _Sums:
     plan: Plan
     volume: Volume
     voxel_bytes: float
-    rates: Rates
+    rates: UnitCosts
     slots: Slots
 
     @cached_property

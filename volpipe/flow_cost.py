@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from volpipe.appraisal import Ahead, Appraisal, appraise, rehearsed
+from volpipe.appraisal import Forecast, PendingInput, forecast, forecast_calibrated
 from volpipe.driver import logging_to
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
@@ -21,13 +21,13 @@ from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import Site, Start, is_complete
 from volpipe.flow_times import known_times, store_times
-from volpipe.label_cost import LabelTimes, Trial, rehearse_labels
+from volpipe.label_cost import LabelTimes, Trial, calibrate_labels
 from volpipe.label_plan import LabelPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.plan import Plan
-from volpipe.rehearsal import TooSlowError, rehearse
-from volpipe.score_cost import ScoreTime, rehearse_scores
+from volpipe.rehearsal import TooSlowError, calibrate
+from volpipe.score_cost import ScoreTime, calibrate_scores
 from volpipe.stand_in import nothing
 from volpipe.tensors import delete
 from volpipe.volume import Volume
@@ -38,7 +38,7 @@ METADATA_FILES = 2  # of labels, beside that of each level: their group, and the
 
 
 @dataclass(frozen=True)
-class Need:
+class ResourceNeeds:
     """The room that one stage takes: bytes and files, scratch at its highest.
 
     Bytes that were not measured are upper bounds.
@@ -53,7 +53,7 @@ class Need:
     is_measured: bool
 
     @classmethod
-    def of_run(cls, found: Estimate) -> Need:
+    def of_run(cls, found: Estimate) -> ResourceNeeds:
         return cls(
             found.read_bytes,
             found.written_bytes,
@@ -65,7 +65,7 @@ class Need:
         )
 
     @classmethod
-    def of_labels(cls, plan: LabelPlan, voxel_bytes: float) -> Need:
+    def from_labels(cls, plan: LabelPlan, voxel_bytes: float) -> ResourceNeeds:
         """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
         seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
         num_levels = len(plan.factors)
@@ -94,14 +94,14 @@ class StageCost:
     """
 
     stage: StagePlan
-    need: Need | None = None
-    found: Appraisal | None = None
+    need: ResourceNeeds | None = None
+    found: Forecast | None = None
     share_left: float = 1.0
     times: LabelTimes | ScoreTime | None = None
 
     @classmethod
-    def of_run(cls, stage: StagePlan, found: Appraisal, share_left: float = 1.0) -> StageCost:
-        return cls(stage, Need.of_run(found.estimate), found, share_left)
+    def of_run(cls, stage: StagePlan, found: Forecast, share_left: float = 1.0) -> StageCost:
+        return cls(stage, ResourceNeeds.of_run(found.estimate), found, share_left)
 
     @property
     def seconds(self) -> float | None:
@@ -131,10 +131,10 @@ class FlowCost:
         return next(each for each in self.stages if each.stage.name == stage.name)
 
     @cached_property
-    def _known(self) -> list[tuple[Need, float]]:
+    def _known(self) -> list[tuple[ResourceNeeds, float]]:
         return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
 
-    def _sum(self, value: Callable[[Need], float]) -> float:
+    def _sum(self, value: Callable[[ResourceNeeds], float]) -> float:
         return sum(value(each) for each, _ in self._known)
 
     @property
@@ -222,7 +222,7 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def appraise_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool = False) -> FlowCost:
+def forecast_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool = False) -> FlowCost:
     """Return what the stages of `plan` take.
 
     Args:
@@ -249,20 +249,20 @@ def _appraise(stage: StagePlan, earlier: Sequence[StageCost], executors: Site | 
     """
     if isinstance(stage.work, Evaluation):
         return StageCost(stage, times=_try_scores(stage, stage.work, earlier, executors, trials))
-    ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
+    pending, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
     if isinstance(stage.work, LabelPlan):
         _check_label_memory(stage.work, executors)
-        voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
+        voxel_bytes = pending.voxel_bytes if pending is not None else _whole_voxel(stage.given)
         times = None
         if executors is not None and trials is not None:
-            times = rehearse_labels(Trial(stage.work, stage.given, ahead is None, str(trials)), executors)
-        return StageCost(stage, Need.of_labels(stage.work, voxel_bytes), None, share_left, times)
+            times = calibrate_labels(Trial(stage.work, stage.given, pending is None, str(trials)), executors)
+        return StageCost(stage, ResourceNeeds.from_labels(stage.work, voxel_bytes), None, share_left, times)
     if executors is None or trials is None or not share_left:
-        return StageCost.of_run(stage, appraise(stage.work, stage.folder, executors, ahead=ahead), share_left)
+        return StageCost.of_run(stage, forecast(stage.work, stage.folder, executors, pending=pending), share_left)
     with stage.folder.locked():
-        if ahead is None:
-            return StageCost.of_run(stage, rehearsed(stage.work, stage.folder, executors))
-        return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
+        if pending is None:
+            return StageCost.of_run(stage, forecast_calibrated(stage.work, stage.folder, executors))
+        return StageCost.of_run(stage, _stood_in(stage, stage.work, pending, executors))
 
 
 def _try_scores(
@@ -271,7 +271,7 @@ def _try_scores(
     if executors is None or trials is None:
         return None
     missing = {str(cost.stage.out) for cost in earlier if not is_complete(cost.stage)}
-    return rehearse_scores(found, missing, executors, trials)
+    return calibrate_scores(found, missing, executors, trials)
 
 
 def _check_label_memory(plan: LabelPlan, executors: Site | None) -> None:
@@ -285,7 +285,7 @@ def _whole_voxel(volume: Volume) -> float:
     return float(volume.num_channels * volume.dtype.itemsize)
 
 
-def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
+def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInput | None:
     """Return what `stage` reads where that is not whole yet, as large as the estimate of its stage makes it."""
     if stage.reads == VOLUME:
         return None
@@ -293,15 +293,15 @@ def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> Ahead | None:
     if is_complete(feed.stage):
         return None
     rates = feed.found.estimate.rates if feed.found is not None else None
-    return Ahead(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
+    return PendingInput(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Appraisal:
+def _stood_in(stage: StagePlan, plan: Plan, pending: PendingInput, executors: Site) -> Forecast:
     """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
 
     That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
     """
-    found = appraise(plan, stage.folder, executors, ahead=ahead)
+    found = forecast(plan, stage.folder, executors, pending=pending)
     if found.estimate.rates is not None:
         return found
     found.check(share_left=0.0)  # of disk, so that memory alone counts
@@ -309,27 +309,27 @@ def _stood_in(stage: StagePlan, plan: Plan, ahead: Ahead, executors: Site) -> Ap
     nothing(stage.given, place)
     try:
         instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        rates = rehearse(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
+        rates = calibrate(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
     except TooSlowError as error:
         log.warning("%s", error)
         return found
     finally:
         delete(place)
-    tried = replace(ahead, rates=timed_alone(rates, plan))
-    return appraise(plan, stage.folder, executors, ahead=tried)
+    tried = replace(pending, rates=timed_alone(rates, plan))
+    return forecast(plan, stage.folder, executors, pending=tried)
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
     """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
 
-    How long labellings and evaluations take is kept for `appraise_flow`, as rates of runs are.
+    How long labellings and evaluations take is kept for `forecast_flow`, as rates of runs are.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
     with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        found = appraise_flow(plan, executors, tries=True)
+        found = forecast_flow(plan, executors, tries=True)
         told = [(each.stage, each.times) for each in found.stages if each.times is not None]
         store_times(plan, told, executors.slots["cpu"])
         return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
-from volpipe.estimate import Rates
+from volpipe.estimate import UnitCosts
 from volpipe.formats.files import Location
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
@@ -147,15 +147,15 @@ class RunFolder:
         partial.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
         partial.replace(self.plan_file)
 
-    def load_rates(self, plan: Plan) -> Rates | None:
+    def load_rates(self, plan: Plan) -> UnitCosts | None:
         """Return what an earlier rehearsal of `plan` gave, or None."""
         try:
             found = json.loads(self.rates_file.read_text(encoding="utf-8"))
-            return Rates(**found["rates"]) if found["identity"] == plan.identity else None
+            return UnitCosts(**found["rates"]) if found["identity"] == plan.identity else None
         except (OSError, ValueError, KeyError, TypeError):  # none, or another version's: it is made again
             return None
 
-    def store_rates(self, plan: Plan, rates: Rates) -> None:
+    def store_rates(self, plan: Plan, rates: UnitCosts) -> None:
         """Keep what a rehearsal of `plan` gave."""
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
         found = {"identity": plan.identity, "rates": dataclasses.asdict(rates)}

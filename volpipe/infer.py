@@ -23,7 +23,7 @@ BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Written:
+class BlockResult:
     """What a block wrote.
 
     Attributes:
@@ -39,7 +39,7 @@ class Written:
     clipped: int = 0
 
 
-def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> Written:
+def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> BlockResult:
     """Write a finished block, and return what is thereby written.
 
     It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
@@ -64,7 +64,7 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> Writt
             total = tensors.total(box, contributors[shard], done)
             sums[shard] = write_total(selection, done.normalise, box, total, done.tally)
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
-    return Written(shared, done.bad, sums, done.tally.clipped)
+    return BlockResult(shared, done.bad, sums, done.tally.clipped)
 
 
 def infer(
@@ -76,7 +76,7 @@ def infer(
     *,
     before_write: Callable[[], None] = lambda: None,
     on_windows: Callable[[int], None] = lambda num_windows: None,
-) -> Iterator[tuple[int, Exception | Written]]:
+) -> Iterator[tuple[int, Exception | BlockResult]]:
     """Yield each of `blocks` when it is written, with what it wrote, or with what went wrong.
 
     At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
@@ -85,7 +85,7 @@ def infer(
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
 
-    def write(done: BlockSum) -> Written:
+    def write(done: BlockSum) -> BlockResult:
         source.forget(done.block)
         try:
             before_write()
@@ -98,7 +98,7 @@ def infer(
     runner.check()
     for block in blocks[:2]:
         source.expect(block)
-    writing: tuple[int, Future[Written]] | None = None
+    writing: tuple[int, Future[BlockResult]] | None = None
     with ThreadPoolExecutor(1, "volpipe-write") as writer:
         incoming = ahead(batches(source, blocks, runner.batch, selection.windows_of), BATCHES_AHEAD)
         for block, outcome in block_sums(selection, normalise, runner, incoming, on_windows):
@@ -137,7 +137,7 @@ def block_sums(
                 if batch.is_last:
                     growing.check()
             except Exception as problem:
-                error = runner.explained(problem)
+                error = runner.explain(problem)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error
@@ -146,7 +146,7 @@ def block_sums(
             growing = None
 
 
-def _outcome(future: Future[Written]) -> Exception | Written:
+def _outcome(future: Future[BlockResult]) -> Exception | BlockResult:
     error = future.exception()
     if error is not None and not isinstance(error, Exception):
         raise error

@@ -112,7 +112,7 @@ class Trial:
     folder: str
 
 
-def rehearse_labels(trial: Trial, workers: Workers) -> LabelTimes:
+def calibrate_labels(trial: Trial, workers: Workers) -> LabelTimes:
     """Return how long the labelling of `trial` takes, from blocks that every worker tries at the same time.
 
     Raises:
@@ -134,7 +134,7 @@ def foreseen(plan: LabelPlan, workers: Workers) -> list[LabelTimes]:
         return []
     folder = RunFolder.of_output(files.locate(plan.out)).rehearsal
     try:
-        return [rehearse_labels(Trial(plan, plan.source(), True, str(folder)), workers)]
+        return [calibrate_labels(Trial(plan, plan.source(), True, str(folder)), workers)]
     except RunStopped as error:  # blocks that fail are the labelling's to name
         log.warning("no block could be tried: %s", error)
         return []

@@ -20,7 +20,7 @@ from volpipe.identity import fingerprint
 from volpipe.label_plan import LabelPlan
 from volpipe.label_recipe import LabelRecipe
 from volpipe.output import foreseen, level_key, levels_of
-from volpipe.provenance import Origin, told_by, understood, versions
+from volpipe.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.pyramid import coarsened
 from volpipe.volume import (
     ArraySpec,
@@ -124,7 +124,7 @@ def read_label_origin(output: str | Path) -> LabelOrigin | None:
     Raises:
         RunError: another version wrote them.
     """
-    said = told_by(output)
+    said = read_provenance(output)
     if RECIPE_KEY not in said:
         return None
-    return understood(LabelOrigin, said | {"recipe": said[RECIPE_KEY]}, output)
+    return parse_origin(LabelOrigin, said | {"recipe": said[RECIPE_KEY]}, output)

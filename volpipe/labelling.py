@@ -36,7 +36,7 @@ from volpipe.label_tasks import EDGES, IDS, NAMES, PIECES, TABLE, LabelJob, part
 from volpipe.limits import check_access, check_apart
 from volpipe.output import level_key, sweep
 from volpipe.presence import Presence, StageNote, present
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, noted_offsets
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, stored_offsets
 from volpipe.run import Totals
 from volpipe.tasks import Start, Workers, finished
 from volpipe.tensors import delete
@@ -126,7 +126,7 @@ def plan_labels(location: str, recipe: LabelRecipe, out: str | Location, search_
     """
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     target = files.locate(out)
-    check_offsets(volume, recipe, noted_offsets(volume.path))
+    check_offsets(volume, recipe, stored_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))
     check_apart(target, volume, "volume")
     check_access(files.locate(volume.path), target)

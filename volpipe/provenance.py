@@ -146,19 +146,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def noted_fingerprint(output: str | Path) -> str:
+def stored_fingerprint(output: str | Path) -> str:
     """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
     try:
-        source = told_by(output).get("input")
+        source = read_provenance(output).get("input")
     except RunError:
         return ""
     return str(source.get("fingerprint", "")) if isinstance(source, dict) else ""
 
 
-def noted_offsets(output: str | Path) -> object:
+def stored_offsets(output: str | Path) -> object:
     """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
     try:
-        recipe = told_by(output).get("recipe")
+        recipe = read_provenance(output).get("recipe")
     except RunError:
         return None
     net = recipe.get("net") if isinstance(recipe, dict) else None
@@ -240,16 +240,16 @@ def read_origin(output: str | Path) -> RunOrigin:
     Raises:
         RunError: it is no output of a run, or an earlier version's.
     """
-    said = told_by(output)
+    said = read_provenance(output)
     if "recipe" not in said:
         raise RunError(
             f"{output} says nothing of where it comes from: its attributes have no recipe under `volpipe`; name an "
             "output of `volpipe run` or `volpipe label`"
         )
-    return understood(RunOrigin, said, output)
+    return parse_origin(RunOrigin, said, output)
 
 
-def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
+def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
     """Return what the attributes of `output` say of where it comes from, and under "run" those of its group RUN_KEY.
 
     Raises:
@@ -263,7 +263,7 @@ def told_by(output: str | Path) -> dict[str, Any]:  # Any: JSON
     return (said if isinstance(said, dict) else {}) | {"run": run}
 
 
-def understood(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
+def parse_origin(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
     """Return what attributes of `output` `said`, typed.
 
     Raises:

@@ -22,7 +22,7 @@ import numpy as np
 
 from volpipe import worker
 from volpipe.errors import ChunkError, RunStopped
-from volpipe.estimate import Rates, upper_bounds
+from volpipe.estimate import UnitCosts, upper_bounds
 from volpipe.factor import factor
 from volpipe.folder import RunFolder
 from volpipe.formats.files import locate
@@ -109,10 +109,10 @@ def unheard(seconds: float, most: float) -> None:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Calibration:
     """What units of work took, and when the first worker began to try them, seconds since 1970."""
 
-    rates: Rates
+    rates: UnitCosts
     first_task: float
 
 
@@ -120,9 +120,9 @@ class TooSlowError(RunStopped):
     """Not even a window could be tried within the time that there is."""
 
 
-def rehearse(
+def calibrate(
     plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path, on_try: OnTry = unheard
-) -> Rehearsal:
+) -> Calibration:
     """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
@@ -137,12 +137,12 @@ def rehearse(
         RunStopped: a block fails; the whole run would.
         TooSlowError: no worker is done in time.
     """
-    dice = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     tasks: list[Future[Record]] = []
     try:
         for n in range(min(num_workers, MOST_WORKERS)):
             job = _job(plan, normalise, folder / str(n))
-            tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
+            tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, rng) for _ in range(BLOCKS_EACH)]))
         _wait(tasks, folder, on_try)
         records = [task.result() for task in tasks]
     finally:
@@ -150,7 +150,7 @@ def rehearse(
     for record in records:
         for block, reason in record.failed:
             raise RunStopped(f"block {block} cannot be computed: {told_in(reason)}", reason)
-    return Rehearsal(_mean([Rates(*r.result) for r in records]), min(r.started for r in records))
+    return Calibration(_mean([UnitCosts(*r.result) for r in records]), min(r.started for r in records))
 
 
 def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
@@ -169,12 +169,12 @@ def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
             )
 
 
-def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
+def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
     """Return a block of the region at random, away from faces if there are many others: there voxels are mirrored."""
     along = []
     for axis in range(3):
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
-        along.append(int(dice.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
+        along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     return plan.blocks.number(tuple(along))
 
 
@@ -195,8 +195,8 @@ def _whole(plan: Plan) -> Plan:
     return plan.changed(recipe=recipe, roi=((0, 0, 0), plan.source.shape), mask=None)
 
 
-def _mean(rates: list[Rates]) -> Rates:
-    names = [field.name for field in dataclasses.fields(Rates)]
+def _mean(rates: list[UnitCosts]) -> UnitCosts:
+    names = [field.name for field in dataclasses.fields(UnitCosts)]
     means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
     whole = {
         "num_blocks": sum(r.num_blocks for r in rates),
@@ -207,7 +207,7 @@ def _mean(rates: list[Rates]) -> Rates:
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record:
-    """Run the given blocks in the job's folder; the record's result are the values of their `Rates`."""
+    """Run the given blocks in the job's folder; the record's result are the values of their `UnitCosts`."""
     result: tuple[float, ...] = ()
 
     def outcomes() -> Iterator[tuple[int, Exception | None]]:
@@ -223,7 +223,7 @@ def try_blocks(job: Job, units: Sequence[int]) -> Record:
     return dataclasses.replace(record, result=result)
 
 
-def _try(job: Job, units: Sequence[int]) -> Rates:
+def _try(job: Job, units: Sequence[int]) -> UnitCosts:
     whole, folder = job.plan, Path(job.folder)
     with stopwatch() as probing:
         probe = _probe(job)
@@ -232,9 +232,9 @@ def _try(job: Job, units: Sequence[int]) -> Rates:
     sized = _sized(whole, worker.open_source(job), probe.seconds_per_voxel)
     if sized is None:
         return _scaled(_try_whole(job, units), whole, whole, probe)
-    dice = np.random.default_rng(units[0])
+    rng = np.random.default_rng(units[0])
     small = _job(sized, job.normalise, folder / "small")
-    rates = _try_whole(small, [_inner_block(small.plan, dice) for _ in units])
+    rates = _try_whole(small, [_inner_block(small.plan, rng) for _ in units])
     return _scaled(rates, whole, small.plan, probe)
 
 
@@ -291,7 +291,7 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
     return make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
 
 
-def _by_probe(plan: Plan, probe: _Probe) -> Rates:
+def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
     """Return the rates of a net of which one window takes so long that nothing else counts; bytes are upper bounds."""
     num_voxels = math.prod(plan.window)
     return dataclasses.replace(
@@ -303,7 +303,7 @@ def _by_probe(plan: Plan, probe: _Probe) -> Rates:
     )
 
 
-def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
+def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCosts:
     """Return the `rates` of a plan that was `tried` as those of `plan`: time and memory of the net go with voxels."""
     voxels = math.prod(plan.window) / math.prod(tried.window)
     peak = peak_bytes()
@@ -321,7 +321,7 @@ def _scaled(rates: Rates, plan: Plan, tried: Plan, probe: _Probe) -> Rates:
     )
 
 
-def _try_whole(job: Job, units: Sequence[int]) -> Rates:
+def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
     """Return what blocks took, each computed whole."""
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
@@ -339,7 +339,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> Rates:
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     written = _try_output(job, units[-1], folder)
-    return Rates(
+    return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
         measure_seconds=measuring.seconds / box.num_voxels,

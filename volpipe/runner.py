@@ -140,7 +140,7 @@ class Runner:
         try:
             self._run(windows)
         except Exception as error:
-            raise self.explained(error) from error
+            raise self.explain(error) from error
 
     def _filled(self, windows: np.ndarray) -> np.ndarray:
         """Return `windows` with empty ones added up to a whole batch.
@@ -171,11 +171,11 @@ class Runner:
         try:
             size = largest_that_fits(fits, min(LARGEST_BATCH, self.plan.lattice.windows_per_block))
         except MemoryError as error:
-            raise self.explained(error) from error
+            raise self.explain(error) from error
         self.seconds = 0.0
         return size
 
-    def explained(self, error: Exception) -> Exception:
+    def explain(self, error: Exception) -> Exception:
         """Return `error`, or one that says which window would fit, where memory was not enough."""
         if not is_shortage(error):
             return error

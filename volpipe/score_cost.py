@@ -28,7 +28,7 @@ class ScoreTime:
     is_guess: bool
 
 
-def rehearse_scores(found: Evaluation, missing: Collection[str], workers: Workers, folder: Path) -> ScoreTime:
+def calibrate_scores(found: Evaluation, missing: Collection[str], workers: Workers, folder: Path) -> ScoreTime:
     """Return how long `found` takes, from a block that every worker scores at the same time.
 
     Args:

@@ -40,7 +40,7 @@ class Along:
     pairs: int
 
     @classmethod
-    def of(cls, plan: Plan, axis: int) -> Along:
+    def from_plan(cls, plan: Plan, axis: int) -> Along:
         scale, size, first = plan.net.scale[axis], plan.shard[axis], plan.roi[0][axis]
         reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
         finished = [0] * len(reach)
@@ -73,7 +73,7 @@ class Sums:
 
     @cached_property
     def axes(self) -> tuple[Along, Along, Along]:
-        return Along.of(self.plan, 0), Along.of(self.plan, 1), Along.of(self.plan, 2)
+        return Along.from_plan(self.plan, 0), Along.from_plan(self.plan, 1), Along.from_plan(self.plan, 2)
 
     @cached_property
     def missed(self) -> float:

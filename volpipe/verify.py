@@ -76,7 +76,7 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunRecord:
     """What a run's folder says of its output."""
 
     selection: Selection
@@ -88,7 +88,7 @@ class Evidence:
         return self.selection.plan
 
 
-def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
+def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
     """Return what the run in `folder` noted of what it wrote.
 
     Raises:
@@ -114,7 +114,7 @@ def gather_evidence(folder: RunFolder, *, needs_sums: bool = True) -> Evidence:
     for record in read_records(folder.sessions):
         if record.stage == METADATA_STAGE:
             metadata = {name: int(crc, 16) for name, crc in record.result}
-    return Evidence(selection, sums, metadata)
+    return RunRecord(selection, sums, metadata)
 
 
 @dataclass(frozen=True)
@@ -127,20 +127,20 @@ class Shard:
     sums: str
 
 
-def verify(evidence: Evidence) -> Verdict:
+def verify(record: RunRecord) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
-    plan = evidence.plan
-    found = check_files(plan.out, shards_of(evidence), evidence.metadata, len(plan.factors))
+    plan = record.plan
+    found = check_files(plan.out, shards_of(record), record.metadata, len(plan.factors))
     found.num_unwritten = sum(
-        (level, shard) not in evidence.sums for level in range(len(plan.factors)) for shard in _due(evidence, level)
+        (level, shard) not in record.sums for level in range(len(plan.factors)) for shard in _due(record, level)
     )
     return found
 
 
-def shards_of(evidence: Evidence) -> Iterator[Shard]:
+def shards_of(record: RunRecord) -> Iterator[Shard]:
     """Yield what was noted of each shard that was written."""
-    plan = evidence.plan
-    for (level, number), sums in evidence.sums.items():
+    plan = record.plan
+    for (level, number), sums in record.sums.items():
         box = plan.shards(level).box(number)
         yield Shard(level, box, stored_box(plan, box), sums)
 
@@ -200,9 +200,9 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     return found
 
 
-def _due(evidence: Evidence, level: int) -> Iterator[int]:
-    flags = evidence.selection.shards(level)
-    return (shard for shard in range(len(evidence.plan.shards(level))) if flags is None or flags[shard])
+def _due(record: RunRecord, level: int) -> Iterator[int]:
+    flags = record.selection.shards(level)
+    return (shard for shard in range(len(record.plan.shards(level))) if flags is None or flags[shard])
 
 
 def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
@@ -243,16 +243,16 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
 
 
-def recompute(evidence: Evidence, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+def recompute(record: RunRecord, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own.
     """
-    selection, plan = evidence.selection, evidence.plan
+    selection, plan = record.selection, record.plan
     cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
     written = [block for block, core in cores if not core.is_empty and selection.touches(core)]
-    dice = np.random.default_rng(seed)
-    chosen = dice.choice(written, size=min(num_blocks, len(written)), replace=False)
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
     source = plan.source.volume()
     windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box)
     for block in sorted(map(int, chosen)):

@@ -15,7 +15,7 @@ import psutil
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment, remove, run_folder
-from volpipe.appraisal import appraise
+from volpipe.appraisal import forecast
 from volpipe.folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")
@@ -86,7 +86,7 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     folder = RunFolder(run_folder(out))
     plan = folder.load_plan()
     assert plan is not None
-    planned = appraise(plan, folder).estimate.memory_bytes
+    planned = forecast(plan, folder).estimate.memory_bytes
     sides = {
         "planned worker MiB": planned / MIB,
         "worker MiB": peaks.worker / MIB,
