@@ -200,7 +200,7 @@ def _beside(report: StageReport, planned: ResourceNeeds | None) -> tuple[str, st
     if planned is None or report.was_complete:
         return "", ""
     if report.run is not None and report.run.estimate is not None:
-        planned = planned.of_run(report.run.estimate)  # by then its input was there
+        planned = planned.from_estimate(report.run.estimate)  # by then its input was there
     bound = "" if planned.is_measured else "≤ "
     return (
         f"{size(report.read_bytes)} ({bound}{size(planned.read_bytes)})",
@@ -219,12 +219,12 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
     cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
-        if each.found is not None:
-            out.print(plan_summary(each.found.plan))
-            out.print(forecast_summary(each.found, config))
+        if each.forecast is not None:
+            out.print(plan_summary(each.forecast.plan))
+            out.print(forecast_summary(each.forecast, config))
             out.print()
-            out.print(plan_table(each.found.plan))
-            out.print(estimate_table(each.found.estimate))
+            out.print(plan_table(each.forecast.plan))
+            out.print(estimate_table(each.forecast.estimate))
         else:
             _show_labels(each.stage)
             if isinstance(each.times, LabelTimes):

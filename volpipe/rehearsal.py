@@ -1,8 +1,8 @@
-"""The rehearsal: a few blocks are run in a folder of their own, and thrown away, to learn what a unit of work takes.
+"""Calibration: a few blocks run in a folder of their own, which is deleted, to measure the cost of a unit of work.
 
-Not here: what follows from it for the whole plan (estimate). Every worker of the site takes part, so that what they
-take from each other is in the times. It takes no more than 20 s, whatever the volume and the net: where whole blocks
-would take longer, smaller ones are tried, and smaller windows where one of the plan's own would; times are scaled.
+Not here: the estimate of the whole plan (estimate). Every worker of the site takes part, so that times include their
+competition. It takes no more than 20 s, whatever the volume and the net: where whole blocks would take longer, smaller
+ones are tried, and smaller windows where one of the plan's own would; times are scaled.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
 
     def read(number: int) -> tuple[int, np.ndarray] | None:
-        """Return how many voxels a chunk of the sample holds, and some of them; None where there is no time for it."""
+        """Return the number of voxels of a chunk, and some of them; None where time is up or it is damaged."""
         if number >= min(LEAST_CHUNKS, at_once) and time.perf_counter() > stop:
             return None
         with suppress(ChunkError):  # the run names it
@@ -92,12 +92,12 @@ def sample(plan: Plan, volume: Volume) -> Sample:
         return None
 
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
-        found = [each for each in pool.map(read, range(len(boxes))) if each is not None]
-    if not found:
+        chunks = [result for result in pool.map(read, range(len(boxes))) if result is not None]
+    if not chunks:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample(
-        (transferred().read - before) / sum(num_voxels for num_voxels, _ in found),
-        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in found])),
+        (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
+        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks])),
     )
 
 
@@ -105,25 +105,25 @@ OnTry = Callable[[float, float], None]
 
 
 def unheard(seconds: float, most: float) -> None:
-    """Show nobody for how long blocks have been tried."""
+    """Ignore for how long blocks have been tried."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What units of work took, and when the first worker began to try them, seconds since 1970."""
+    """Measured rates, and when the first worker began, seconds since 1970."""
 
     rates: UnitCosts
     first_task: float
 
 
 class TooSlowError(RunStopped):
-    """Not even a window could be tried within the time that there is."""
+    """No window could be tried in time."""
 
 
 def calibrate(
     plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path, on_try: OnTry = unheard
 ) -> Calibration:
-    """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
+    """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
         plan: the plan.
@@ -131,7 +131,7 @@ def calibrate(
         executors: the workers.
         num_workers: of them, those that run nets.
         folder: need not exist.
-        on_try: told now and then for how long workers have tried blocks, and for how long they do at the most.
+        on_try: called now and then with the seconds that workers have tried blocks, and the most that they may.
 
     Raises:
         RunStopped: a block fails; the whole run would.
@@ -154,15 +154,15 @@ def calibrate(
 
 
 def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
-    """Wait for workers; once one has begun, no longer than there is time."""
-    began: float | None = None
+    """Wait for `tasks`, for MOST_SECONDS at most once one has begun."""
+    started: float | None = None
     while wait(tasks, TICK_SECONDS).not_done:
-        if began is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
-            began = time.monotonic()
-        if began is None:
+        if started is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
+            started = time.monotonic()
+        if started is None:
             continue
-        on_try(time.monotonic() - began, MOST_SECONDS)
-        if time.monotonic() - began > MOST_SECONDS:
+        on_try(time.monotonic() - started, MOST_SECONDS)
+        if time.monotonic() - started > MOST_SECONDS:
             raise TooSlowError(
                 f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
                 "fast the net is"
@@ -170,7 +170,7 @@ def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
 
 
 def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
-    """Return a block of the region at random, away from faces if there are many others: there voxels are mirrored."""
+    """Return a random block of the region, away from its faces, where voxels are mirrored, if there are others."""
     along = []
     for axis in range(3):
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
@@ -207,7 +207,7 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record:
-    """Run the given blocks in the job's folder; the record's result are the values of their `UnitCosts`."""
+    """Run blocks `units` in the job's folder; the record's result are the values of their `UnitCosts`."""
     result: tuple[float, ...] = ()
 
     def outcomes() -> Iterator[tuple[int, Exception | None]]:
@@ -240,7 +240,7 @@ def _try(job: Job, units: Sequence[int]) -> UnitCosts:
 
 @dataclass(frozen=True)
 class _Probe:
-    """What the first windows took: seconds until the net was loaded, then per voxel, and the memory before them."""
+    """Seconds to load the net, seconds per voxel of the first windows, and the memory before them."""
 
     start_seconds: float
     seconds_per_voxel: float
@@ -248,7 +248,7 @@ class _Probe:
 
 
 def _probe(job: Job) -> _Probe:
-    """Load the net, and run it over small windows, larger ones until the time can be told."""
+    """Load the net, and run it over windows, from small to large, until a call takes measurable time."""
     plan = job.plan
     with stopwatch() as loading:
         runner = load_runner(plan)
@@ -260,16 +260,16 @@ def _probe(job: Job) -> _Probe:
             break
         zeros = np.zeros((runner.batch, plan.source.num_channels, *window), np.float32)
         for _ in range(2):  # the first call of a shape prepares
-            with stopwatch() as took:
+            with stopwatch() as clock:
                 runner.try_window(zeros)
-            seconds_per_voxel = took.seconds / (num_voxels * runner.batch)
-            if took.seconds > PROBE_SECONDS:
+            seconds_per_voxel = clock.seconds / (num_voxels * runner.batch)
+            if clock.seconds > PROBE_SECONDS:
                 break
     return _Probe(loading.seconds, seconds_per_voxel, idle_bytes)
 
 
 def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
-    """Return a plan of smaller blocks, and smaller windows if need be, that can be tried in time; None if this can."""
+    """Return a plan of smaller blocks, and smaller windows if need be, to try in time; None if `plan` itself can be."""
     rate = NUM_PASSES * seconds_per_voxel + FACTOR_SECONDS
     windows = [plan.window] if any(plan.net.fixed) else [plan.window, *smaller_windows(plan)]
     window = next((w for w in windows if rate * math.prod(w) <= BUDGET_SECONDS), windows[-1])
@@ -292,7 +292,7 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
 
 
 def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
-    """Return the rates of a net of which one window takes so long that nothing else counts; bytes are upper bounds."""
+    """Return the rates of a net so slow that nothing else counts; bytes are upper bounds."""
     num_voxels = math.prod(plan.window)
     return dataclasses.replace(
         upper_bounds(plan),
@@ -304,7 +304,7 @@ def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
 
 
 def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCosts:
-    """Return the `rates` of a plan that was `tried` as those of `plan`: time and memory of the net go with voxels."""
+    """Return the `rates` of the plan `tried`, scaled to `plan`: time and memory of the net go with voxels."""
     voxels = math.prod(plan.window) / math.prod(tried.window)
     peak = peak_bytes()
     net = max(0, peak - probe.idle_bytes - array_bytes(tried))
@@ -322,7 +322,7 @@ def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCos
 
 
 def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
-    """Return what blocks took, each computed whole."""
+    """Return the rates of blocks that are computed whole."""
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
@@ -338,7 +338,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
             closed += _check(worker.infer(job, units[1:])).result
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
-    written = _try_output(job, units[-1], folder)
+    output = _try_output(job, units[-1], folder)
     return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
@@ -346,12 +346,12 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,
-        write_seconds=written.seconds,
-        coarsen_seconds=written.coarsen_seconds,
+        write_seconds=output.seconds,
+        coarsen_seconds=output.coarsen_seconds,
         window_bytes=window_bytes,
         sum_bytes=sum_bytes,
-        output_bytes=written.num_bytes,
-        coarse_bytes=written.coarse_bytes,
+        output_bytes=output.num_bytes,
+        coarse_bytes=output.coarse_bytes,
         peak_bytes=0,
     )
 
@@ -360,11 +360,11 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     """Return seconds and stored bytes per window."""
     stored = _stored(job.plan)
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
-    with stopwatch() as took:
+    with stopwatch() as clock:
         for block in blocks:
             factor(Selection(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
-    return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
+    return clock.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
 
 def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, float]:
@@ -375,14 +375,14 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
     num_voxels = box.num_voxels - sum((plan.shards().box(shard) & box).num_voxels for shard in written)
     if not num_voxels:
         return 0.0, 0.0
-    with stopwatch() as took:
+    with stopwatch() as clock:
         tensors.read_sum(block, box)
     files = [file for part in range(len(plan.sum_parts)) if (file := tensors.sum_file(block, part)).exists()]
-    return took.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
+    return clock.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
 
 
 @dataclass(frozen=True)
-class _Written:
+class _OutputCost:
     """Seconds and stored bytes per voxel of level 0; the same of a coarser level, seconds per finer voxel."""
 
     seconds: float
@@ -391,7 +391,7 @@ class _Written:
     coarse_bytes: float = 0.0
 
 
-def _try_output(job: Job, block: int, folder: Path) -> _Written:
+def _try_output(job: Job, block: int, folder: Path) -> _OutputCost:
     """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours."""
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
@@ -404,20 +404,20 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     box = plan.shards().box(shard)
     data = total.part(box)
     before = _bytes_in(Path(plan.out))  # of metadata
-    with stopwatch() as took:
+    with stopwatch() as clock:
         finish(plan, job.normalise, data.astype(np.float32))
         write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
-    level_0 = _Written(took.seconds / box.num_voxels, written / box.num_voxels)
+    level_0 = _OutputCost(clock.seconds / box.num_voxels, written / box.num_voxels)
     return level_0 if len(plan.factors) == 1 else _try_coarser(plan, box, level_0)
 
 
-def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
-    """Make the coarser voxels of `box`, and write them as a shard that is empty otherwise."""
+def _try_coarser(plan: Plan, box: Box, level_0: _OutputCost) -> _OutputCost:
+    """Write the coarser voxels of `box` as a shard that is empty otherwise, and add their cost to `level_0`."""
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     grid = plan.shards(1)
     before = _bytes_in(Path(plan.out))
-    with stopwatch() as took:
+    with stopwatch() as clock:
         coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
         target = grid.box(0)
         part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
@@ -427,7 +427,7 @@ def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
     num_voxels = max(1, whole[0][part].size)
     written = _bytes_in(Path(plan.out)) - before
     return dataclasses.replace(
-        level_0, coarsen_seconds=took.seconds / box.num_voxels, coarse_bytes=written / num_voxels
+        level_0, coarsen_seconds=clock.seconds / box.num_voxels, coarse_bytes=written / num_voxels
     )
 
 
@@ -452,13 +452,13 @@ def _bytes_in(folder: Path) -> int:
 
 
 @dataclass
-class _Took:
+class _Elapsed:
     seconds: float = 0.0
 
 
 @contextmanager
-def stopwatch() -> Iterator[_Took]:
-    """Give what holds the seconds that passed meanwhile, once they have."""
-    took, started = _Took(), time.perf_counter()
-    yield took
-    took.seconds = time.perf_counter() - started
+def stopwatch() -> Iterator[_Elapsed]:
+    """Give an object that holds the seconds of the block, once it has ended."""
+    elapsed, started = _Elapsed(), time.perf_counter()
+    yield elapsed
+    elapsed.seconds = time.perf_counter() - started
