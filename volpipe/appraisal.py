@@ -17,7 +17,7 @@ from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, sample, unheard
-from volpipe.run import Executors
+from volpipe.run import WorkerPool
 from volpipe.volume import Volume
 from volpipe.wanted import Selection
 
@@ -80,7 +80,7 @@ class PendingInput:
 def forecast(
     plan: Plan,
     folder: RunFolder,
-    executors: Executors | None = None,
+    pool: WorkerPool | None = None,
     share: float = 1.0,
     *,
     pending: PendingInput | None = None,
@@ -92,22 +92,22 @@ def forecast(
         pending: the input, where it does not exist yet.
     """
     slots, worker_bytes = UNKNOWN_SLOTS, None
-    if executors is not None:
-        slots = Slots(executors.slots["cpu"], executors.slots["gpu"], executors.shared, executors.on_gpu)
-        worker_bytes = executors.worker_bytes
+    if pool is not None:
+        slots = Slots(pool.slots["cpu"], pool.slots["gpu"], pool.shared, pool.on_gpu)
+        worker_bytes = pool.worker_bytes
     volume = plan.source.volume() if pending is None else pending.volume
     chunks = sample(plan, volume) if pending is None else Sample(pending.voxel_bytes, Affine())
     limits = disk_limits(locate(plan.out), worker_bytes)
-    rates = folder.load_rates(plan) or (pending.rates if pending is not None else None)
+    rates = load_rates(folder, plan) or (pending.rates if pending is not None else None)
     result = estimate(plan, volume, chunks.voxel_bytes, slots, rates, share)
-    node_directory = None if executors is None else executors.node_directory
-    threads = None if executors is None else executors.worker_threads
-    num_workers = None if executors is None else slots.gpu
+    node_directory = None if pool is None else pool.node_directory
+    threads = None if pool is None else pool.worker_threads
+    num_workers = None if pool is None else slots.gpu
     return Forecast(plan, volume, chunks, slots, limits, share, result, node_directory, threads, num_workers)
 
 
 def forecast_calibrated(
-    plan: Plan, folder: RunFolder, executors: Executors, share: float = 1.0, on_try: OnTry = unheard
+    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
 ) -> Forecast:
     """Return the forecast of `plan`, after blocks are tried if none were before; without times if that is too slow.
 
@@ -115,26 +115,26 @@ def forecast_calibrated(
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    result = forecast(plan, folder, executors, share)
+    result = forecast(plan, folder, pool, share)
     if result.estimate.rates is not None:
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        calibration = calibrate(plan, result.sample.normalise, executors, result.slots.gpu, folder.rehearsal, on_try)
+        calibration = calibrate(plan, result.sample.normalise, pool, result.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    folder.store_rates(plan, calibration.rates)
-    return replace(forecast(plan, folder, executors, share), first_task=calibration.first_task)
+    store_rates(folder, plan, calibration.rates)
+    return replace(forecast(plan, folder, pool, share), first_task=calibration.first_task)
 
 
-def forecast_run(selection: Selection, folder: RunFolder, executors: Executors, share_left: float) -> Forecast:
+def forecast_run(selection: Selection, folder: RunFolder, pool: WorkerPool, share_left: float) -> Forecast:
     """Return the forecast of `selection`; blocks are tried only where that costs little, and cannot stop the run."""
     share = selection.num_blocks / selection.plan.num_active
-    if share_left < 1 or selection.num_blocks < WORTH_CALIBRATING * executors.slots["gpu"]:
-        return forecast(selection.plan, folder, executors, share)
+    if share_left < 1 or selection.num_blocks < WORTH_CALIBRATING * pool.slots["gpu"]:
+        return forecast(selection.plan, folder, pool, share)
     try:
-        return forecast_calibrated(selection.plan, folder, executors, share)
+        return forecast_calibrated(selection.plan, folder, pool, share)
     except RunStopped as error:  # the run retries and names blocks that fail
         log.warning("no times are known, for a block could not be tried: %s", error)
-        return forecast(selection.plan, folder, executors, share)
+        return forecast(selection.plan, folder, pool, share)

@@ -37,7 +37,7 @@ from volpipe.provenance import begin_session, is_sealed, origin, seal, stored_fi
 from volpipe.recipe import Recipe
 from volpipe.rehearsal import OnTry, unheard
 from volpipe.resolve import told
-from volpipe.run import TOLERATED_SHARE, Executors, Loop, Progress, Totals, last_line
+from volpipe.run import TOLERATED_SHARE, WorkerPool, Loop, Progress, Totals, last_line
 from volpipe.schedule import Schedule, SingleStage, Stage
 from volpipe.seams import Score, seam_scores
 from volpipe.tensors import Tensors, delete
@@ -137,7 +137,7 @@ def _open_mask(location: str | None, search_path: Path) -> Volume | None:
     return open_volume(location if "://" in location else search_path / Path(location).expanduser())
 
 
-Start = Callable[[Path], AbstractContextManager[Executors]]
+Start = Callable[[Path], AbstractContextManager[WorkerPool]]
 
 
 def execute(
@@ -183,14 +183,14 @@ def execute(
                 return _close(selection, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
-            with start(folder.parsl) as executors, listening(folder.path, wanted=executors.is_here) as beats:
+            with start(folder.parsl) as pool, listening(folder.path, wanted=pool.is_here) as beats:
                 _begin(folder, plan, inputs, site)
                 job = Job(str(folder.path), plan.identity, session=session)
-                stages = Passes(executors, job, _heard(listener, presence))
+                stages = Passes(pool, job, _heard(listener, presence))
                 selection = selection or scanned(stages, folder)
                 schedule = _schedule(selection, journal, keep_tensors)
                 _limit(schedule, only, selection)
-                found = _forecast(selection, folder, executors, schedule, listener)
+                found = _forecast(selection, folder, pool, schedule, listener)
                 prospect = Prospect(found.estimate.seconds_per_unit, selection.num_windows, beats)
                 normalise = normalisation(stages, journal, selection)
                 create_output(plan, origin(selection, normalise, inputs["volume"].fingerprint))
@@ -219,10 +219,10 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
 
 
 def _forecast(
-    selection: Selection, folder: RunFolder, executors: Executors, schedule: Schedule, listener: Listener
+    selection: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
 ) -> Forecast:
     """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = forecast_run(selection, folder, executors, schedule.share_left)
+    found = forecast_run(selection, folder, pool, schedule.share_left)
     listener.on_estimate(found)
     found.check(schedule.share_left)
     return found
@@ -312,8 +312,8 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecas
     folder = RunFolder.of_output(files.locate(plan.out))
     if start is None:
         return forecast(plan, folder)
-    with folder.locked(), logging_to(folder.log), start(folder.parsl) as executors:
-        return forecast_calibrated(plan, folder, executors, on_try=on_try)
+    with folder.locked(), logging_to(folder.log), start(folder.parsl) as pool:
+        return forecast_calibrated(plan, folder, pool, on_try=on_try)
 
 
 def _schedule(selection: Selection, journal: Journal, keep_tensors: bool) -> Schedule:
@@ -341,12 +341,12 @@ def _work(
     *,
     tolerated: float,
 ) -> Report:
-    plan, executors = selection.plan, passes.executors
+    plan, pool = selection.plan, passes.pool
     job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=selection.fingerprint)
     job.tensors.create()
-    submit = executors.submitter(job)
+    submit = pool.submitter(job)
     loop = Loop(
-        schedule, submit, executors.slots, journal, passes.show,
+        schedule, submit, pool.slots, journal, passes.show,
         tolerated=tolerated, told=passes.told, prospect=prospect,
     )  # fmt: skip
     loop.run()

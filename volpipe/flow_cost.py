@@ -19,7 +19,7 @@ from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.flow_run import Site, Start, is_complete
+from volpipe.flow_run import WorkerPool, Start, is_complete
 from volpipe.flow_times import known_times, store_times
 from volpipe.label_cost import LabelTimes, Trial, calibrate_labels
 from volpipe.label_plan import LabelPlan
@@ -222,7 +222,7 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def forecast_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool = False) -> FlowCost:
+def forecast_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
     """Return the forecast of the stages of `plan`.
 
     Args:
@@ -243,7 +243,7 @@ def forecast_flow(plan: FlowPlan, executors: Site | None = None, *, tries: bool 
 
 
 def _forecast_stage(
-    stage: StagePlan, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None
+    stage: StagePlan, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
 ) -> StageCost:
     """Return the forecast of `stage`; blocks are tried in the folder `trials`, if it is given.
 
@@ -270,7 +270,7 @@ def _forecast_stage(
 
 
 def _try_scores(
-    stage: StagePlan, evaluation: Evaluation, earlier: Sequence[StageCost], executors: Site | None, trials: Path | None
+    stage: StagePlan, evaluation: Evaluation, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
 ) -> ScoreTime | None:
     if executors is None or trials is None:
         return None
@@ -278,7 +278,7 @@ def _try_scores(
     return calibrate_scores(evaluation, missing, executors, trials)
 
 
-def _check_label_memory(plan: LabelPlan, executors: Site | None) -> None:
+def _check_label_memory(plan: LabelPlan, executors: WorkerPool | None) -> None:
     """Refuse blocks that a worker has no room for, before the stages that come first."""
     if executors is not None:
         check_memory(plan, executors.worker_bytes)
@@ -300,7 +300,7 @@ def _pending_input(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInp
     return PendingInput(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, executors: Site) -> Forecast:
+def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, executors: WorkerPool) -> Forecast:
     """Return the forecast of `plan` after blocks of it were tried over an array of zeros, which is deleted.
 
     It gives times and memory. Bytes stay upper bounds, for zeros do not compress as real voxels do.

@@ -18,7 +18,7 @@ from volpipe.journal import Journal
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.run import Executors, Loop, Show, Totals, last_line
+from volpipe.run import WorkerPool, Loop, Show, Totals, last_line
 from volpipe.schedule import SingleStage, Stage
 from volpipe.wanted import Selection, gather, store_selection
 from volpipe.worker import Job
@@ -43,7 +43,7 @@ class Passes:
         first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
-    executors: Executors
+    pool: WorkerPool
     job: Job
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Passes:
         """
         schedule = SingleStage(stage)
         schedule.resume(done_in(journal))
-        submit = self.executors.submitter(job or self.job)
-        loop = Loop(schedule, submit, self.executors.slots, journal, self.show, told=self.told)
+        submit = self.submitter(self.pool, job or self.job)
+        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, told=self.told)
         loop.run()
         self.first_task = self.first_task or loop.progress.first_task
         self.totals[stage.name] = loop.progress.totals[stage.name]

@@ -60,8 +60,8 @@ BEGUN = "begun"  # a file in a worker's folder
 TICK_SECONDS = 0.2
 
 
-class Submitter(Protocol):
-    """Workers that were started, as `run.Executors`."""
+class WorkerPool(Protocol):
+    """Workers that were started, as `run.WorkerPool`."""
 
     def submitter(self, job: Job) -> Callable[[str, Sequence[int]], Future[Record]]: ...
 
@@ -121,14 +121,14 @@ class TooSlowError(RunStopped):
 
 
 def calibrate(
-    plan: Plan, normalise: Affine, executors: Submitter, num_workers: int, folder: Path, on_try: OnTry = unheard
+    plan: Plan, normalise: Affine, pool: WorkerPool, num_workers: int, folder: Path, on_try: OnTry = unheard
 ) -> Calibration:
     """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
         plan: the plan.
         normalise: a normalisation good enough for timing.
-        executors: the workers.
+        pool: the workers.
         num_workers: of them, those that run nets.
         folder: need not exist.
         on_try: called now and then with the seconds that workers have tried blocks, and the most that they may.
@@ -142,7 +142,7 @@ def calibrate(
     try:
         for n in range(min(num_workers, MOST_WORKERS)):
             job = _job(plan, normalise, folder / str(n))
-            tasks.append(executors.submitter(job)("rehearse", [_inner_block(plan, rng) for _ in range(BLOCKS_EACH)]))
+            tasks.append(submitter(pool, job)("rehearse", [_inner_block(plan, rng) for _ in range(BLOCKS_EACH)]))
         _wait(tasks, folder, on_try)
         records = [task.result() for task in tasks]
     finally:
