@@ -95,12 +95,12 @@ def choices(draw: st.DrawFn, longest: int = 20) -> Selection:
     return Selection(plan, np.packbits(cells, axis=-1))
 
 
-def wanted_voxels(wanted: Selection) -> np.ndarray:
+def selected_voxels(selection: Selection) -> np.ndarray:
     """Return for each voxel of the output whether it is wanted, found voxel by voxel (z, y, x)."""
-    plan = wanted.plan
-    if wanted.cells is None:
+    plan = selection.plan
+    if selection.cells is None:
         return np.ones(plan.out_shape, bool)
-    cells = np.unpackbits(wanted.cells, axis=-1).astype(bool)
+    cells = np.unpackbits(selection.cells, axis=-1).astype(bool)
     strides = [w - o for w, o in zip(plan.window, plan.overlap, strict=True)]
     for axis, (a, b, stride, scale) in enumerate(zip(*plan.roi, strides, plan.net.scale, strict=True)):
         cells = cells.repeat(stride, axis).take(range(a, b), axis).repeat(scale, axis)
@@ -132,9 +132,9 @@ def voxels_of_shards(size: int, shard: int) -> list[set[int]]:
     return [set(range(start, min(start + shard, size))) for start in range(0, size, shard)]
 
 
-def some_wanted(wanted: Selection, along: list[list[set[int]]]) -> set[int]:
+def some_selected(selection: Selection, along: list[list[set[int]]]) -> set[int]:
     """Return the numbers of those boxes that hold a wanted voxel; `along` has the voxels of all on each axis."""
-    voxels, found = wanted_voxels(wanted), set()
+    voxels, found = selected_voxels(selection), set()
     counts = tuple(map(len, along))
     for number in range(math.prod(counts)):
         box = [sorted(sides[i]) for sides, i in zip(along, unravel(number, counts), strict=True)]

@@ -20,7 +20,7 @@ from volpipe import rehearsal
 from volpipe.access import Reader
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimate import Estimate, UnitCosts, Slots, StageEstimate, estimate, upper_bounds
+from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.fetches import fetched_share
 from volpipe.grid import Box, mirror
 from volpipe.journal import Totals

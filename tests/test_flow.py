@@ -376,7 +376,7 @@ def test_stages_that_do_not_fit_what_they_read_are_refused(folder: Path, setting
 
 def test_a_later_stage_that_no_worker_can_hold_is_refused_before_the_first_begins(folder: Path) -> None:
     plan, counted = flow_plan(folder, TWO, "second.windows.block=[4,3,2]"), Counted()
-    first, second = (cost.found.estimate.memory_bytes for cost in forecast_flow(plan).stages if cost.found)
+    first, second = (cost.forecast.estimate.memory_bytes for cost in forecast_flow(plan).stages if cost.forecast)
     assert first < second
     counted.workers.worker_bytes = int(first) + 1
     listener = FlowListener(on_workers=lambda workers: forecast_flow(plan, workers).check())

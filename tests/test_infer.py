@@ -18,17 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import facts, planned
 
-from volpipe import infer as infer_module
+from volpipe import runner as runner_module
 from volpipe.driver import prepare
 from volpipe.errors import VolumeError
 from volpipe.grid import Box, Lattice
-from volpipe.infer import Runner, infer, largest_that_fits, load_runner, loaded_runner
+from volpipe.infer import infer
 from volpipe.measure import affine
 from volpipe.ops import Affine
 from volpipe.output import create_output
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
+from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.tensors import Tensors
+from volpipe.usage import measured
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, ahead, batches
@@ -40,7 +42,7 @@ def _as_before() -> Iterator[None]:
     enabled, deterministic = torch.backends.mkldnn.enabled, torch.backends.cudnn.deterministic
     yield
     torch.backends.mkldnn.enabled, torch.backends.cudnn.deterministic = enabled, deterministic
-    infer_module._loaded.clear()
+    runner_module._loaded.clear()
 
 
 def windows(num: int, size: int = 8, seed: int = 0) -> np.ndarray:
@@ -147,6 +149,17 @@ def test_a_process_keeps_one_net_and_loads_it_once() -> None:
     assert load_runner(other) is not first
     assert loaded_runner() is load_runner(other)
     assert load_runner(plan) is not first
+
+
+def test_a_task_counts_the_seconds_of_the_net_that_it_loads() -> None:
+    with measured("infer") as before:
+        pass
+    assert (before["device"], before["device_seconds"]) == ("", 0.0)
+    with measured("infer") as usage:
+        runner = load_runner(planned(IDENTITY))
+        runner(windows(1))
+    assert (usage["device"], usage["device_seconds"]) == ("cpu", runner.seconds)
+    assert runner.seconds > 0
 
 
 # --- ahead

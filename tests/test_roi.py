@@ -14,7 +14,7 @@ from command import IDENTITY, THREADS, giver, set_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Inline, Stopped
-from plans import some_wanted, spans, voxels_of_blocks
+from plans import some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
@@ -99,9 +99,9 @@ def test_under_a_mask_the_cores_that_it_touches_have_the_whole_run_s_bytes_and_o
         outside[inside] = False
         wanted &= ~outside
         assert np.array_equal(result(plan), np.where(wanted, whole, 0)[inside])
-        found = RunFolder.of_output(Path(plan.out)).load_selection(plan)
-        assert found is not None
-        assert bench.num_calls == windows_that_meet(plan, wanted) == found.num_windows
+        selection = RunFolder.of_output(Path(plan.out)).load_selection(plan)
+        assert selection is not None
+        assert bench.num_calls == windows_that_meet(plan, wanted) == selection.num_windows
         check_shards(plan, wanted[inside])
 
 
@@ -255,9 +255,9 @@ def test_reports_count_what_is_wanted(bench: Bench) -> None:
     standing = inspect_run(Path(plan.out))
     units = {stage.name: stage.num_units for stage in standing.stages}
     assert standing.is_complete
-    wanted = RunFolder(report.folder).load_selection(plan)
-    assert wanted is not None
-    blocks = some_wanted(wanted, [voxels_of_blocks(plan, axis) for axis in range(3)])
+    selection = RunFolder(report.folder).load_selection(plan)
+    assert selection is not None
+    blocks = some_selected(selection, [voxels_of_blocks(plan, axis) for axis in range(3)])
     assert units["infer"] == units["factor"] == report.totals["infer"].units == len(blocks)
     assert 0 < units["pyramid 1"] < len(plan.shards(1))
     done = {name: totals.units for name, totals in report.totals.items() if name in units}

@@ -16,7 +16,7 @@ from plans import (
     choices,
     finer_by_shard,
     planned,
-    some_wanted,
+    some_selected,
     spans,
     volume,
     voxels_of_blocks,
@@ -36,17 +36,17 @@ MANY = settings(max_examples=60)
 class Table:
     """All units of a plan and what each needs, by brute force."""
 
-    wanted: Selection
+    selection: Selection
     needs: dict[Unit, set[Unit]] = field(default_factory=dict)
     readers: dict[Unit, set[Unit]] = field(default_factory=dict)  # of each discard: who must be done before
 
     def __post_init__(self) -> None:
-        plan = self.wanted.plan
+        plan = self.selection.plan
         stored = plan.mode == "stored"
-        active = some_wanted(self.wanted, [voxels_of_blocks(plan, axis) for axis in range(3)])
+        active = some_selected(self.selection, [voxels_of_blocks(plan, axis) for axis in range(3)])
         shards = [voxels_of_shards(n, s) for n, s in zip(plan.out_shape, plan.shard, strict=True)]
         by_shard = dict(enumerate(blocks_by_shard(plan)))
-        by_shard = {shard: by_shard[shard] for shard in some_wanted(self.wanted, shards)}
+        by_shard = {shard: by_shard[shard] for shard in some_selected(self.selection, shards)}
         for block in active:
             if stored:
                 self.needs["factor", block] = set()
@@ -159,9 +159,9 @@ class Simulation:
 
 @st.composite
 def simulations(draw: st.DrawFn) -> Simulation:
-    wanted = draw(choices(longest=14))
-    schedule = Schedule(wanted.plan, wanted, most_waiting=draw(st.integers(1, 5)))
-    return Simulation(Table(wanted), schedule, random.Random(draw(st.integers(0, 2**32))))
+    selection = draw(choices(longest=14))
+    schedule = Schedule(selection.plan, selection, most_waiting=draw(st.integers(1, 5)))
+    return Simulation(Table(selection), schedule, random.Random(draw(st.integers(0, 2**32))))
 
 
 @MANY
@@ -180,7 +180,7 @@ def test_all_is_done_once_and_in_order_and_scratch_goes_when_nobody_needs_it(sim
 def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulation, first: int, second: int) -> None:
     table, journal = simulation.table, list[Unit]()
     for steps in (first, second, 10**9):
-        schedule = Schedule(table.wanted.plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
+        schedule = Schedule(table.selection.plan, table.selection, most_waiting=simulation.schedule.most_waiting)
         simulation.random.shuffle(journal)
         schedule.resume(journal)
         session = Simulation(table, schedule, simulation.random, done=set(journal))
@@ -216,11 +216,11 @@ def test_what_fails_for_good_keeps_back_what_needs_it_and_nothing_else(
 def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest(
     simulation: Simulation, before: int, data: st.DataObject
 ) -> None:
-    table, plan = simulation.table, simulation.table.wanted.plan
+    table, plan = simulation.table, simulation.table.selection.plan
     box = Box(*zip(*(data.draw(spans(n)) for n in plan.out_shape), strict=True))
     simulation.run(before)
     journal = sorted(simulation.worked())
-    limited = Schedule(plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
+    limited = Schedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
     limited.resume(journal)
     limited.limit(box)
     session = Simulation(table, limited, simulation.random, done=set(journal))
@@ -234,7 +234,7 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     assert limited.infer.num_left == 0
     assert limited.infer.num_held == sum(name == "infer" for name, _ in set(table.needs) - session.worked())
 
-    rest = Schedule(plan, table.wanted, most_waiting=simulation.schedule.most_waiting)
+    rest = Schedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
     rest.resume(sorted(session.worked()))
     last = Simulation(table, rest, simulation.random, done=session.worked())
     last.run()
@@ -250,9 +250,9 @@ def shards_touched(plan: Plan, box: Box) -> set[int]:
 
 @MANY
 @given(choices(longest=14))
-def test_tensors_that_are_to_be_kept_are_not_discarded(wanted: Selection) -> None:
-    schedule = Schedule(wanted.plan, wanted, keep_tensors=True)
-    simulation = Simulation(Table(wanted), schedule, random.Random(0))
+def test_tensors_that_are_to_be_kept_are_not_discarded(selection: Selection) -> None:
+    schedule = Schedule(selection.plan, selection, keep_tensors=True)
+    simulation = Simulation(Table(selection), schedule, random.Random(0))
     simulation.run()
     assert simulation.schedule.is_complete
     assert simulation.done == set(simulation.table.needs)
@@ -293,8 +293,8 @@ def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_al
     assert plan.blocks_of_shard(1) == (0, 1)
     cells = np.zeros((4, 4, 12), bool)
     cells[1, 1, 7] = True  # voxels 28:32, and block 0 reaches to 22
-    wanted = Selection(plan, np.packbits(cells, axis=-1))
-    simulation = Simulation(Table(wanted), Schedule(plan, wanted), random.Random(0))
+    selection = Selection(plan, np.packbits(cells, axis=-1))
+    simulation = Simulation(Table(selection), Schedule(plan, selection), random.Random(0))
     simulation.run()
     work = {("factor", 1), ("infer", 1), ("reassemble", 1), ("pyramid 1", 0)}
     assert simulation.done == work | {("discard windows", 1), ("discard sum", 4)}

@@ -19,6 +19,7 @@ from zoo import Smooth, scripted
 
 from volpipe import infer as infer_module
 from volpipe import provenance
+from volpipe import runner as runner_module
 from volpipe.apps.start import on_site
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunStopped, VolpipeError
@@ -68,7 +69,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture(autouse=True)
 def _no_net_is_kept() -> Iterator[None]:
     yield
-    infer_module._loaded.clear()
+    runner_module._loaded.clear()
 
 
 def run(give: Give, *settings: str, command: str = "run") -> Ended:
@@ -182,7 +183,7 @@ def test_one_worker_with_other_weights_stops_the_run_whatever_others_did(
         ran.append(1)
         if len(ran) == 4:  # as a worker that starts late
             save_weights(tmp_path / "w.pt", 0.25)
-            infer_module._loaded.clear()
+            runner_module._loaded.clear()
         return compute(*arguments, **more)
 
     monkeypatch.setattr(infer_module, "infer", exchanged)
@@ -258,7 +259,7 @@ def test_verify_says_why_what_it_recomputes_differs(
         (tmp_path / "nets.py").write_text(NETS.replace("self.conv(x)", "self.conv(x) + 1"))
     else:
         save_weights(tmp_path / "w.pt", 0.25)
-    infer_module._loaded.clear()
+    runner_module._loaded.clear()
     command = ("verify", "out.zarr", "--recompute", "1")
     is_new = change == "input"  # else this process has its chunks in memory
     ended = finish(tmp_path, begin(tmp_path, *command)) if is_new else give(*command)

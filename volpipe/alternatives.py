@@ -1,4 +1,4 @@
-"""The alternatives to a plan: the other way to the net, other block shapes; what each takes, and why it was not chosen.
+"""Alternatives to a plan: the other mode, other block shapes; the estimate of each, and why it was not chosen.
 
 Not here: the choice itself (plan), which rests on sizes alone, so that the same command makes the same plan everywhere.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate, UnitCosts, Slots, estimate, upper_bounds
+from volpipe.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.formats.files import locate
 from volpipe.memory import array_bytes
 from volpipe.plan import ENOUGH_BLOCKS, Plan, Triple, make_plan
@@ -23,7 +23,7 @@ BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end
 
 @dataclass(frozen=True)
 class Alternative:
-    """A plan, what it takes, and in words what speaks for the chosen one or against this one."""
+    """A plan, its estimate, and the reason for the chosen one or against this one."""
 
     plan: Plan
     estimate: Estimate
@@ -34,13 +34,13 @@ class Alternative:
 def alternatives(
     plan: Plan, chosen: Estimate, volume: Volume, voxel_bytes: float, slots: Slots, share: float = 1.0
 ) -> list[Alternative]:
-    """Return `plan` first, then those that differ in the way to the net or in the block's shape; see `estimate`."""
+    """Return `plan` first, then those of another mode or block shape; see `estimate`."""
     others = []
     for other in _others(plan, volume):
         rates = _rates_of(other, plan, chosen.rates) if chosen.rates else None
         others.append((other, estimate(other, volume, voxel_bytes, slots, rates, share)))
-    rows = [Alternative(other, took, _against(took, chosen, other.num_active, slots)) for other, took in others]
-    return [Alternative(plan, chosen, _for(plan, chosen, [took for _, took in others]), is_chosen=True), *rows]
+    rows = [Alternative(other, result, _against(result, chosen, other.num_active, slots)) for other, result in others]
+    return [Alternative(plan, chosen, _for(plan, chosen, [result for _, result in others]), is_chosen=True), *rows]
 
 
 def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
@@ -72,21 +72,21 @@ def _rates_of(other: Plan, plan: Plan, rates: UnitCosts) -> UnitCosts:
     )
 
 
-def _measures(found: Estimate) -> dict[str, float]:
+def _measures(result: Estimate) -> dict[str, float]:
     return {
-        "the time": found.seconds or 0.0,
-        "the bytes read and written": found.read_bytes + found.written_bytes,
-        "the scratch": found.scratch_bytes,
-        "the files": found.output_files + found.scratch_files,
-        "the memory": found.memory_bytes,
+        "the time": result.seconds or 0.0,
+        "the bytes read and written": result.read_bytes + result.written_bytes,
+        "the scratch": result.scratch_bytes,
+        "the files": result.output_files + result.scratch_files,
+        "the memory": result.memory_bytes,
     }
 
 
 def _against(other: Estimate, chosen: Estimate, num_blocks: int, slots: Slots) -> str:
     if num_blocks < max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * slots.gpu):
         return f"too few blocks ({num_blocks}) for its workers ({slots.gpu})"
-    found, least = _measures(other), _measures(chosen)
-    worse = {name: _ratio(value, least[name]) for name, value in found.items() if value > NOTABLE * least[name]}
+    own, least = _measures(other), _measures(chosen)
+    worse = {name: _ratio(value, least[name]) for name, value in own.items() if value > NOTABLE * least[name]}
     if not worse:
         return "nothing much; it may be set in the recipe"
     ranked = sorted(worse, key=lambda name: -worse[name])[:2]

@@ -16,7 +16,7 @@ from rich.table import Table
 from volpipe import cli_label
 from volpipe.errors import VolpipeError
 from volpipe.scoreboard import label_table, score_table
-from volpipe.show import forecast_summary, duration, estimate_table, plan_summary, plan_table, size
+from volpipe.show import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
 from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _beside(report: StageReport, planned: ResourceNeeds | None) -> tuple[str, st
     if planned is None or report.was_complete:
         return "", ""
     if report.run is not None and report.run.estimate is not None:
-        planned = planned.of_run(report.run.estimate)  # by then its input was there
+        planned = planned.from_estimate(report.run.estimate)  # by then its input was there
     bound = "" if planned.is_measured else "≤ "
     return (
         f"{size(report.read_bytes)} ({bound}{size(planned.read_bytes)})",
@@ -220,12 +220,12 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
     cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
-        if each.found is not None:
-            out.print(plan_summary(each.found.plan))
-            out.print(forecast_summary(each.found, config))
+        if each.forecast is not None:
+            out.print(plan_summary(each.forecast.plan))
+            out.print(forecast_summary(each.forecast, config))
             out.print()
-            out.print(plan_table(each.found.plan))
-            out.print(estimate_table(each.found.estimate))
+            out.print(plan_table(each.forecast.plan))
+            out.print(estimate_table(each.forecast.estimate))
         else:
             _show_labels(each.stage)
             if isinstance(each.times, SegmentTimes):

@@ -132,7 +132,7 @@ def describe_plan(plan: SegmentPlan) -> str:
     """Return the output, memory and scratch of `plan` in one line."""
     from volpipe.flow_cost import ResourceNeeds
 
-    shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.of_labels(plan, 0.0)
+    shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.from_labels(plan, 0.0)
     return (
         f"{shape} voxels in {count(len(plan.blocks), 'block')} of {' × '.join(map(str, plan.block))}: writes up to "
         f"{size(need.output_bytes)} in {count(need.output_files, 'file')}, takes up to {size(plan.task_bytes)} of "

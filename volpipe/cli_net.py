@@ -164,19 +164,19 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
-    from volpipe.cost import best, costs
+    from volpipe.cost import fastest, measure_windows
 
     table, found = Table(box=None, pad_edge=False), []
     for column in ("window", "batch", "memory", "time", "voxels kept per second"):
         table.add_column(column, justify="left" if column == "window" else "right")
-    for cost in costs(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
+    for cost in measure_windows(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
         found.append(cost)
         table.add_row(
             shape(cost.window), str(cost.batch), size(cost.num_bytes), f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}"
         )
     out.print(table)
     memory = _memory()
-    choice = best(found, memory)
+    choice = fastest(found, memory)
     if choice is None:
         raise VolpipeError(f"no window fits {size(memory)} of memory; use a smaller net, or another machine")
     out.print(

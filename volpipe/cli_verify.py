@@ -15,7 +15,7 @@ from volpipe.cli_options import Parents, whole
 from volpipe.terminal import check_target
 
 if TYPE_CHECKING:
-    from volpipe.verify import RunRecord, Recomputed, Verdict
+    from volpipe.verify import Recomputed, RunRecord, Verdict
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -40,8 +40,8 @@ def verify(
     if labels is not None:
         is_whole, again = _told(verify_labels(*labels)), recompute_labels(*labels, recompute, seed)
     else:
-        evidence = verifying.load_run_record(verifying.location_of(output), needs_sums=not recompute)
-        is_whole, again = _told(verifying.verify(evidence)), _recomputed(output, evidence, recompute, seed)
+        record = verifying.load_run_record(verifying.location_of(output), needs_sums=not recompute)
+        is_whole, again = _told(verifying.verify(record)), _recomputed(output, record, recompute, seed)
     num_wrong = sum(not _is_same(block) for block in again) if recompute else 0
     if num_wrong and labels is None:
         _say_why(output)
@@ -49,19 +49,19 @@ def verify(
         raise typer.Exit(1)
 
 
-def _recomputed(output: str, evidence: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
+def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
     from volpipe.ops import Affine
     from volpipe.provenance import read_origin
     from volpipe.verify import recompute
 
     said = read_origin(output).normalise
-    yield from recompute(evidence, Affine(said["shift"], said["scale"]), num_blocks, seed)
+    yield from recompute(record, Affine(said["shift"], said["scale"]), num_blocks, seed)
 
 
 def _say_why(output: str) -> None:
     """Print what may change the voxels of `output` and differs from when it was made."""
-    from volpipe.infer import loaded_runner
     from volpipe.provenance import changes, read_origin
+    from volpipe.runner import loaded_runner
 
     runner = loaded_runner()
     sentences = [] if runner is None else changes(read_origin(output), runner)

@@ -1,4 +1,4 @@
-"""What windows cost a net: seconds and memory of a call, each in a process of its own; and which window is best.
+"""Cost of windows: seconds and memory of a call of the net, each in a process of its own; and the fastest window.
 
 Not here: what a whole run costs (estimate), or how large a halo must be (reach).
 """
@@ -19,7 +19,7 @@ from volpipe.grid import align_up
 from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import build_net
 from volpipe.recipe import Infer, NetChoice
-from volpipe.shortage import is_shortage
+from volpipe.runner import is_shortage
 from volpipe.usage import peak_bytes
 
 Triple = tuple[int, int, int]
@@ -30,14 +30,14 @@ LONGEST_CALL = 20.0  # seconds; larger windows are not tried after one that took
 
 
 @dataclass(frozen=True)
-class Cost:
+class WindowCost:
     """One call of a net.
 
     Attributes:
         window: input voxels (z, y, x).
-        kept: of them, those that are not halo.
+        kept: of them, those outside the halo.
         seconds: of the call.
-        num_bytes: that the process took at most, or the GPU's memory where there is one.
+        num_bytes: highest memory of the process, or of the GPU where there is one.
     """
 
     window: Triple
@@ -48,26 +48,28 @@ class Cost:
 
     @property
     def speed(self) -> float:
-        """Input voxels per second that are not halo."""
+        """Input voxels outside the halo per second."""
         return self.kept * self.batch / self.seconds
 
 
 def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
-    """Return windows around the net's own, in whole strides, that keep something of their voxels beside `halo`.
+    """Return windows (z, y, x) around the net's own, in whole strides, with a core inside `halo`.
 
-    Along an axis of which the net takes one size alone they have that.
+    Along an axis of a fixed size they have that size.
     """
-    found = []
+    windows = []
     for growth in GROWTHS:
         sizes = zip(facts.window, facts.stride, halo, strict=True)
         grown = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
         z, y, x = (only or size for only, size in zip(facts.fixed, grown, strict=True))
-        found.append((z, y, x))
-    return list(dict.fromkeys(found))
+        windows.append((z, y, x))
+    return list(dict.fromkeys(windows))
 
 
-def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str) -> Iterator[Cost]:
-    """Yield what windows of ascending sizes cost, up to the first that takes too long or more memory than there is."""
+def measure_windows(
+    choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
+) -> Iterator[WindowCost]:
+    """Yield the cost of windows of ascending sizes, up to one that takes too long or too much memory."""
     import torch
 
     batches = GPU_BATCHES if torch.cuda.is_available() else (1,)
@@ -86,15 +88,15 @@ def costs(choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search
                     if is_shortage(error):
                         return
                     raise
-            yield Cost(window, batch, kept, seconds, num_bytes)
+            yield WindowCost(window, batch, kept, seconds, num_bytes)
             if seconds > LONGEST_CALL:
                 return
 
 
 def bytes_per_voxel(choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "") -> float:
-    """Return the memory that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
+    """Return the bytes that a net takes on a CPU per voxel of a window, beyond the `fixed_bytes` of any window.
 
-    It is measured with two threads, which take somewhat more than one, over a window of the net's own form.
+    Measured with two threads, which take somewhat more than one, over a window of the net's own proportions.
     """
     growth = min(1.0, (LARGEST_MEASURED / math.prod(facts.window)) ** (1 / 3))
     sizes = zip(facts.window, facts.stride, facts.fixed, strict=True)
@@ -106,7 +108,7 @@ def bytes_per_voxel(choice: NetChoice, facts: NetFacts, fixed_bytes: int, search
 
 
 def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int:
-    """Return by how much calls of the net raise the memory of a process that keeps what it frees, as workers do."""
+    """Return the bytes that calls of the net add to a process that keeps freed memory, as workers do."""
     import torch
 
     torch.set_num_threads(2)
@@ -121,9 +123,9 @@ def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int
     return peak_bytes() - before
 
 
-def best(found: Iterable[Cost], most_bytes: int) -> Cost | None:
-    """Return the fastest of those that take no more than `most_bytes`; of windows that are alike, the smallest."""
-    fitting = [cost for cost in found if cost.num_bytes <= most_bytes]
+def fastest(costs: Iterable[WindowCost], most_bytes: int) -> WindowCost | None:
+    """Return the fastest of `costs` that take no more than `most_bytes`; of equals, the smallest window."""
+    fitting = [cost for cost in costs if cost.num_bytes <= most_bytes]
     return max(fitting, key=lambda cost: cost.speed, default=None)
 
 

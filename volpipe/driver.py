@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.appraisal import Forecast, forecast, forecast_run, forecast_calibrated
+from volpipe.appraisal import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.beats import listening
 from volpipe.descriptions import cautions, check_trained, with_normalisation
 from volpipe.errors import PlanError, RunError, VolpipeError
@@ -91,7 +91,7 @@ class Listener:
     """Whom the driver tells: of the plan and of what it will take, before anything runs, and of progress."""
 
     on_plan: Callable[[Plan, RunFolder], None] = lambda plan, folder: None
-    on_estimate: Callable[[Forecast], None] = lambda appraisal: None
+    on_estimate: Callable[[Forecast], None] = lambda forecast: None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -167,29 +167,29 @@ def execute(
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
         with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
-            wanted = folder.load_selection(plan)
-            if wanted is not None and _schedule(wanted, journal, keep_tensors).is_complete:
+            selection = folder.load_selection(plan)
+            if selection is not None and _schedule(selection, journal, keep_tensors).is_complete:
                 check_present(plan.out, list(shards_of(load_run_record(folder, needs_sums=False))))
-                return _close(wanted, folder, journal, keep_tensors)
+                return _close(selection, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
             with start(folder.parsl) as pool, listening(folder.path, wanted=pool.is_here) as beats:
                 _begin(folder, plan, inputs, site)
                 job = Job(str(folder.path), plan.identity, session=session)
                 stages = Passes(pool, job, _heard(listener, presence))
-                wanted = wanted or scanned(stages, folder)
-                schedule = _schedule(wanted, journal, keep_tensors)
-                _limit(schedule, only, wanted)
-                found = _forecast(wanted, folder, pool, schedule, listener)
-                prospect = Prospect(found.estimate.seconds_per_unit, wanted.num_windows, beats)
-                normalise = normalisation(stages, journal, wanted)
-                create_output(plan, origin(wanted, normalise, inputs["volume"].fingerprint))
-                report = _work(wanted, stages, journal, schedule, normalise, prospect, tolerated=tolerated)
+                selection = selection or scanned(stages, folder)
+                schedule = _schedule(selection, journal, keep_tensors)
+                _limit(schedule, only, selection)
+                found = _forecast(selection, folder, pool, schedule, listener)
+                prospect = Prospect(found.estimate.seconds_per_unit, selection.num_windows, beats)
+                normalise = normalisation(stages, journal, selection)
+                create_output(plan, origin(selection, normalise, inputs["volume"].fingerprint))
+                report = _work(selection, stages, journal, schedule, normalise, prospect, tolerated=tolerated)
                 report.estimate, report.asked = found.estimate, asked
                 report.first_task = min(filter(None, (found.first_task, stages.first_task)), default=0.0)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
-            return _sealed(report, wanted, folder, is_complete=schedule.is_complete)
+            return _sealed(report, selection, folder, is_complete=schedule.is_complete)
 
 
 def _announce(plan: Plan, folder: RunFolder, listener: Listener) -> None:
@@ -209,33 +209,33 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
 
 
 def _forecast(
-    wanted: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
+    selection: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
 ) -> Forecast:
     """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = forecast_run(wanted, folder, pool, schedule.share_left)
+    found = forecast_run(selection, folder, pool, schedule.share_left)
     listener.on_estimate(found)
     found.check(schedule.share_left)
     return found
 
 
-def _limit(schedule: Schedule, only: Box | None, wanted: Selection) -> None:
+def _limit(schedule: Schedule, only: Box | None, selection: Selection) -> None:
     """Leave out of `schedule` what the box `only` of the output does not need, if there is one."""
     if only is None:
         return
-    if not wanted.touches(only):
+    if not selection.touches(only):
         raise PlanError(
             f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
-            f"{Box.of(wanted.plan.out_shape)}; give another box, or leave --only out"
+            f"{Box.of(selection.plan.out_shape)}; give another box, or leave --only out"
         )
     schedule.limit(only)
 
 
-def _sealed(report: Report, wanted: Selection, folder: RunFolder, *, is_complete: bool) -> Report:
+def _sealed(report: Report, selection: Selection, folder: RunFolder, *, is_complete: bool) -> Report:
     """Return `report`, after the output was given what it says of how its run ended."""
     if is_complete:
-        report.seams = _seams(wanted)
-        _write_displays(wanted.plan)
-    seal(folder, wanted.plan, _findings(report))
+        report.seams = _seams(selection)
+        _write_displays(selection.plan)
+    seal(folder, selection.plan, _findings(report))
     return report
 
 
@@ -262,13 +262,13 @@ def _heard(listener: Listener, presence: Presence) -> Callable[[Progress], None]
     return hear
 
 
-def _close(wanted: Selection, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
+def _close(selection: Selection, folder: RunFolder, journal: Journal, keep_tensors: bool) -> Report:
     """Return the report of a run that was complete, closed now if its driver was killed before it could."""
-    plan = wanted.plan
+    plan = selection.plan
     _clean(plan, folder, keep_tensors)
     if not is_sealed(folder):
-        report = Report(plan, folder.path, kept=kept_in(journal), clipped=clipped_in(journal, wanted))
-        _sealed(report, wanted, folder, is_complete=True)
+        report = Report(plan, folder.path, kept=kept_in(journal), clipped=clipped_in(journal, selection))
+        _sealed(report, selection, folder, is_complete=True)
     return Report(plan, folder.path, was_complete=True)
 
 
@@ -288,9 +288,9 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecas
         return forecast_calibrated(plan, folder, pool, on_try=on_try)
 
 
-def _schedule(wanted: Selection, journal: Journal, keep_tensors: bool) -> Schedule:
+def _schedule(selection: Selection, journal: Journal, keep_tensors: bool) -> Schedule:
     """Return what is to be done, less what the journal has."""
-    schedule = Schedule(wanted.plan, wanted, keep_tensors=keep_tensors)
+    schedule = Schedule(selection.plan, selection, keep_tensors=keep_tensors)
     schedule.resume(done_in(journal))
     return schedule
 
@@ -304,7 +304,7 @@ def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
 
 
 def _work(
-    wanted: Selection,
+    selection: Selection,
     passes: Passes,
     journal: Journal,
     schedule: Schedule,
@@ -313,8 +313,8 @@ def _work(
     *,
     tolerated: float,
 ) -> Report:
-    plan, pool = wanted.plan, passes.pool
-    job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=wanted.fingerprint)
+    plan, pool = selection.plan, passes.pool
+    job = dataclasses.replace(passes.job, shift=normalise.shift, scale=normalise.scale, cells=selection.fingerprint)
     job.tensors.create()
     submit = submitter(pool, job)
     loop = Loop(
@@ -333,15 +333,15 @@ def _work(
         most_scratch_bytes=loop.progress.most_scratch_bytes,
         driver_peak_bytes=peak_bytes(),
         kept=kept_in(journal),
-        clipped=clipped_in(journal, wanted),
+        clipped=clipped_in(journal, selection),
         normalise=normalise,
     )
 
 
-def _seams(wanted: Selection) -> list[Score]:
+def _seams(selection: Selection) -> list[Score]:
     """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
     try:
-        return seam_scores(wanted)
+        return seam_scores(selection)
     except VolpipeError as error:
         log.warning("no seam score: %s", error)
         return []
@@ -371,10 +371,10 @@ def kept_in(journal: Journal) -> Nonfinite:
     return sum(counts, ALL_FINITE)
 
 
-def clipped_in(journal: Journal, wanted: Selection) -> tuple[int, float]:
+def clipped_in(journal: Journal, selection: Selection) -> tuple[int, float]:
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
     num = sum(record.clipped for record in journal.records())
-    return num, num / (wanted.num_voxels * wanted.plan.net.out_channels)
+    return num, num / (selection.num_voxels * selection.plan.net.out_channels)
 
 
 def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:
@@ -412,9 +412,9 @@ def inspect_run(output: str | Path) -> Standing:
     totals: dict[str, Totals] = {}
     reasons: dict[tuple[str, int], str] = {}
     driver = find_driver(folder.path, folder.journal)
-    wanted = folder.load_selection(plan)
-    schedule = SingleStage(scan_stage(plan)) if wanted is None else Schedule(plan, wanted)
-    for record in read_records(folder.scan if wanted is None else folder.journal):
+    selection = folder.load_selection(plan)
+    schedule = SingleStage(scan_stage(plan)) if selection is None else Schedule(plan, selection)
+    for record in read_records(folder.scan if selection is None else folder.journal):
         if record.done:
             totals.setdefault(record.stage, Totals()).add(record)
         schedule.resume(record.units)

@@ -1,6 +1,6 @@
-"""The estimate: what a plan will read, write and keep, in bytes, files, memory and time, before it runs.
+"""The estimate: the bytes, files, memory and time of a plan, before it runs.
 
-Not here: timing anything (rehearsal), or what the machine has (limits). Everything is a sum over the blocks or shards
+Not here: timing anything (rehearsal), or the machine's limits (limits). Everything is a sum over the blocks or shards
 of a regular grid, and so a product of sums along the axes: a plan of 10^9 blocks costs as much as one of ten.
 """
 
@@ -24,15 +24,15 @@ from volpipe.sums import Sums
 from volpipe.volume import Volume
 from volpipe.windows import CACHE_BYTES
 
-BLOCKS_WAITING = 64  # whose windows lie in scratch at most, as the schedule has it
+BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
 
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """What units of work take, averaged over a few blocks; seconds are those of one worker among all.
+    """Cost of a unit of work, averaged over a few blocks; seconds are those of one worker while all work.
 
     Attributes:
-        num_blocks: that were tried.
+        num_blocks: tried.
         start_seconds: until a worker has loaded its net and computed a first window.
         measure_seconds: per voxel of the volume.
         factor_seconds, infer_seconds: per window.
@@ -40,7 +40,7 @@ class UnitCosts:
         write_seconds: to round, compress and write one voxel of the output.
         coarsen_seconds: per voxel of the finer level.
         window_bytes: stored, of one window tensor.
-        sum_bytes: stored, per voxel of a block tensor that its block does not write to the output itself.
+        sum_bytes: stored, per voxel of a block tensor.
         output_bytes, coarse_bytes: stored, per voxel of level 0 and of coarser levels, all channels.
         peak_bytes: highest resident memory of a worker.
         has_bytes: whether bytes were measured; else they are upper bounds, where blocks were tried on no real voxels.
@@ -64,7 +64,7 @@ class UnitCosts:
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """What one stage will take; bytes as stored, `seconds` of all workers together, 0 where nothing was timed."""
+    """Estimate of one stage; bytes as stored, `seconds` of all workers together, 0 where nothing was timed."""
 
     name: str
     units: int
@@ -75,7 +75,7 @@ class StageEstimate:
     label: str = "cpu"
 
     def part(self, share: float) -> StageEstimate:
-        """Return the same for a `share` of the units; the measuring of statistics is always of all."""
+        """Return the estimate of a `share` of the units; statistics are always measured over all."""
         if share == 1.0 or self.name in ("measure", "histogram"):
             return self
         return replace(
@@ -93,23 +93,23 @@ class StageEstimate:
 
     @property
     def num_tasks(self) -> int:
-        """Return about how many tasks the units make."""
+        """The approximate number of tasks."""
         return math.ceil(self.units / self.units_per_task)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan will take.
+    """Estimate of a plan.
 
     Attributes:
         stages: in the order of a voxel's life.
         rates: measured on a few blocks; without them, bytes are upper bounds (nothing compresses) and times unknown.
-        chunk_reads: how often a chunk of the volume is read by the net's way, all of them together.
+        chunk_reads: reads of chunks of the volume on the way to the net.
         num_chunks: of the volume.
         output_bytes, output_files: of all levels.
         scratch_bytes, scratch_files: at their highest.
         memory_bytes: highest resident memory of a worker.
-        has_net: whether the net's own memory is in that; on a GPU none of it is the worker's.
+        has_net: whether `memory_bytes` holds the net's own; on a GPU none of it is the worker's.
         seconds: from the first task to the last, None without rates.
     """
 
@@ -127,12 +127,12 @@ class Estimate:
 
     @property
     def is_measured(self) -> bool:
-        """Whether bytes are what blocks took; else they are upper bounds."""
+        """Whether bytes were measured; else they are upper bounds."""
         return self.rates is not None and self.rates.has_bytes
 
     @property
     def amplification(self) -> float:
-        """How often a chunk of the volume is read, on average."""
+        """Reads per chunk of the volume, on average."""
         return self.chunk_reads / self.num_chunks
 
     @property
@@ -166,7 +166,7 @@ class Slots:
     on_gpu: bool = False
 
     def seconds(self, stages: Iterable[StageEstimate]) -> float:
-        """Return how long the stages take side by side."""
+        """Return the seconds of the stages, side by side."""
         spent = {"cpu": 0.0, "gpu": 0.0}
         for stage in stages:
             spent[stage.label] += stage.seconds
@@ -178,30 +178,30 @@ class Slots:
 def estimate(
     plan: Plan, volume: Volume, voxel_bytes: float, slots: Slots, rates: UnitCosts | None = None, share: float = 1.0
 ) -> Estimate:
-    """Return what `plan` will take.
+    """Return the estimate of `plan`.
 
     Args:
         plan: the plan.
         volume: its input, for the chunks that it is stored in.
         voxel_bytes: stored, per voxel of `volume`, all channels.
         slots: workers of the site.
-        rates: what a few blocks took, where that is known.
-        share: of the blocks in the region that are wanted; the rest costs nothing.
+        rates: measured on a few blocks, where they are known.
+        share: of the blocks in the region that are selected; the rest costs nothing.
     """
-    sums = _Sums(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
-    stages = tuple(stage.part(share) for stage in sums.stages() if stage.units)
-    num_waiting = min(sums.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
+    totals = _Totals(plan, volume, voxel_bytes, rates or upper_bounds(plan), slots)
+    stages = tuple(stage.part(share) for stage in totals.stages() if stage.units)
+    num_waiting = min(totals.product("blocks"), BLOCKS_WAITING) if plan.mode == "stored" else 0
     windows = num_waiting * plan.lattice.windows_per_block
     files = windows if plan.recipe.tensors.format == "n5" else num_waiting
-    voxels, sum_files = sums.through_scratch.highest()
+    voxels, sum_files = totals.through_scratch.highest()
     return Estimate(
         stages=stages,
         rates=rates,
-        chunk_reads=round(share * sums.chunk_reads),
-        num_chunks=sums.num_chunks,
-        output_bytes=share * sums.output_bytes,
-        output_files=math.ceil(share * sums.output_files),
-        scratch_bytes=windows * sums.rates.window_bytes + voxels * sums.rates.sum_bytes,
+        chunk_reads=round(share * totals.chunk_reads),
+        num_chunks=totals.num_chunks,
+        output_bytes=share * totals.output_bytes,
+        output_files=math.ceil(share * totals.output_files),
+        scratch_bytes=windows * totals.rates.window_bytes + voxels * totals.rates.sum_bytes,
         scratch_files=files + sum_files,
         memory_bytes=memory_bytes(plan, rates.peak_bytes if rates else None, on_gpu=slots.on_gpu),
         seconds=slots.seconds(stages) if rates else None,
@@ -210,7 +210,7 @@ def estimate(
 
 
 def units_per_task(units: int, seconds: float) -> int:
-    """Return about how many of `units`, which take `seconds` together, make a task; 1 where nothing was timed."""
+    """Return the units per task, of `units` that take `seconds` together; 1 where nothing was timed."""
     return bundle_size(seconds / units) if seconds else 1
 
 
@@ -223,17 +223,17 @@ def upper_bounds(plan: Plan) -> UnitCosts:
 
 
 def timed_alone(rates: UnitCosts, plan: Plan) -> UnitCosts:
-    """Return the times and the memory of `rates`, and as bytes those of a `plan` whose voxels do not compress."""
+    """Return `rates` with the bytes of a `plan` whose voxels do not compress."""
     bound, names = upper_bounds(plan), ("window_bytes", "sum_bytes", "output_bytes", "coarse_bytes")
     return replace(rates, has_bytes=False, **{name: getattr(bound, name) for name in names})
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """What adds up along one axis of a plan, in its region.
+    """Sums along one axis of a plan, in its region.
 
     Attributes:
-        blocks, windows: that are computed.
+        blocks, windows: computed.
         reads: chunks of the volume that the windows of each block touch, summed over blocks.
         read_voxels, own_voxels: voxels in the chunks that a block's windows, and its own voxels, touch, summed.
         shard_reads: shards of the volume, as `reads`.
@@ -250,7 +250,7 @@ class _Axis:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _Totals:
     plan: Plan
     volume: Volume
     voxel_bytes: float
@@ -283,7 +283,7 @@ class _Sums:
 
     @property
     def channel_chunks(self) -> int:
-        """How many chunks lie behind one place."""
+        """Chunks per place (z, y, x), one or more for the channels."""
         volume = self.volume
         if volume.view.channel is not None:
             return 1
@@ -302,14 +302,14 @@ class _Sums:
 
     @cached_property
     def through_scratch(self) -> Sums:
-        """The sums of blocks, as the workers of the net leave them to each other."""
+        """The sums of blocks that go through scratch."""
         pace = self.product("windows") * self.rates.infer_seconds / self.product("blocks")
-        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu)  # where nobody knows the pace, the largest
+        bundle = bundle_size(pace, self.axes[2].blocks, self.slots.gpu)  # the largest where the pace is unknown
         return Sums(self.plan, self.slots.gpu, bundle)
 
     @cached_property
     def fetched_share(self) -> float:
-        """Fetches per touch of a chunk: what a worker has decoded lately it need not read again."""
+        """Fetches per touch of a chunk: a worker keeps the chunks that it decoded last."""
         chunk_bytes = math.prod(self.volume.chunks) * self.volume.dtype.itemsize
         capacity = CACHE_BYTES // chunk_bytes if any(self.plan.overlap) else 0
         if not capacity:
@@ -350,14 +350,14 @@ class _Sums:
 
     @property
     def output_files(self) -> int:
-        """Files of chunks or shards and of metadata, two per array and group in Zarr v2, one elsewhere: its group, the
-        one of its runs, and its levels."""
+        """Files of chunks or shards, and of metadata: two per group and array in Zarr v2, one elsewhere. The groups are
+        its own and that of its runs; the arrays are its levels."""
         levels = len(self.plan.factors)
         metadata = (2 + levels) * (2 if self.plan.recipe.output.format in ("ome-zarr-0.4", "zarr2") else 1)
         return metadata + sum(self.level_files(level) for level in range(levels))
 
     def stages(self) -> Iterable[StageEstimate]:
-        """Yield the stages, those without units too."""
+        """Yield all stages, also those without units."""
         yield from self._measure()
         yield self._factor()
         yield self._infer()
@@ -376,10 +376,10 @@ class _Sums:
     def _measure(self) -> Iterator[StageEstimate]:
         choice, dtype = self.plan.recipe.normalise, np.dtype(self.plan.source.dtype)
         read, seconds = self.product("own_voxels") * self.voxel_bytes, self.rates.measure_seconds
-        for name, wanted in (("measure", needs_measuring), ("histogram", needs_histogram)):
-            if wanted(choice, dtype):
-                took = math.prod(self.plan.source.shape) * seconds
-                yield StageEstimate(name, len(self.plan.blocks), read, 0.0, 0, took)
+        for name, is_needed in (("measure", needs_measuring), ("histogram", needs_histogram)):
+            if is_needed(choice, dtype):
+                total = math.prod(self.plan.source.shape) * seconds
+                yield StageEstimate(name, len(self.plan.blocks), read, 0.0, 0, total)
 
     def _factor(self) -> StageEstimate:
         num_blocks, num_windows = self.product("blocks"), self.product("windows")
@@ -411,7 +411,7 @@ class _Sums:
 
     @property
     def _sums_read(self) -> float:
-        """Stored bytes of sums that are read once each, with an index for each part that a shard needs."""
+        """Stored bytes of sums, each read once, with an index for each part that a shard needs."""
         plan, sums = self.plan, self.through_scratch
         part = max(math.prod(-(-n // c) for n, c in zip(p.shape, plan.sum_chunk, strict=True)) for p in plan.sum_parts)
         return sums.stored_voxels * self.rates.sum_bytes + sums.num_reads * index_bytes(part * plan.net.out_channels)
@@ -435,7 +435,7 @@ def index_bytes(num_chunks: int) -> int:
 
 
 def _windows_along(plan: Plan, axis: int) -> range:
-    """Return the windows along `axis` that are computed: those that add to a voxel of the region."""
+    """Return the computed windows along `axis`: those that add to a voxel of the region."""
     before, after = support(plan.lattice, plan.recipe.windows.blend)
     (first, last), stride = (corner[axis] for corner in plan.roi), plan.lattice.stride[axis]
     return range(
@@ -444,21 +444,21 @@ def _windows_along(plan: Plan, axis: int) -> range:
 
 
 def _ends(plan: Plan, axis: int) -> list[tuple[int, int]]:
-    """Return for each block along `axis` the first and the last voxel that its windows show, if any is computed."""
+    """Return the first and last voxel in the windows of each block along `axis` that computes any."""
     lattice, computed = plan.lattice, _windows_along(plan, axis)
     stride, margin, size = lattice.stride[axis], lattice.margin[axis], plan.source.shape[axis]
-    found = []
+    ends = []
     for block in range(lattice.blocks.counts[axis]):
         windows = lattice.windows_along(axis, block)
         own = range(max(windows.start, computed.start), min(windows.stop, computed.stop))
         if own:
             low, high = own.start * stride - margin, (own.stop - 1) * stride - margin + lattice.window[axis] - 1
-            found.append(_shown(low, high, size))
-    return found
+            ends.append(_shown(low, high, size))
+    return ends
 
 
 def _shown(low: int, high: int, size: int) -> tuple[int, int]:
-    """Return the first and the last voxel of an axis that low..high shows, which is mirrored outside of it."""
+    """Return the first and last voxel of an axis in low..high, mirrored at the faces."""
     if low >= 0 and high < size:
         return low, high
     seen = mirror(low, high + 1, size)
@@ -476,5 +476,5 @@ def _touched(low: int, high: int, cell: int) -> int:
 
 def _spatial(volume: Volume, values: tuple[int, ...]) -> tuple[int, int, int]:
     """Return the entries of z, y and x; 1 for an axis that the array lacks."""
-    known = dict(zip(volume.axes, values, strict=True))
-    return known.get("z", 1), known.get("y", 1), known.get("x", 1)
+    by_axis = dict(zip(volume.axes, values, strict=True))
+    return by_axis.get("z", 1), by_axis.get("y", 1), by_axis.get("x", 1)

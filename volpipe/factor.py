@@ -14,11 +14,11 @@ from volpipe.windows import StreamedWindows
 WINDOWS_AT_ONCE = 16  # bounds the memory of a task
 
 
-def factor(wanted: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> None:
-    """Write the window tensors of `block` that are wanted, cut from `volume` and mirrored at its faces."""
-    plan = wanted.plan
-    source = StreamedWindows(volume, plan.lattice, normalise, wanted.input_box)
-    numbers = wanted.windows_of(block)
+def factor(selection: Selection, volume: Volume, normalise: Affine, tensors: Tensors, block: int) -> None:
+    """Write the selected window tensors of `block`, cut from `volume` and mirrored at its faces."""
+    plan = selection.plan
+    source = StreamedWindows(volume, plan.lattice, normalise, selection.input_box)
+    numbers = selection.windows_of(block)
     size = len(numbers) if plan.recipe.tensors.format == "zarr3" else WINDOWS_AT_ONCE
     for start in range(0, len(numbers), size):
         part = numbers[start : start + size]

@@ -1,6 +1,6 @@
-"""What a flow takes: each of its stages, appraised before its input exists, and all of them together.
+"""Forecast of a flow: each of its stages, before its input exists, and all of them together.
 
-Not here: the arithmetic of one stage (estimate), the limits of disks (limits), or what is kept of times (flow_times).
+Not here: the arithmetic of one stage (estimate), the limits of disks (limits), or stored times (flow_times).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from volpipe.appraisal import PendingInput, Forecast, forecast, forecast_calibrated
+from volpipe.appraisal import Forecast, PendingInput, forecast, forecast_calibrated
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
@@ -40,7 +40,7 @@ METADATA_FILES = 2  # of labels, beside that of each level: their group, and the
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """The room that one stage takes: bytes and files, scratch at its highest.
+    """Bytes and files of one stage, scratch at its highest.
 
     Bytes that were not measured are upper bounds.
     """
@@ -54,20 +54,20 @@ class ResourceNeeds:
     is_measured: bool
 
     @classmethod
-    def of_run(cls, found: Estimate) -> ResourceNeeds:
+    def from_estimate(cls, result: Estimate) -> ResourceNeeds:
         return cls(
-            found.read_bytes,
-            found.written_bytes,
-            found.output_bytes,
-            found.output_files,
-            found.scratch_bytes,
-            found.scratch_files,
-            found.is_measured,
+            result.read_bytes,
+            result.written_bytes,
+            result.output_bytes,
+            result.output_files,
+            result.scratch_bytes,
+            result.scratch_files,
+            result.is_measured,
         )
 
     @classmethod
-    def of_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
-        """Return what a labelling takes of a volume of `voxel_bytes` per voxel: two of its passes read it."""
+    def from_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
+        """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
         seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
         num_levels = len(plan.factors)
         levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
@@ -84,128 +84,128 @@ class ResourceNeeds:
 
 @dataclass(frozen=True)
 class StageCost:
-    """What one stage takes.
+    """Forecast of one stage.
 
     Attributes:
         stage: the stage.
         need: None of an evaluation, which reads and writes next to nothing.
-        found: its run, appraised; None of what is no run.
+        forecast: of its run; None of a labelling or an evaluation.
         share_left: of the work that is still to be done.
         times: of a labelling or an evaluation of which blocks were tried.
     """
 
     stage: StagePlan
     need: ResourceNeeds | None = None
-    found: Forecast | None = None
+    forecast: Forecast | None = None
     share_left: float = 1.0
     times: SegmentTimes | ScoreTime | None = None
 
     @classmethod
-    def of_run(cls, stage: StagePlan, found: Forecast, share_left: float = 1.0) -> StageCost:
-        return cls(stage, ResourceNeeds.of_run(found.estimate), found, share_left)
+    def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:
+        return cls(stage, ResourceNeeds.from_estimate(forecast.estimate), forecast, share_left)
 
     @property
     def seconds(self) -> float | None:
-        """How long all of it takes, from the first task to the last; None where no block was tried."""
-        if self.found is not None:
-            return self.found.estimate.seconds
+        """Seconds from the first task to the last; None where no block was tried."""
+        if self.forecast is not None:
+            return self.forecast.estimate.seconds
         return self.times.seconds if self.times is not None else None
 
     @property
     def is_guess(self) -> bool:
-        """Whether that is from voxels that were made up."""
+        """Whether `seconds` rest on synthetic voxels."""
         return self.times is not None and self.times.is_guess
 
 
 @dataclass(frozen=True)
 class FlowCost:
-    """What the stages take, in order, and together.
+    """Forecast of the stages, in order, and of all together.
 
-    Outputs of all stages stay. Scratch goes when its stage ends, so that of all stages never lies there at once.
+    Outputs of all stages stay; the scratch of a stage is deleted when the stage ends.
     """
 
     plan: FlowPlan
     stages: tuple[StageCost, ...]
 
     def of(self, stage: StagePlan) -> StageCost:
-        """Return what `stage` takes."""
-        return next(each for each in self.stages if each.stage.name == stage.name)
+        """Return the forecast of `stage`."""
+        return next(cost for cost in self.stages if cost.stage.name == stage.name)
 
     @cached_property
     def _known(self) -> list[tuple[ResourceNeeds, float]]:
         return [(cost.need, cost.share_left) for cost in self.stages if cost.need is not None]
 
     def _sum(self, value: Callable[[ResourceNeeds], float]) -> float:
-        return sum(value(each) for each, _ in self._known)
+        return sum(value(needs) for needs, _ in self._known)
 
     @property
     def read_bytes(self) -> float:
-        return self._sum(lambda each: each.read_bytes)
+        return self._sum(lambda needs: needs.read_bytes)
 
     @property
     def written_bytes(self) -> float:
-        return self._sum(lambda each: each.written_bytes)
+        return self._sum(lambda needs: needs.written_bytes)
 
     @property
     def output_bytes(self) -> float:
-        return self._sum(lambda each: each.output_bytes)
+        return self._sum(lambda needs: needs.output_bytes)
 
     @property
     def output_files(self) -> int:
-        return round(self._sum(lambda each: each.output_files))
+        return round(self._sum(lambda needs: needs.output_files))
 
     @property
     def scratch_bytes(self) -> float:
-        """The scratch that there is at the highest, of one stage at a time."""
-        return max((each.scratch_bytes for each, _ in self._known), default=0.0)
+        """Scratch at its highest, of one stage at a time."""
+        return max((needs.scratch_bytes for needs, _ in self._known), default=0.0)
 
     @property
     def most_bytes(self) -> float:
-        """The disk that is taken at the highest."""
-        return _highest((each.output_bytes, each.scratch_bytes) for each, _ in self._known)
+        """Bytes on the disk at their highest."""
+        return _highest((needs.output_bytes, needs.scratch_bytes) for needs, _ in self._known)
 
     @property
     def most_files(self) -> int:
-        return round(_highest((each.output_files, each.scratch_files) for each, _ in self._known))
+        return round(_highest((needs.output_files, needs.scratch_files) for needs, _ in self._known))
 
     @property
     def is_measured(self) -> bool:
         """Whether blocks of every run were tried; else bytes are upper bounds."""
-        return all(each.is_measured for each, _ in self._known)
+        return all(needs.is_measured for needs, _ in self._known)
 
     @property
     def seconds(self) -> float | None:
-        """Time of all stages, one after the other; None where that of one is not known."""
-        taken = [each.seconds for each in self.stages]
-        return None if None in taken else sum(seconds for seconds in taken if seconds is not None)
+        """Seconds of all stages, one after the other; None where those of one are not known."""
+        times = [cost.seconds for cost in self.stages]
+        return None if None in times else sum(seconds for seconds in times if seconds is not None)
 
     @property
     def is_guess(self) -> bool:
         """Whether a part of `seconds` is a guess."""
-        return any(each.is_guess for each in self.stages)
+        return any(cost.is_guess for cost in self.stages)
 
     def check(self) -> None:
-        """Refuse stages of which one, or which together, take more than there is.
+        """Refuse stages that take, one or all together, more than there is.
 
-        Bytes count only of runs whose blocks were tried: of others nobody knows how they compress.
+        Bytes count only of runs whose blocks were tried: the compression of others is not known.
 
         Raises:
             PlanError: with what is needed, what there is, and what would fit; it names the stage where it is about one.
         """
         for cost in self.stages:
-            if cost.found is not None:
+            if cost.forecast is not None:
                 with named(cost.stage.name):
-                    cost.found.check(cost.share_left)
+                    cost.forecast.check(cost.share_left)
         limits = disk_limits(self.plan.out)
-        files = _highest((s * each.output_files, s * each.scratch_files) for each, s in self._known)
+        files = _highest((s * needs.output_files, s * needs.scratch_files) for needs, s in self._known)
         if limits.free_files is not None and files > limits.free_files:
             raise PlanError(
                 f"outputs and scratch of all stages need {files:,.0f} files and {self.plan.out} may have "
                 f"{limits.free_files:,}{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or "
                 "another --out"
             )
-        measured = [(each, share) for each, share in self._known if each.is_measured]
-        needed = _highest((s * each.output_bytes, s * each.scratch_bytes) for each, s in measured)
+        measured = [(needs, share) for needs, share in self._known if needs.is_measured]
+        needed = _highest((s * needs.output_bytes, s * needs.scratch_bytes) for needs, s in measured)
         if limits.free_bytes is not None and needed > limits.free_bytes:
             raise PlanError(
                 f"outputs and scratch of all stages need {needed / GIB:.1f} GiB and {self.plan.out} has "
@@ -215,21 +215,21 @@ class FlowCost:
 
 
 def _highest(stages: Iterable[tuple[float, float]]) -> float:
-    """Return what lies there at the most, of what each stage leaves behind and what it takes meanwhile, in order."""
-    kept = most = 0.0
-    for left_behind, meanwhile in stages:
-        kept += left_behind
-        most = max(most, kept + meanwhile)
+    """Return the highest total over `stages`, in order: outputs, which stay, and scratch, which does not."""
+    total = most = 0.0
+    for output, scratch in stages:
+        total += output
+        most = max(most, total + scratch)
     return most
 
 
-def forecast_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
-    """Return what the stages of `plan` take.
+def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
+    """Return the forecast of the stages of `plan`.
 
     Args:
-        plan: as `plan_flow` made it.
-        executors: the workers that there are; without, nobody knows what theirs have, nor how long a stage takes.
-        tries: whether blocks of each stage are tried on them; else what was told of as many before is known.
+        plan: made by `plan_flow`.
+        pool: the workers; without them neither their memory nor any time is known.
+        tries: whether blocks of each stage are tried on them; else times stored for as many workers count.
 
     Raises:
         PlanError: a worker cannot hold a block.
@@ -238,43 +238,47 @@ def forecast_flow(plan: FlowPlan, executors: WorkerPool | None = None, *, tries:
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            costs.append(_appraise(stage, costs, executors, plan.folder.rehearsal if tries else None))
-    known = {} if executors is None or tries else known_times(plan, executors.slots["cpu"])
-    return FlowCost(plan, tuple(replace(each, times=known.get(each.stage.name, each.times)) for each in costs))
+            costs.append(_forecast_stage(stage, costs, pool, plan.folder.rehearsal if tries else None))
+    known = {} if pool is None or tries else known_times(plan, pool.slots["cpu"])
+    return FlowCost(plan, tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs))
 
 
-def _appraise(
-    stage: StagePlan, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
+def _forecast_stage(
+    stage: StagePlan, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
 ) -> StageCost:
-    """Return what `stage` takes; `trials` is a folder for what of a labelling or an evaluation is tried, None of none.
+    """Return the forecast of `stage`; blocks are tried in the folder `trials`, if it is given.
 
-    What is complete is tried too, where its input is at hand.
+    Complete stages are tried too, where their input exists.
     """
     if isinstance(stage.work, Evaluation):
-        return StageCost(stage, times=_try_scores(stage, stage.work, earlier, executors, trials))
-    ahead, share_left = _ahead(stage, earlier), 0.0 if is_complete(stage) else 1.0
+        return StageCost(stage, times=_try_scores(stage, stage.work, earlier, pool, trials))
+    pending, share_left = _pending_input(stage, earlier), 0.0 if is_complete(stage) else 1.0
     if isinstance(stage.work, SegmentPlan):
-        _check_label_memory(stage.work, executors)
-        voxel_bytes = ahead.voxel_bytes if ahead is not None else _whole_voxel(stage.given)
+        _check_label_memory(stage.work, pool)
+        voxel_bytes = pending.voxel_bytes if pending is not None else _whole_voxel(stage.given)
         times = None
-        if executors is not None and trials is not None:
-            times = calibrate_segmentation(SegmentTrial(stage.work, stage.given, ahead is None, str(trials)), executors)
-        return StageCost(stage, ResourceNeeds.of_labels(stage.work, voxel_bytes), None, share_left, times)
-    if executors is None or trials is None or not share_left:
-        return StageCost.of_run(stage, forecast(stage.work, stage.folder, executors, ahead=ahead), share_left)
+        if pool is not None and trials is not None:
+            times = calibrate_segmentation(SegmentTrial(stage.work, stage.given, pending is None, str(trials)), pool)
+        return StageCost(stage, ResourceNeeds.from_labels(stage.work, voxel_bytes), None, share_left, times)
+    if pool is None or trials is None or not share_left:
+        return StageCost.from_forecast(stage, forecast(stage.work, stage.folder, pool, pending=pending), share_left)
     with stage.folder.locked():
-        if ahead is None:
-            return StageCost.of_run(stage, forecast_calibrated(stage.work, stage.folder, executors))
-        return StageCost.of_run(stage, _stood_in(stage, stage.work, ahead, executors))
+        if pending is None:
+            return StageCost.from_forecast(stage, forecast_calibrated(stage.work, stage.folder, pool))
+        return StageCost.from_forecast(stage, _forecast_pending(stage, stage.work, pending, pool))
 
 
 def _try_scores(
-    stage: StagePlan, found: Evaluation, earlier: Sequence[StageCost], executors: WorkerPool | None, trials: Path | None
+    stage: StagePlan,
+    evaluation: Evaluation,
+    earlier: Sequence[StageCost],
+    pool: WorkerPool | None,
+    trials: Path | None,
 ) -> ScoreTime | None:
-    if executors is None or trials is None:
+    if pool is None or trials is None:
         return None
     missing = {str(cost.stage.out) for cost in earlier if not is_complete(cost.stage)}
-    return calibrate_evaluation(found, missing, executors, trials)
+    return calibrate_evaluation(evaluation, missing, pool, trials)
 
 
 def _check_label_memory(plan: SegmentPlan, pool: WorkerPool | None) -> None:
@@ -288,51 +292,50 @@ def _whole_voxel(volume: Volume) -> float:
     return float(volume.num_channels * volume.dtype.itemsize)
 
 
-def _ahead(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInput | None:
-    """Return what `stage` reads where that is not whole yet, as large as the estimate of its stage makes it."""
+def _pending_input(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInput | None:
+    """Return the input of `stage` where it is not complete yet, of the size that its own stage's estimate gives."""
     if stage.reads == VOLUME:
         return None
-    feed = next(cost for cost in earlier if cost.stage.name == stage.reads)
-    if is_complete(feed.stage):
+    source = next(cost for cost in earlier if cost.stage.name == stage.reads)
+    if is_complete(source.stage):
         return None
-    rates = feed.found.estimate.rates if feed.found is not None else None
+    rates = source.forecast.estimate.rates if source.forecast is not None else None
     return PendingInput(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _stood_in(stage: StagePlan, plan: Plan, ahead: PendingInput, executors: WorkerPool) -> Forecast:
-    """Return what `plan` takes after blocks of it were tried over an array of nothing, which is deleted.
+def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, pool: WorkerPool) -> Forecast:
+    """Return the forecast of `plan` after blocks of it were tried over an array of zeros, which is deleted.
 
-    That tells times and memory. How real voxels compress it does not: bytes stay upper bounds.
+    It gives times and memory. Bytes stay upper bounds, for zeros do not compress as real voxels do.
     """
-    found = forecast(plan, stage.folder, executors, ahead=ahead)
-    if found.estimate.rates is not None:
-        return found
-    found.check(share_left=0.0)  # of disk, so that memory alone counts
+    result = forecast(plan, stage.folder, pool, pending=pending)
+    if result.estimate.rates is not None:
+        return result
+    result.check(share_left=0.0)  # of disk, so that memory alone counts
     place = stage.folder.path / "stand_in"
     zeros_like(stage.given, place)
     try:
-        instead = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        rates = calibrate(instead, found.sample.normalise, executors, found.slots.gpu, stage.folder.rehearsal).rates
+        stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+        rates = calibrate(stand_in, result.sample.normalise, pool, result.slots.gpu, stage.folder.rehearsal).rates
     except TooSlowError as error:
         log.warning("%s", error)
-        return found
+        return result
     finally:
         delete(place)
-    tried = replace(ahead, rates=timed_alone(rates, plan))
-    return forecast(plan, stage.folder, executors, ahead=tried)
+    return forecast(plan, stage.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
-    """Return what the stages of `plan` take on the workers that `start` starts, after trying blocks of each.
+    """Return the forecast of `plan` on the workers that `start` starts, after trying blocks of each stage.
 
-    How long labellings and evaluations take is kept for `forecast_flow`, as rates of runs are.
+    Times of labellings and evaluations are stored for `forecast_flow`, as rates of runs are.
 
     Raises:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as executors:
-        found = forecast_flow(plan, executors, tries=True)
-        told = [(each.stage, each.times) for each in found.stages if each.times is not None]
-        store_times(plan, told, executors.slots["cpu"])
-        return found
+    with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as pool:
+        result = forecast_flow(plan, pool, tries=True)
+        times = [(cost.stage, cost.times) for cost in result.stages if cost.times is not None]
+        store_times(plan, times, pool.slots["cpu"])
+        return result

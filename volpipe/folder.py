@@ -24,7 +24,7 @@ from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe import differences
 from volpipe.wanted import Selection, read_selection
-from volpipe.worker import PLAN_FILE, WANTED_FILE
+from volpipe.worker import PLAN_FILE, SELECTION_FILE
 
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
@@ -101,7 +101,7 @@ class RunFolder:
     @property
     def selection_file(self) -> Path:
         """The cells that are wanted, once they are known."""
-        return self.path / WANTED_FILE
+        return self.path / SELECTION_FILE
 
     @property
     def inputs(self) -> Path:

@@ -20,7 +20,7 @@ from volpipe.identity import fingerprint
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.output import foreseen, level_key, levels_of
-from volpipe.provenance import Origin, read_provenance, parse_origin, versions
+from volpipe.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.pyramid import coarsened
 from volpipe.volume import (
     ArraySpec,

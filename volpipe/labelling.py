@@ -37,7 +37,7 @@ from volpipe.logs import logging_to
 from volpipe.output import level_key, sweep
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Presence, StageNote, present
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, stored_offsets, recognise
+from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
 from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volume import open_volume

@@ -1,6 +1,6 @@
-"""What machines, disks and the volume have, against what a plan takes; one that cannot work is refused before it runs.
+"""Limits of machines, disks and the volume; a plan that exceeds them is refused before it runs.
 
-Not here: what a plan takes (estimate).
+Not here: the estimate of a plan (estimate).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from volpipe.volume import Volume
 
 GIB = 1 << 30
 IN_A_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
-LOOKS = 100  # files of a volume that are looked at before a run
+LOOKS = 100  # files of a volume that are checked before a run
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What there is, None where nobody can tell.
+    """Room and memory that there are, None where they are unknown.
 
     Attributes:
         free_bytes, free_files: of the disk that the output goes to; its quota, where that is less.
@@ -58,7 +58,7 @@ def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
 
 
 def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
-    """Return the lowest of the limits that there are, and whose it is."""
+    """Return the lowest known limit, and the name of its quota."""
     known = [(number, name) for number, name in limits if number is not None]
     return min(known, key=lambda limit: limit[0]) if known else (None, "")
 
@@ -83,7 +83,7 @@ def _resolved(place: Location) -> Location:
 
 
 def check_access(source: Location | None, out: Location) -> None:
-    """Refuse to read what this user may not read, as far as a look at some files tells, or write where it may not.
+    """Refuse a volume that this user may not read, judged by some of its files, or an output that it may not write.
 
     Args:
         source: the volume's file or folder; None where it does not exist yet.
@@ -112,17 +112,19 @@ def _paths_in(source: Path) -> Iterator[Path]:
 
 
 def unwritable(place: Path) -> str:
-    """Return why nothing can be made in the folder `place`, and in a pod the remedy."""
+    """Return why the folder `place` cannot be written, and in a pod the remedy."""
     if _is_read_only(place):
         return "is on a file system that is mounted read-only"
     status = place.stat()
-    words = f"may not be written by user {os.geteuid()}: it is user {status.st_uid}'s, mode {status.st_mode & 0o7777:o}"
+    reason = (
+        f"may not be written by user {os.geteuid()}: it is user {status.st_uid}'s, mode {status.st_mode & 0o7777:o}"
+    )
     if status.st_uid == 0 and IN_A_POD in os.environ:
         return (
-            f"{words}. A folder of a claim that does not exist is made by Kubernetes, as root's: make it beforehand "
+            f"{reason}. A folder of a claim that does not exist is made by Kubernetes, as root's: make it beforehand "
             f"(mkdir, chown {os.geteuid()}), let an init container do that, or use a storage class that minds fsGroup"
         )
-    return words
+    return reason
 
 
 def _is_read_only(place: Path) -> bool:
@@ -130,9 +132,9 @@ def _is_read_only(place: Path) -> bool:
 
 
 def check_window(plan: Plan) -> None:
-    """Refuse a window whose core alone is larger than the volume: all that it has more would be mirrored voxels.
+    """Refuse a window whose core alone is larger than the volume: the rest would be mirrored voxels.
 
-    Such a plan is sound, and wasteful; nobody who chose its window meant that.
+    Such a plan is sound, but wasteful.
 
     Raises:
         PlanError: with the axis, both sizes and a window that is enough.
@@ -151,10 +153,10 @@ def check_window(plan: Plan) -> None:
 def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: float = 1.0) -> None:
     """Refuse a plan that takes more than there is.
 
-    Bytes on disk are judged only once they were measured: until then the estimate knows no compression.
+    Bytes on disk count only once they were measured: until then the estimate knows no compression.
 
     Args:
-        share_left: of the work; what an earlier session wrote is on the disk already.
+        share_left: of the work; the output of earlier sessions is on the disk already.
 
     Raises:
         PlanError: with what is needed, what there is, and what would fit.

@@ -52,7 +52,7 @@ def is_counted(dtype: np.dtype) -> bool:
     return dtype.kind in "iu" and dtype.itemsize == 1
 
 
-def chosen(choice: Normalise, dtype: np.dtype) -> Normalise:
+def resolve_method(choice: Normalise, dtype: np.dtype) -> Normalise:
     """Return `choice` with the method that "auto" means for voxels of `dtype`."""
     if choice.method != "auto":
         return choice
@@ -63,7 +63,7 @@ def chosen(choice: Normalise, dtype: np.dtype) -> Normalise:
 
 def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` asks for statistics that are neither given nor known from the type."""
-    choice = chosen(choice, dtype)
+    choice = resolve_method(choice, dtype)
     if choice.method == "range":
         return choice.low is None and dtype.kind == "f"
     if choice.method == "zscore":
@@ -73,7 +73,7 @@ def needs_measuring(choice: Normalise, dtype: np.dtype) -> bool:
 
 def needs_histogram(choice: Normalise, dtype: np.dtype) -> bool:
     """Return whether `choice` needs the second pass."""
-    choice = chosen(choice, dtype)
+    choice = resolve_method(choice, dtype)
     return choice.method == "percentile" and choice.low is None and not is_counted(dtype)
 
 
@@ -128,7 +128,7 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
     Raises:
         PlanError: the volume is constant, so that there is nothing to scale by.
     """
-    choice = chosen(choice, dtype)
+    choice = resolve_method(choice, dtype)
     if choice.method == "none":
         return Affine()
     if choice.method == "zscore":

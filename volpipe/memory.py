@@ -1,6 +1,6 @@
-"""The memory of a worker, from a plan and from what a few blocks took.
+"""The memory of a worker, from a plan and from measured peaks of a few blocks.
 
-Not here: what there is (limits), or what malloc does with it (heap).
+Not here: the memory that there is (limits), or the settings of malloc (heap).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make
 GPU_BYTES = (
     700 << 20
 )  # of a worker whose net is on a GPU, for CUDA itself: workers took 935 and 960 MiB in all (2026-11)
-SAFETY = 1.25  # by how much memory may exceed what a few blocks took: allocators keep what they freed
+SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
 def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) -> float:
-    """Return the highest resident memory of a worker; where the net's own is unknown, of all the rest.
+    """Return the highest resident memory of a worker, in bytes; without the net's own where that is unknown.
 
-    Blocks of a rehearsal have no neighbours whose sums they could add, and slow ones are tried one by one, so that
+    Blocks that are tried have no neighbours whose sums they could add, and slow ones are tried one by one, so that
     blended runs take more: over 1,500³, hann, 616 and 748 MiB became 995 and 949 MiB (measured 2026-11-21).
 
     Args:
@@ -39,9 +39,9 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) ->
 
 
 def net_bytes(plan: Plan) -> float | None:
-    """Return what the plan's net takes on a CPU while it computes; None where that was not measured.
+    """Return the bytes of the plan's net on a CPU while it computes; None where they were not measured.
 
-    It goes with the voxels of a window, as models/facts.json has it of the shipped nets (`scripts/describe`).
+    They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`).
     """
     choice = plan.recipe.infer
     per_voxel = descriptions.bytes_per_voxel(plan.recipe.net)
@@ -52,7 +52,7 @@ def net_bytes(plan: Plan) -> float | None:
 
 
 def array_bytes(plan: Plan) -> int:
-    """Return what a worker that infers holds in arrays, without what the net itself takes.
+    """Return the bytes of arrays in a worker that infers, without the net itself.
 
     Two blocks of voxels (one is read ahead) and the chunks that neighbours share, two sums (one is written meanwhile)
     with the part that is rounded and those that go to scratch and come from it, and the windows that wait.
@@ -69,7 +69,7 @@ def array_bytes(plan: Plan) -> int:
 
 
 def _finishing_bytes(plan: Plan) -> int:
-    """Return what a shard takes while it is added up, rounded and encoded."""
+    """Return the bytes of a shard while it is added up, rounded and encoded."""
     return math.prod(plan.shard) * plan.net.out_channels * (4 + 2 * plan.dtype.itemsize)
 
 

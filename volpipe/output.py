@@ -221,21 +221,21 @@ def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multisc
     )
 
 
-def write_total(wanted: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
+def write_total(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
     """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
 
     There a sum may be partial, so that not even the checks of `finish` may see it. The checksums are returned, and
     `tally` counts the clipped voxels.
     """
-    mask, nothing = wanted.mask(box), np.float32(0)
+    mask, nothing = selection.mask(box), np.float32(0)
     total = total if mask is None else np.where(mask, total, nothing)
-    return write_selected(wanted, box, finish(wanted.plan, normalise, total, tally))
+    return write_selected(selection, box, finish(selection.plan, normalise, total, tally))
 
 
-def write_selected(wanted: Selection, box: Box, data: np.ndarray) -> str:
+def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
     """Write `data` (c, z, y, x), as it is stored, to `box` of level 0; zeros where not wanted. Return the checksums."""
-    mask = wanted.mask(box)
-    return write_voxels(wanted.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
+    mask = selection.mask(box)
+    return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
 
 
 def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> str:

@@ -1,6 +1,6 @@
 """The passes over a volume before the net sees it: the scan for what is wanted, and the measuring of its statistics.
 
-Not here: what a task of them does (worker, scan, measure).
+Not here: what a task of them does (worker, wanted, measure).
 """
 
 from __future__ import annotations
@@ -90,19 +90,21 @@ def scanned(passes: Passes, folder: RunFolder) -> Selection:
     plan = passes.job.plan
     with Journal(folder.scan) as journal:
         passes.finish(scan_stage(plan), journal)
-        wanted = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
-    if not wanted.num_cells:
+        selection = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
+    if not selection.num_cells:
         folder.plan_file.unlink()
         folder.inputs.unlink(missing_ok=True)
         folder.scan.unlink()
-        raise PlanError(_nothing_wanted(plan))
-    store_selection(folder.selection_file, wanted)
+        raise PlanError(_nothing_selected(plan))
+    store_selection(folder.selection_file, selection)
     folder.scan.unlink()
-    log.info("%d of %d windows are wanted, in %d blocks", wanted.num_cells, plan.lattice.num_windows, wanted.num_blocks)
-    return wanted
+    log.info(
+        "%d of %d windows are wanted, in %d blocks", selection.num_cells, plan.lattice.num_windows, selection.num_blocks
+    )
+    return selection
 
 
-def _nothing_wanted(plan: Plan) -> str:
+def _nothing_selected(plan: Plan) -> str:
     choice, where = plan.recipe.input, "the volume" if plan.is_whole else f"the roi {plan.roi_box}"
     if plan.mask is not None and choice.empty is None:
         return f"mask {choice.mask} is zero all over {where}, so nothing is wanted; use a mask with some other voxels"
@@ -110,13 +112,13 @@ def _nothing_wanted(plan: Plan) -> str:
     return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
-def normalisation(passes: Passes, journal: Journal, wanted: Selection) -> Affine:
+def normalisation(passes: Passes, journal: Journal, selection: Selection) -> Affine:
     """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
 
     All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or
-    infinite where nothing is `wanted`.
+    infinite where nothing is `selection`.
     """
-    plan, job = wanted.plan, dataclasses.replace(passes.job, cells=wanted.fingerprint)
+    plan, job = selection.plan, dataclasses.replace(passes.job, cells=selection.fingerprint)
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
     def measured(name: str, job: Job) -> Statistics:

@@ -58,7 +58,7 @@ class Source(BaseModel):
     view: View = View()
 
     @classmethod
-    def of(cls, volume: Volume) -> Source:
+    def from_volume(cls, volume: Volume) -> Source:
         """Return what is noted of `volume`."""
         return cls(
             path=volume.path,
@@ -304,7 +304,7 @@ def make_plan(
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
         recipe=recipe,
-        source=Source.of(volume),
+        source=Source.from_volume(volume),
         net=net,
         search_path=search_path,
         out=str(out),

@@ -26,13 +26,13 @@ from volpipe.formats import files
 from volpipe.formats.container import create_groups, read_attributes
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.identity import Identity, check_same_inputs, identify, store_identities
-from volpipe.infer import Runner
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
 from volpipe.recipe import NO_RECIPE, Recipe, Section
+from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volume import Volume
 from volpipe.wanted import Selection
@@ -44,10 +44,10 @@ METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json
 SESSION_STAGE = "session"
 
 
-def origin(wanted: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
+def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
     """Return what the output says of its origin, the same in every run of its recipe over this input."""
-    plan = wanted.plan
-    cells = {} if wanted.cells is None else {"windows": wanted.num_cells, "fingerprint": wanted.fingerprint}
+    plan = selection.plan
+    cells = {} if selection.cells is None else {"windows": selection.num_cells, "fingerprint": selection.fingerprint}
     source = plan.source.model_dump(mode="json")
     return {
         "version": volpipe.__version__,

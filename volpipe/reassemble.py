@@ -11,12 +11,12 @@ from volpipe.tensors import Tensors
 from volpipe.wanted import Selection
 
 
-def reassemble(wanted: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
+def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
     """Write `shard` of level 0, and return its checksums; `tally` counts the clipped voxels.
 
     Blocks are added in ascending order, so that the bits depend on nothing else.
     """
-    plan = wanted.plan
+    plan = selection.plan
     box = plan.shards().box(shard)
-    blocks = list(filter(wanted.has_block, plan.blocks_of_shard(shard)))
-    return write_total(wanted, normalise, box, tensors.total(box, blocks), tally)
+    blocks = list(filter(selection.has_block, plan.blocks_of_shard(shard)))
+    return write_total(selection, normalise, box, tensors.total(box, blocks), tally)

@@ -1,8 +1,8 @@
-"""The rehearsal: a few blocks are run in a folder of their own, and thrown away, to learn what a unit of work takes.
+"""Calibration: a few blocks run in a folder of their own, which is deleted, to measure the cost of a unit of work.
 
-Not here: what follows from it for the whole plan (estimate). Every worker of the site takes part, so that what they
-take from each other is in the times. It takes no more than 20 s, whatever the volume and the net: where whole blocks
-would take longer, smaller ones are tried, and smaller windows where one of the plan's own would; times are scaled.
+Not here: the estimate of the whole plan (estimate). Every worker of the site takes part, so that times include their
+competition. It takes no more than 20 s, whatever the volume and the net: where whole blocks would take longer, smaller
+ones are tried, and smaller windows where one of the plan's own would; times are scaled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats.files import delete, locate
 from volpipe.formats.store import downsample, transferred
 from volpipe.grid import Box, Grid
-from volpipe.infer import block_sums, load_runner
+from volpipe.infer import block_sums
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine
 from volpipe.memory import array_bytes, net_bytes
@@ -37,7 +37,7 @@ from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan, make_plan
 from volpipe.pool import WorkerPool
-from volpipe.shortage import smaller_windows
+from volpipe.runner import load_runner, smaller_windows
 from volpipe.task import work
 from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
@@ -79,7 +79,7 @@ def sample(plan: Plan, volume: Volume) -> Sample:
     stop, before = time.perf_counter() + SAMPLE_SECONDS, transferred().read
 
     def read(number: int) -> tuple[int, np.ndarray] | None:
-        """Return how many voxels a chunk of the sample holds, and some of them; None where there is no time for it."""
+        """Return the number of voxels of a chunk, and some of them; None where time is up or it is damaged."""
         if number >= min(LEAST_CHUNKS, at_once) and time.perf_counter() > stop:
             return None
         with suppress(ChunkError):  # the run names it
@@ -87,12 +87,12 @@ def sample(plan: Plan, volume: Volume) -> Sample:
         return None
 
     with ThreadPoolExecutor(min(READERS, at_once), "volpipe-sample") as pool:
-        found = [each for each in pool.map(read, range(len(boxes))) if each is not None]
-    if not found:
+        chunks = [result for result in pool.map(read, range(len(boxes))) if result is not None]
+    if not chunks:
         return Sample(float(np.dtype(plan.source.dtype).itemsize * plan.source.num_channels), Affine())
     return Sample(
-        (transferred().read - before) / sum(num_voxels for num_voxels, _ in found),
-        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in found])),
+        (transferred().read - before) / sum(num_voxels for num_voxels, _ in chunks),
+        sampled_affine(plan.recipe.normalise, np.concatenate([values for _, values in chunks])),
     )
 
 
@@ -100,12 +100,12 @@ OnTry = Callable[[float, float], None]
 
 
 def unheard(seconds: float, most: float) -> None:
-    """Show nobody for how long blocks have been tried."""
+    """Ignore for how long blocks have been tried."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What units of work took, and when the first worker began to try them, seconds since 1970."""
+    """Measured rates, and when the first worker began, seconds since 1970."""
 
     rates: UnitCosts
     first_task: float
@@ -128,13 +128,13 @@ def store_rates(folder: RunFolder, plan: Plan, rates: UnitCosts) -> None:
 
 
 class TooSlowError(RunStopped):
-    """Not even a window could be tried within the time that there is."""
+    """No window could be tried in time."""
 
 
 def calibrate(
     plan: Plan, normalise: Affine, pool: WorkerPool, num_workers: int, folder: Path, on_try: OnTry = unheard
 ) -> Calibration:
-    """Return what units of `plan` take, from a few blocks computed by every worker in `folder`, which is deleted.
+    """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
         plan: the plan.
@@ -142,18 +142,18 @@ def calibrate(
         pool: the workers.
         num_workers: of them, those that run nets.
         folder: need not exist.
-        on_try: told now and then for how long workers have tried blocks, and for how long they do at the most.
+        on_try: called now and then with the seconds that workers have tried blocks, and the most that they may.
 
     Raises:
         RunStopped: a block fails; the whole run would.
         TooSlowError: no worker is done in time.
     """
-    dice = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     tasks: list[Future[Record]] = []
     try:
         for n in range(min(num_workers, MOST_WORKERS)):
             job = _job(plan, normalise, folder / str(n))
-            tasks.append(submitter(pool, job)("rehearse", [_inner_block(plan, dice) for _ in range(BLOCKS_EACH)]))
+            tasks.append(submitter(pool, job)("rehearse", [_inner_block(plan, rng) for _ in range(BLOCKS_EACH)]))
         _wait(tasks, folder, on_try)
         records = [task.result() for task in tasks]
     finally:
@@ -165,27 +165,27 @@ def calibrate(
 
 
 def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
-    """Wait for workers; once one has begun, no longer than there is time."""
-    began: float | None = None
+    """Wait for `tasks`, for MOST_SECONDS at most once one has begun."""
+    started: float | None = None
     while wait(tasks, TICK_SECONDS).not_done:
-        if began is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
-            began = time.monotonic()
-        if began is None:
+        if started is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
+            started = time.monotonic()
+        if started is None:
             continue
-        on_try(time.monotonic() - began, MOST_SECONDS)
-        if time.monotonic() - began > MOST_SECONDS:
+        on_try(time.monotonic() - started, MOST_SECONDS)
+        if time.monotonic() - started > MOST_SECONDS:
             raise TooSlowError(
                 f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
                 "fast the net is"
             )
 
 
-def _inner_block(plan: Plan, dice: np.random.Generator) -> int:
-    """Return a block of the region at random, away from faces if there are many others: there voxels are mirrored."""
+def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
+    """Return a random block of the region, away from its faces, where voxels are mirrored, if there are others."""
     along = []
     for axis in range(3):
         active = [i for i, (start, stop) in enumerate(plan.reach_along(axis)) if start < stop]
-        along.append(int(dice.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
+        along.append(int(rng.choice(active[1:-1] if len(active) >= MANY_BLOCKS else active[:-1] or active)))
     return plan.blocks.number(tuple(along))
 
 
@@ -218,7 +218,7 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record:
-    """Run the given blocks in the job's folder; the record's result are the values of their `UnitCosts`."""
+    """Run blocks `units` in the job's folder; the record's result are the values of their `UnitCosts`."""
     result: tuple[float, ...] = ()
 
     def outcomes() -> Iterator[tuple[int, Exception | None]]:
@@ -243,15 +243,15 @@ def _try(job: Job, units: Sequence[int]) -> UnitCosts:
     sized = _sized(whole, worker.open_source(job), probe.seconds_per_voxel)
     if sized is None:
         return _scaled(_try_whole(job, units), whole, whole, probe)
-    dice = np.random.default_rng(units[0])
+    rng = np.random.default_rng(units[0])
     small = _job(sized, job.normalise, folder / "small")
-    rates = _try_whole(small, [_inner_block(small.plan, dice) for _ in units])
+    rates = _try_whole(small, [_inner_block(small.plan, rng) for _ in units])
     return _scaled(rates, whole, small.plan, probe)
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """What the first windows took: seconds until the net was loaded, then per voxel, and the memory before them."""
+    """Seconds to load the net, seconds per voxel of the first windows, and the memory before them."""
 
     start_seconds: float
     seconds_per_voxel: float
@@ -259,7 +259,7 @@ class _Probe:
 
 
 def _probe(job: Job) -> _Probe:
-    """Load the net, and run it over small windows, larger ones until the time can be told."""
+    """Load the net, and run it over windows, from small to large, until a call takes measurable time."""
     plan = job.plan
     with stopwatch() as loading:
         runner = load_runner(plan)
@@ -271,16 +271,16 @@ def _probe(job: Job) -> _Probe:
             break
         zeros = np.zeros((runner.batch, plan.source.num_channels, *window), np.float32)
         for _ in range(2):  # the first call of a shape prepares
-            with stopwatch() as took:
+            with stopwatch() as clock:
                 runner.try_window(zeros)
-            seconds_per_voxel = took.seconds / (num_voxels * runner.batch)
-            if took.seconds > PROBE_SECONDS:
+            seconds_per_voxel = clock.seconds / (num_voxels * runner.batch)
+            if clock.seconds > PROBE_SECONDS:
                 break
     return _Probe(loading.seconds, seconds_per_voxel, idle_bytes)
 
 
 def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
-    """Return a plan of smaller blocks, and smaller windows if need be, that can be tried in time; None if this can."""
+    """Return a plan of smaller blocks, and smaller windows if need be, to try in time; None if `plan` itself can be."""
     rate = NUM_PASSES * seconds_per_voxel + FACTOR_SECONDS
     windows = [plan.window] if any(plan.net.fixed) else [plan.window, *smaller_windows(plan)]
     window = next((w for w in windows if rate * math.prod(w) <= BUDGET_SECONDS), windows[-1])
@@ -303,7 +303,7 @@ def _sized(plan: Plan, volume: Volume, seconds_per_voxel: float) -> Plan | None:
 
 
 def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
-    """Return the rates of a net of which one window takes so long that nothing else counts; bytes are upper bounds."""
+    """Return the rates of a net so slow that nothing else counts; bytes are upper bounds."""
     num_voxels = math.prod(plan.window)
     return dataclasses.replace(
         upper_bounds(plan),
@@ -315,7 +315,7 @@ def _by_probe(plan: Plan, probe: _Probe) -> UnitCosts:
 
 
 def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCosts:
-    """Return the `rates` of a plan that was `tried` as those of `plan`: time and memory of the net go with voxels."""
+    """Return the `rates` of the plan `tried`, scaled to `plan`: time and memory of the net go with voxels."""
     voxels = math.prod(plan.window) / math.prod(tried.window)
     peak = peak_bytes()
     net = max(0, peak - probe.idle_bytes - array_bytes(tried))
@@ -333,7 +333,7 @@ def _scaled(rates: UnitCosts, plan: Plan, tried: Plan, probe: _Probe) -> UnitCos
 
 
 def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
-    """Return what blocks took, each computed whole."""
+    """Return the rates of blocks that are computed whole."""
     plan, folder = job.plan, Path(job.folder)
     num_windows = sum(len(plan.lattice.windows_of(block)) for block in units[1:])
     box = plan.blocks.box(units[0])
@@ -349,7 +349,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
             closed += _check(worker.infer(job, units[1:])).result
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
-    written = _try_output(job, units[-1], folder)
+    output = _try_output(job, units[-1], folder)
     return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
@@ -357,12 +357,12 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,
-        write_seconds=written.seconds,
-        coarsen_seconds=written.coarsen_seconds,
+        write_seconds=output.seconds,
+        coarsen_seconds=output.coarsen_seconds,
         window_bytes=window_bytes,
         sum_bytes=sum_bytes,
-        output_bytes=written.num_bytes,
-        coarse_bytes=written.coarse_bytes,
+        output_bytes=output.num_bytes,
+        coarse_bytes=output.coarse_bytes,
         peak_bytes=0,
     )
 
@@ -371,11 +371,11 @@ def _try_factor(job: Job, blocks: Sequence[int]) -> tuple[float, float]:
     """Return seconds and stored bytes per window."""
     stored = _stored(job.plan)
     tensors, volume = Tensors(stored, Path(job.folder)), worker.open_source(job)
-    with stopwatch() as took:
+    with stopwatch() as clock:
         for block in blocks:
             factor(Selection(stored), volume, job.normalise, tensors, block)
     numbers = {number for block in blocks for number in stored.lattice.windows_of(block)}
-    return took.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
+    return clock.seconds / len(numbers), _bytes_in(tensors.source_path) / len(numbers)
 
 
 def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, float]:
@@ -386,14 +386,14 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
     num_voxels = box.num_voxels - sum((plan.shards().box(shard) & box).num_voxels for shard in written)
     if not num_voxels:
         return 0.0, 0.0
-    with stopwatch() as took:
+    with stopwatch() as clock:
         tensors.read_sum(block, box)
     files = [file for part in range(len(plan.sum_parts)) if (file := tensors.sum_file(block, part)).exists()]
-    return took.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
+    return clock.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
 
 
 @dataclass(frozen=True)
-class _Written:
+class _OutputCost:
     """Seconds and stored bytes per voxel of level 0; the same of a coarser level, seconds per finer voxel."""
 
     seconds: float
@@ -402,7 +402,7 @@ class _Written:
     coarse_bytes: float = 0.0
 
 
-def _try_output(job: Job, block: int, folder: Path) -> _Written:
+def _try_output(job: Job, block: int, folder: Path) -> _OutputCost:
     """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours."""
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
@@ -415,20 +415,20 @@ def _try_output(job: Job, block: int, folder: Path) -> _Written:
     box = plan.shards().box(shard)
     data = total.part(box)
     before = _bytes_in(Path(plan.out))  # of metadata
-    with stopwatch() as took:
+    with stopwatch() as clock:
         finish(plan, job.normalise, data.astype(np.float32))
         write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
-    level_0 = _Written(took.seconds / box.num_voxels, written / box.num_voxels)
+    level_0 = _OutputCost(clock.seconds / box.num_voxels, written / box.num_voxels)
     return level_0 if len(plan.factors) == 1 else _try_coarser(plan, box, level_0)
 
 
-def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
-    """Make the coarser voxels of `box`, and write them as a shard that is empty otherwise."""
+def _try_coarser(plan: Plan, box: Box, level_0: _OutputCost) -> _OutputCost:
+    """Write the coarser voxels of `box` as a shard that is empty otherwise, and add their cost to `level_0`."""
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     grid = plan.shards(1)
     before = _bytes_in(Path(plan.out))
-    with stopwatch() as took:
+    with stopwatch() as clock:
         coarse = downsample(read_voxels(plan, 0, box), (1, *plan.step(1)), method)
         target = grid.box(0)
         part = tuple(slice(0, min(n, m)) for n, m in zip(coarse.shape[1:], target.shape, strict=True))
@@ -438,7 +438,7 @@ def _try_coarser(plan: Plan, box: Box, level_0: _Written) -> _Written:
     num_voxels = max(1, whole[0][part].size)
     written = _bytes_in(Path(plan.out)) - before
     return dataclasses.replace(
-        level_0, coarsen_seconds=took.seconds / box.num_voxels, coarse_bytes=written / num_voxels
+        level_0, coarsen_seconds=clock.seconds / box.num_voxels, coarse_bytes=written / num_voxels
     )
 
 
@@ -463,13 +463,13 @@ def _bytes_in(folder: Path) -> int:
 
 
 @dataclass
-class _Took:
+class _Elapsed:
     seconds: float = 0.0
 
 
 @contextmanager
-def stopwatch() -> Iterator[_Took]:
-    """Give what holds the seconds that passed meanwhile, once they have."""
-    took, started = _Took(), time.perf_counter()
-    yield took
-    took.seconds = time.perf_counter() - started
+def stopwatch() -> Iterator[_Elapsed]:
+    """Give an object that holds the seconds of the block, once it has ended."""
+    elapsed, started = _Elapsed(), time.perf_counter()
+    yield elapsed
+    elapsed.seconds = time.perf_counter() - started

@@ -31,15 +31,15 @@ class Schedule:
     """
 
     def __init__(
-        self, plan: Plan, wanted: Selection | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
+        self, plan: Plan, selection: Selection | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
     ) -> None:
         self.plan = plan
-        wanted = wanted or Selection(plan)
+        selection = selection or Selection(plan)
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
-        blocks, num_sums = wanted.blocks, wanted.num_sums
-        self.written = [wanted.shards(level) for level in range(len(plan.factors))]
+        blocks, num_sums = selection.blocks, selection.num_sums
+        self.written = [selection.shards(level) for level in range(len(plan.factors))]
         self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
         waits = self._lacks_windows if stored else None
         row = plan.blocks.counts[2] if num_sums else 0

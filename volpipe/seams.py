@@ -45,23 +45,23 @@ class Score:
         return self.value > THRESHOLD
 
 
-def seam_scores(wanted: Selection) -> list[Score]:
-    """Return the scores of the written output of `wanted`; no axis without faces, and none for labels."""
-    if wanted.plan.recipe.output.kind == "labels":
+def seam_scores(selection: Selection) -> list[Score]:
+    """Return the scores of the written output of `selection`; no axis without faces, and none for labels."""
+    if selection.plan.recipe.output.kind == "labels":
         return []
-    dice = np.random.default_rng(SEED)
-    scores = (_score(wanted, axis, dice) for axis in range(3))
+    rng = np.random.default_rng(SEED)
+    scores = (_score(selection, axis, rng) for axis in range(3))
     return [score for score in scores if score is not None]
 
 
-def _score(wanted: Selection, axis: int, dice: np.random.Generator) -> Score | None:
-    plan = wanted.plan
+def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score | None:
+    plan = selection.plan
     step = plan.net.stride[axis] * plan.net.scale[axis]
     faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
     across, inside, num_pairs, level = 0.0, 0.0, 0, 0.0
-    chosen = dice.choice(faces, size=MOST_SAMPLES) if faces else ()
-    boxes = [_sample(plan, axis, int(face), step, dice) for face in chosen]
-    for data in _each_read(plan, [box for box in boxes if _is_wanted(wanted, box)]):
+    chosen = rng.choice(faces, size=MOST_SAMPLES) if faces else ()
+    boxes = [_sample(plan, axis, int(face), step, rng) for face in chosen]
+    for data in _each_read(plan, [box for box in boxes if _is_selected(selection, box)]):
         lines = np.moveaxis(data, axis + 1, 0).astype(np.float64)
         if not np.isfinite(lines).all():
             continue
@@ -76,8 +76,8 @@ def _score(wanted: Selection, axis: int, dice: np.random.Generator) -> Score | N
     return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
 
 
-def _is_wanted(wanted: Selection, box: Box) -> bool:
-    mask = wanted.mask(box)
+def _is_selected(selection: Selection, box: Box) -> bool:
+    mask = selection.mask(box)
     return mask is None or bool(mask.all())
 
 
@@ -94,11 +94,11 @@ def _faces(plan: Plan, axis: int) -> list[int]:
     return [(place - first) * scale for place in inputs if place > first]
 
 
-def _sample(plan: Plan, axis: int, face: int, step: int, dice: np.random.Generator) -> Box:
+def _sample(plan: Plan, axis: int, face: int, step: int, rng: np.random.Generator) -> Box:
     """Return a random box that reaches a step and a voxel to both sides of `face`, and else touches few chunks."""
     start, stop = [], []
     for other, (size, chunk) in enumerate(zip(plan.out_shape, plan.chunk, strict=True)):
-        first = int(dice.integers(max(1, size - EDGE + 1)))
+        first = int(rng.integers(max(1, size - EDGE + 1)))
         within = first % chunk
         first -= min(within, max(0, within + EDGE - chunk))
         start.append(face - 1 - step if other == axis else first)

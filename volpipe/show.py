@@ -118,10 +118,10 @@ def grey_line(plan: Plan) -> str:
     """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
     import numpy as np
 
-    from volpipe.measure import chosen
+    from volpipe.measure import resolve_method
 
     dtype = np.dtype(plan.source.dtype)
-    choice, trained = chosen(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
+    choice, trained = resolve_method(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
     if choice.method == "none":
         said = f"{dtype} as they are"
     elif choice.method == "zscore":
@@ -146,13 +146,13 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
     """Return what was measured of grey levels, "" where nothing had to be."""
     import numpy as np
 
-    from volpipe.measure import chosen, needs_measuring
+    from volpipe.measure import needs_measuring, resolve_method
 
     dtype = np.dtype(plan.source.dtype)
     if not needs_measuring(plan.recipe.normalise, dtype):
         return ""
     shift, scale = normalise.shift, normalise.scale
-    if chosen(plan.recipe.normalise, dtype).method == "zscore":
+    if resolve_method(plan.recipe.normalise, dtype).method == "zscore":
         return f"grey levels: mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
     return f"grey levels: {about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
 
@@ -175,10 +175,10 @@ def plan_table(plan: Plan) -> Table:
     """Return how the work is divided."""
     from volpipe.wanted import Selection
 
-    lattice, table, wanted = plan.lattice, _pairs(), Selection(plan)
+    lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
     table.add_row(
         "windows",
-        f"{_part(wanted.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
         f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
     )
     table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_mirrored(plan)}")
@@ -203,20 +203,20 @@ def rendered(*parts: RenderableType) -> str:
     return capture.get()
 
 
-def forecast_summary(appraisal: Forecast, site: str) -> Table:
+def forecast_summary(forecast: Forecast, site: str) -> Table:
     """Return how long it takes, and how much memory and disk: what a person asks first."""
-    found, table = appraisal.estimate, _pairs()
-    if grey := measured_line(appraisal.plan, appraisal.sample.normalise, "about "):
+    found, table = forecast.estimate, _pairs()
+    if grey := measured_line(forecast.plan, forecast.sample.normalise, "about "):
         table.add_row("", f"{grey} (by a sample)")
-    table.add_row("time", _time_line(appraisal, site))
-    threads, used = appraisal.worker_threads or 1, appraisal.plan.recipe.infer.threads
+    table.add_row("time", _time_line(forecast, site))
+    threads, used = forecast.worker_threads or 1, forecast.plan.recipe.infer.threads
     if threads > used:
         table.add_row(
             "",
             f"a worker has {count(threads, 'core')}, the net computes on {used}: infer.threads={threads} would use "
             "them, and change last bits",
         )
-    table.add_row("memory", _memory_line(found, appraisal.slots, appraisal.num_workers))
+    table.add_row("memory", _memory_line(found, forecast.slots, forecast.num_workers))
     table.add_row("disk", f"output {_bound(found, found.output_bytes)} in {count(found.output_files, 'file')}")
     if found.scratch_files or found.scratch_bytes:
         table.add_row(
@@ -224,16 +224,16 @@ def forecast_summary(appraisal: Forecast, site: str) -> Table:
             f"scratch {_bound(found, found.scratch_bytes)} in {count(found.scratch_files, 'file')} at its highest; "
             "deleted at the end",
         )
-    if appraisal.node_directory:
-        table.add_row("", placement(appraisal))
+    if forecast.node_directory:
+        table.add_row("", placement(forecast))
     return table
 
 
-def _time_line(appraisal: Forecast, site: str) -> str:
-    found, number = appraisal.estimate, appraisal.num_workers
+def _time_line(forecast: Forecast, site: str) -> str:
+    found, number = forecast.estimate, forecast.num_workers
     workers = "" if number is None else f" with {count(number, 'worker')}"
     if found.rates is None or found.seconds is None:
-        return f"not known{f': {why}' if (why := appraisal.untimed) else ' yet; `volpipe plan` measures it'}"
+        return f"not known{f': {why}' if (why := forecast.untimed) else ' yet; `volpipe plan` measures it'}"
     tried = count(found.rates.num_blocks, "block") if found.rates.num_blocks else "single windows"
     return f"about {duration(found.seconds)} on {site}{workers}, by {tried} tried there"
 
@@ -249,16 +249,16 @@ def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
     return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"
 
 
-def placement(appraisal: Forecast) -> str:
+def placement(forecast: Forecast) -> str:
     """Return which of the run's data are kept on nodes, and why."""
     from volpipe.staging import obstacle
 
-    place, why_not = appraisal.node_directory, obstacle(appraisal.volume)
+    place, why_not = forecast.node_directory, obstacle(forecast.volume)
     if why_not:
         return f"input is read where it lies, not by way of {place} of each node: {why_not}"
     return (
         f"input by way of {place} of each node: a chunk is fetched once there, instead of "
-        f"{_times(appraisal.estimate.amplification)} by all workers; sums stay with the run, for other nodes add them"
+        f"{_times(forecast.estimate.amplification)} by all workers; sums stay with the run, for other nodes add them"
     )
 
 

@@ -1,4 +1,4 @@
-"""The sums of blocks on their way through scratch: how many voxels, in how many files, how many of them at a time.
+"""The sums of blocks in scratch: their voxels and files, in all and at a time.
 
 Not here: the bytes that a voxel takes (rehearsal), or the reading and writing (tensors). A block finishes the shards
 that no later block adds to, if what the earlier ones add is there; it *misses* those whose earlier blocks are still at
@@ -16,12 +16,12 @@ from functools import cached_property
 
 from volpipe.plan import Plan
 
-MOST_FOLLOWED = 20_000  # blocks, to see how many miss
+MOST_SIMULATED = 20_000  # blocks, for the share that miss
 
 
 @dataclass(frozen=True)
 class Along:
-    """What adds up along one axis of a plan, in output voxels and blocks.
+    """Sums along one axis of a plan, in output voxels and blocks.
 
     Attributes:
         reached: voxels that sums reach, of all blocks.
@@ -40,7 +40,7 @@ class Along:
     pairs: int
 
     @classmethod
-    def of(cls, plan: Plan, axis: int) -> Along:
+    def from_plan(cls, plan: Plan, axis: int) -> Along:
         scale, size, first = plan.net.scale[axis], plan.shard[axis], plan.roi[0][axis]
         reach = [((a - first) * scale, (b - first) * scale) for a, b in plan.reach_along(axis)]
         finished = [0] * len(reach)
@@ -64,7 +64,7 @@ class Sums:
     Args:
         plan: the plan.
         num_workers: that run the net.
-        bundle: blocks that each takes at a time.
+        bundle: blocks of a task.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ class Sums:
 
     @cached_property
     def axes(self) -> tuple[Along, Along, Along]:
-        return Along.of(self.plan, 0), Along.of(self.plan, 1), Along.of(self.plan, 2)
+        return Along.from_plan(self.plan, 0), Along.from_plan(self.plan, 1), Along.from_plan(self.plan, 2)
 
     @cached_property
     def missed(self) -> float:
@@ -111,7 +111,7 @@ class Sums:
         return round(sum(count for count, _ in self._parts))
 
     def highest(self) -> tuple[float, int]:
-        """Return voxels and files that lie in scratch at most: one layer of the first part, a row of the second."""
+        """Return the most voxels and files in scratch at a time: one layer of the first part, a row of the second."""
         _, ny, nx = (axis.blocks for axis in self.axes)
         # Twice as many tasks are sent as there are workers; while sums are discarded, each brings back another.
         running = 3 * self.num_workers * self.bundle
@@ -124,7 +124,7 @@ class Sums:
 
     @property
     def _is_aligned(self) -> bool:
-        """Whether shards lie within cores, so that a core is sent to nobody."""
+        """Whether shards lie within cores, so that no core goes to scratch."""
         return not any(a % n for a, n in zip(self.plan.roi[0], self.plan.blocks.cell, strict=True))
 
     @cached_property
@@ -149,18 +149,18 @@ def missed_share(counts: Sequence[int], num_workers: int, bundle: int) -> float:
     same moment either may be first.
     """
     _, ny, nx = counts
-    followed = min(math.prod(counts), MOST_FOLLOWED)
+    num_simulated = min(math.prod(counts), MOST_SIMULATED)
 
     def done(number: int) -> int:
         turn, place = divmod(number, bundle)
         return turn // num_workers * bundle + place
 
     missed = 0.0
-    for number in range(followed):
+    for number in range(num_simulated):
         x, y, z = number % nx, number // nx % ny, number // (nx * ny)
         latest = -1
         for dz, dy, dx in itertools.product((0, 1), repeat=3):
             if (dz or dy or dx) and z >= dz and y >= dy and x >= dx:
                 latest = max(latest, done(number - (dz * ny + dy) * nx - dx))
         missed += 1.0 if latest > done(number) else 0.5 * (latest == done(number))
-    return missed / followed
+    return missed / num_simulated

@@ -12,13 +12,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from volpipe.formats.store import Transferred, transferred
+
+Device = Callable[[], tuple[str, float]]  # its name, and the seconds that it has computed so far
+
+
+def _no_device() -> tuple[str, float]:
+    return "", 0.0
+
+
+_device: Device = _no_device
 
 
 @dataclass(frozen=True)
@@ -139,11 +148,10 @@ def is_alone() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _device() -> tuple[str, float]:
-    """Return the device of the net that this process has loaded, if any, and how long it has computed there."""
-    infer = sys.modules.get("volpipe.infer")  # whose import would take torch's time
-    runner = None if infer is None else infer.loaded_runner()
-    return ("", 0.0) if runner is None else (runner.device_name, runner.seconds)
+def count_device(device: Device) -> None:
+    """Let tasks of this process count the seconds of `device`; whoever loads a net calls this."""
+    global _device
+    _device = device
 
 
 def _device_peak_bytes() -> int:

@@ -17,10 +17,11 @@ from torch import nn
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.grid import Box
-from volpipe.infer import Runner, block_sums
+from volpipe.infer import block_sums
 from volpipe.output import finish
 from volpipe.plan import make_plan
 from volpipe.recipe import Infer, Output, Recipe
+from volpipe.runner import Runner
 from volpipe.samples import Sampler, SampleSource
 from volpipe.targets import accuracy, histograms, roc_auc
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY

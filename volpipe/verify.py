@@ -13,16 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from volpipe import checksums
+from volpipe.block_sum import BlockSum
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.store import num_threads
 from volpipe.grid import Box
-from volpipe.infer import BlockSum, block_sums, load_runner, loaded_runner
+from volpipe.infer import block_sums
 from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan
+from volpipe.runner import load_runner, loaded_runner
 from volpipe.tensors import NO_SUM
 from volpipe.volume import open_writer
 from volpipe.wanted import Selection
@@ -77,13 +79,13 @@ class Recomputed:
 class RunRecord:
     """What a run's folder says of its output."""
 
-    wanted: Selection
+    selection: Selection
     sums: dict[tuple[int, int], str]
     metadata: dict[str, int]
 
     @property
     def plan(self) -> Plan:
-        return self.wanted.plan
+        return self.selection.plan
 
 
 def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
@@ -98,8 +100,8 @@ def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
             "restore the run's folder, or run with --fresh to make both again"
         )
-    wanted = folder.load_selection(plan)
-    if wanted is None:
+    selection = folder.load_selection(plan)
+    if selection is None:
         raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
     sums = {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
     if (
@@ -112,7 +114,7 @@ def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
     for record in read_records(folder.sessions):
         if record.stage == METADATA_STAGE:
             metadata = {name: int(crc, 16) for name, crc in record.result}
-    return RunRecord(wanted, sums, metadata)
+    return RunRecord(selection, sums, metadata)
 
 
 @dataclass(frozen=True)
@@ -125,20 +127,20 @@ class Shard:
     sums: str
 
 
-def verify(evidence: RunRecord) -> Verdict:
+def verify(record: RunRecord) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
-    plan = evidence.plan
-    found = check_files(plan.out, shards_of(evidence), evidence.metadata, len(plan.factors))
+    plan = record.plan
+    found = check_files(plan.out, shards_of(record), record.metadata, len(plan.factors))
     found.num_unwritten = sum(
-        (level, shard) not in evidence.sums for level in range(len(plan.factors)) for shard in _due(evidence, level)
+        (level, shard) not in record.sums for level in range(len(plan.factors)) for shard in _due(record, level)
     )
     return found
 
 
-def shards_of(evidence: RunRecord) -> Iterator[Shard]:
+def shards_of(record: RunRecord) -> Iterator[Shard]:
     """Yield what was noted of each shard that was written."""
-    plan = evidence.plan
-    for (level, number), sums in evidence.sums.items():
+    plan = record.plan
+    for (level, number), sums in record.sums.items():
         box = plan.shards(level).box(number)
         yield Shard(level, box, stored_box(plan, box), sums)
 
@@ -198,9 +200,9 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     return found
 
 
-def _due(evidence: RunRecord, level: int) -> Iterator[int]:
-    flags = evidence.wanted.shards(level)
-    return (shard for shard in range(len(evidence.plan.shards(level))) if flags is None or flags[shard])
+def _due(record: RunRecord, level: int) -> Iterator[int]:
+    flags = record.selection.shards(level)
+    return (shard for shard in range(len(record.plan.shards(level))) if flags is None or flags[shard])
 
 
 def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
@@ -241,21 +243,21 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
 
 
-def recompute(evidence: RunRecord, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+def recompute(record: RunRecord, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own.
     """
-    wanted, plan = evidence.wanted, evidence.plan
+    selection, plan = record.selection, record.plan
     cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
-    written = [block for block, core in cores if not core.is_empty and wanted.touches(core)]
-    dice = np.random.default_rng(seed)
-    chosen = dice.choice(written, size=min(num_blocks, len(written)), replace=False)
+    written = [block for block, core in cores if not core.is_empty and selection.touches(core)]
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
     source = plan.source.volume()
-    windows = StreamedWindows(source, plan.lattice, normalise, wanted.input_box)
+    windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box)
     for block in sorted(map(int, chosen)):
         box = core_box(plan, block)
-        due = _computed(wanted, normalise, windows, box)
+        due = _computed(selection, normalise, windows, box)
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
         largest = np.abs(due[differs].astype(np.float64) - found[differs].astype(np.float64)).max(initial=0.0)
@@ -270,33 +272,35 @@ def core_box(plan: Plan, block: int) -> Box:
     return box.relative_to(plan.roi_box.start).scaled(plan.net.scale)
 
 
-def _computed(wanted: Selection, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
+def _computed(selection: Selection, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
     """Return `box` of the output (c, z, y, x), as the net gives it now and as it would be stored."""
-    plan = wanted.plan
+    plan = selection.plan
     shards = plan.shards().touching(box)
-    blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if wanted.has_block(b)})
+    blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if selection.has_block(b)})
     blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
     total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
     stored: np.ndarray | None = None
-    for done in _sums(wanted, normalise, windows, blocks):
+    for done in _sums(selection, normalise, windows, blocks):
         part = done.box & box
         if done.is_finished:
             stored = np.zeros(total.shape, plan.dtype) if stored is None else stored
             stored[:, *part.relative_to(box.start).slices] = done.part(part)
         else:
             total[:, *part.relative_to(box.start).slices] += done.part(part)
-    mask = wanted.mask(box)
+    mask = selection.mask(box)
     if stored is None:
         total = total if mask is None else np.where(mask, total, np.float32(0))
         stored = finish(plan, normalise, total)
     return np.ascontiguousarray(stored if mask is None else np.where(mask, stored, stored.dtype.type(0)))
 
 
-def _sums(wanted: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]) -> Iterator[BlockSum]:
+def _sums(
+    selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]
+) -> Iterator[BlockSum]:
     """Yield the sums of `blocks`, ascending."""
-    runner = load_runner(wanted.plan)
-    incoming = batches(windows, blocks, runner.batch, wanted.windows_of)
-    for block, outcome in block_sums(wanted, normalise, runner, incoming):
+    runner = load_runner(selection.plan)
+    incoming = batches(windows, blocks, runner.batch, selection.windows_of)
+    for block, outcome in block_sums(selection, normalise, runner, incoming):
         windows.forget(block)
         if isinstance(outcome, Exception):
             raise outcome

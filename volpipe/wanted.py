@@ -1,11 +1,11 @@
-"""What is wanted of a plan: the windows, blocks and shards that its region of interest, mask and empty space leave.
+"""The selection: the windows, blocks and shards of a plan that its region of interest, mask and empty space leave.
 
-Not here: how a recipe says it (region), or looking at voxels (scan). A window's core is its cell, and a cell is wanted
-or not, whole: one bit for each, in C order, is all that is kept. An output voxel is wanted if it lies in the region and
-in a wanted cell. Whatever adds to a wanted voxel is computed, so that it has the bits of the whole run; the sums of
-other voxels may be partial, and they are written as 0::
+Not here: how a recipe says it (region). The core of a window is its cell, which is selected or not, whole: one bit
+each, in C order. An output voxel is selected if it lies in the region and in a selected cell. Whatever adds to a
+selected voxel is computed, so that it has the bits of the whole run; the sums of other voxels may be partial, and they
+are written as 0::
 
-    cells            |----|----|####|----|----|----|     one is wanted
+    cells            |----|----|####|----|----|----|     one is selected
     windows                 |=========|                  computed: they overlap it (hann)
                        |=========|  |=========|
     output           |0000|0000|####|0000|0000|0000|
@@ -23,20 +23,21 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.blend import support
-from volpipe.errors import RunError
+from volpipe.errors import PlanError, RunError
 from volpipe.formats.files import whole_file
 from volpipe.grid import Box, ravel
 from volpipe.plan import Plan, load_plan
+from volpipe.volume import Volume
 
 Range = tuple[int, int]  # half-open; empty where it does not ascend
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The wanted part of `plan`.
+    """The selected part of `plan`.
 
     Attributes:
-        cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are wanted.
+        cells: (z, y, x / 8), uint8: a bit for each window's core, packed along x; None where all are selected.
     """
 
     plan: Plan
@@ -48,17 +49,17 @@ class Selection:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of the cells, "" where all are wanted."""
+        """A short hash of the cells, "" where all are selected."""
         return "" if self.cells is None else hashlib.sha256(self.cells.tobytes()).hexdigest()[:16]
 
     @cached_property
     def num_cells(self) -> int:
-        """Number of windows whose cores are wanted."""
+        """Number of windows whose cores are selected."""
         return sum(int(np.unpackbits(slab).sum()) for slab in self.cells) if self.cells is not None else 0
 
     @cached_property
     def blocks(self) -> np.ndarray | None:
-        """A flag for each block: whether some window of it is computed; None where all are."""
+        """A flag for each block: whether a window of it is computed; None where all are."""
         if self.is_everything and self.plan.num_active == len(self.plan.blocks):
             return None
         return self._flags(
@@ -67,7 +68,7 @@ class Selection:
 
     @property
     def owners(self) -> np.ndarray | None:
-        """A flag for each block: whether some voxel of its own is in the region; None where all are."""
+        """A flag for each block: whether a voxel of its core is in the region; None where all are."""
         if self.plan.is_whole:
             return None
         inside = []
@@ -115,7 +116,7 @@ class Selection:
         return self.touches(self.plan.sum_box(block))
 
     def touches(self, box: Box) -> bool:
-        """Return whether some voxel of `box` of the output is wanted."""
+        """Return whether a voxel of `box` of the output is selected."""
         ranges = zip(box.start, box.stop, strict=True)
         spans = [[self._cells_of(axis, self._input(axis, r))] for axis, r in enumerate(ranges)]
         return bool(self._flags(spans).any())
@@ -136,7 +137,7 @@ class Selection:
         return Box(self.plan.lattice.window_box(first).start, self.plan.lattice.window_box(last).stop)
 
     def mask(self, box: Box) -> np.ndarray | None:
-        """Return for each voxel of `box` of the output whether it is wanted, (z, y, x), bool; None where all are."""
+        """Return for each voxel of `box` of the output whether it is selected, (z, y, x), bool; None where all are."""
         if self.cells is None:
             return None
         cells, places = self._unpacked([self._cells_of(i, self._input(i, r)) for i, r in enumerate(_sides(box))]), []
@@ -147,7 +148,7 @@ class Selection:
         return None if cells.all() else cells[np.ix_(*places)]
 
     def input_mask(self, box: Box) -> np.ndarray:
-        """Return for each voxel of `box` of the volume whether it is wanted, (z, y, x), bool."""
+        """Return for each voxel of `box` of the volume whether it is selected, (z, y, x), bool."""
         flags = np.zeros(box.shape, bool)
         inside = box & self.plan.roi_box
         if not inside.is_empty:
@@ -158,15 +159,15 @@ class Selection:
 
     @cached_property
     def num_voxels(self) -> int:
-        """Number of voxels of the output that are wanted, of one channel."""
+        """Number of voxels of the output that are selected, of one channel."""
         if self.cells is None:
             return math.prod(self.plan.out_shape)
         sizes = []
         for axis, stride in enumerate(self.plan.lattice.stride):
             starts = np.arange(self.plan.lattice.counts[axis]) * stride
             low, high = (corner[axis] for corner in self.plan.roi)
-            kept = np.minimum(starts + stride, high) - np.maximum(starts, low)
-            sizes.append(np.maximum(kept, 0) * self.plan.net.scale[axis])
+            lengths = np.minimum(starts + stride, high) - np.maximum(starts, low)
+            sizes.append(np.maximum(lengths, 0) * self.plan.net.scale[axis])
         z, y, x = sizes
         rows = (np.unpackbits(slab, axis=-1, count=len(x)) for slab in self.cells)
         return int(sum(int(n) * int(y @ flags.astype(np.int64) @ x) for n, flags in zip(z, rows, strict=True)))
@@ -194,7 +195,7 @@ class Selection:
         return range(first, min(first + lattice.block[axis], lattice.counts[axis]))
 
     def _input(self, axis: int, side: Range) -> Range:
-        """Return the voxels of the volume that the output voxels `side` show."""
+        """Return the voxels of the volume under output voxels `side`."""
         first, scale = self.plan.roi[0][axis], self.plan.net.scale[axis]
         return first + side[0] // scale, first - (-side[1] // scale)
 
@@ -205,7 +206,7 @@ class Selection:
         return (start // stride, -(-stop // stride)) if start < stop else (0, 0)
 
     def _flags(self, ranges: Sequence[Sequence[Range]]) -> np.ndarray:
-        """Return for each combination of ranges of cells (z, y, x) whether one of these cells is wanted, bool."""
+        """Return for each combination of ranges of cells (z, y, x) whether one of these cells is selected, bool."""
         if self.cells is None:
             return crossed([a < b for a, b in along] for along in ranges)
         out = np.zeros([len(along) for along in ranges], bool)
@@ -238,35 +239,108 @@ def any_within(flags: np.ndarray, ranges: Sequence[Sequence[Range]]) -> np.ndarr
     return flags
 
 
-def gather(plan: Plan, found: Iterable[tuple[int, str]]) -> Selection:
-    """Return what is wanted, from what scanning `found`: each block's cells, packed, in hexadecimal digits."""
+def scan(plan: Plan, volume: Volume, mask: Volume | None, block: int) -> str:
+    """Return the selected cells of `block`, packed, in hexadecimal digits; "" where there are none.
+
+    A cell is selected if the region of interest and a nonzero voxel of the mask touch it, and if its window, halo
+    included, is not empty.
+    """
+    cores = _cores(plan, block)
+    cells = crossed([a < b for a, b in along] for along in cores)
+    if mask is not None and cells.any():
+        cells &= _masked(plan, mask, cores)
+    empty = plan.recipe.input.empty
+    if empty == "missing" and cells.any():
+        cells &= _stored(plan, volume, block, cells)
+    elif empty is not None and cells.any():
+        cells &= _filled(plan, volume, block, cells, float(empty))
+    return np.packbits(cells).tobytes().hex() if cells.any() else ""
+
+
+def _cores(plan: Plan, block: int) -> list[list[Range]]:
+    """Return the voxels of the volume, per axis, that each window of `block` has as its core within the region."""
+    lattice, cores = plan.lattice, []
+    for axis, (first, last) in enumerate(_sides(plan.blocks.box(block))):
+        stride, (low, high) = lattice.stride[axis], (corner[axis] for corner in plan.roi)
+        cores.append([(max(a, low), min(a + stride, last, high)) for a in range(first, last, stride)])
+    return cores
+
+
+def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.ndarray:
+    """Return for each combination of `cores` whether the mask has a voxel over it that is not zero."""
+    position = plan.mask
+    assert position is not None
+    over = [[position.under(axis, a, b) for a, b in along] for axis, along in enumerate(cores)]
+    box = Box(tuple(min(a for a, _ in along) for along in over), tuple(max(b for _, b in along) for along in over))
+    data = mask.open().read(box)[0]
+    if data.dtype.kind == "f" and np.isnan(data).any():
+        raise PlanError(f"mask {mask} has NaN in its box {box}, which is neither wanted nor not; make it 0 or 1")
+    inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
+    return any_within(data != 0, inner)
+
+
+def _filled(plan: Plan, volume: Volume, block: int, cells: np.ndarray, value: float) -> np.ndarray:
+    """Return for each window of `block`, as far as `cells` ask for it, whether it holds anything but `value`."""
+    lattice = plan.lattice
+    sides = [np.flatnonzero(cells.any(axis=tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    origin = _origin(plan, block)
+    reach = [(int(s[0]) * t, int(s[-1]) * t + w) for s, t, w in zip(sides, lattice.stride, lattice.window, strict=True)]
+    box = Box(tuple(a for a, _ in reach), tuple(b for _, b in reach)).shift(origin)
+    filled = (volume.open().read_mirrored(box) != value).any(axis=0)
+    ranges = []
+    for n, stride, window, (start, _) in zip(cells.shape, lattice.stride, lattice.window, reach, strict=True):
+        ranges.append([(max(0, i * stride - start), max(0, i * stride + window - start)) for i in range(n)])
+    return any_within(filled, ranges)
+
+
+def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.ndarray:
+    """Return for each window of `block`, as far as `cells` ask for it, whether a chunk under it is stored."""
+    reader, lattice, origin = volume.open(), plan.lattice, _origin(plan, block)
+    stored = np.zeros_like(cells)
+    whole = ((n - 1) * s + w for n, s, w in zip(cells.shape, lattice.stride, lattice.window, strict=True))
+    if not reader.is_stored(Box.of(tuple(whole)).shift(origin)):
+        return stored
+    for place in np.argwhere(cells).tolist():
+        start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))
+        box = Box(start, tuple(a + w for a, w in zip(start, lattice.window, strict=True)))
+        stored[tuple(place)] = reader.is_stored(box)
+    return stored
+
+
+def _origin(plan: Plan, block: int) -> tuple[int, ...]:
+    """Return where the window of the first cell of `block` starts."""
+    return tuple(a - m for a, m in zip(plan.blocks.box(block).start, plan.lattice.margin, strict=True))
+
+
+def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
+    """Return the selection that `results` of `scan` make: the number of each block, and its cells."""
     nz, ny, nx = plan.lattice.counts
-    wanted = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
-    for block, digits in found:
+    selection = Selection(plan, np.zeros((nz, ny, -(-nx // 8)), np.uint8))
+    for block, digits in results:
         if digits:
-            _put(wanted, block, np.frombuffer(bytes.fromhex(digits), np.uint8))
-    return wanted
+            _put(selection, block, np.frombuffer(bytes.fromhex(digits), np.uint8))
+    return selection
 
 
-def _put(wanted: Selection, block: int, packed: np.ndarray) -> None:
-    assert wanted.cells is not None
-    z, y, x = (wanted._cells_in(axis, block) for axis in range(3))
+def _put(selection: Selection, block: int, packed: np.ndarray) -> None:
+    assert selection.cells is not None
+    z, y, x = (selection._cells_in(axis, block) for axis in range(3))
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
-    place = wanted.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
+    place = selection.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
     bits = np.unpackbits(place, axis=-1)
     bits[..., x.start % 8 : x.start % 8 + len(x)] = own
     place[...] = np.packbits(bits, axis=-1)
 
 
-def store_selection(path: Path, wanted: Selection) -> None:
+def store_selection(path: Path, selection: Selection) -> None:
     """Write the cells to `path`, whole or not at all; a resume rests on them."""
-    assert wanted.cells is not None
+    assert selection.cells is not None
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.save(file, wanted.cells)
+        np.save(file, selection.cells)
 
 
 def read_selection(path: Path, plan: Plan) -> Selection:
-    """Return what is wanted of `plan`, from the cells stored at `path`.
+    """Return the selection of `plan` whose cells are stored at `path`.
 
     Raises:
         RunError: they are damaged, or of another plan.
@@ -283,7 +357,7 @@ def read_selection(path: Path, plan: Plan) -> Selection:
 
 @lru_cache(maxsize=4)
 def load_selection(plan_path: str, identity: str, path: str, fingerprint: str) -> Selection:
-    """Return what is wanted as a run's folder has it; without a `fingerprint`, all of the region.
+    """Return the selection in a run's folder; without a `fingerprint`, all of the region.
 
     Raises:
         RunError: the cells at `path` are not those of `fingerprint`.
@@ -291,20 +365,20 @@ def load_selection(plan_path: str, identity: str, path: str, fingerprint: str) -
     plan = load_plan(plan_path, identity)
     if not fingerprint:
         return Selection(plan)
-    wanted = read_selection(Path(path), plan)
-    if wanted.fingerprint != fingerprint:
-        raise RunError(f"{path} holds windows {wanted.fingerprint}, not {fingerprint}: another run took its place")
-    return wanted
+    selection = read_selection(Path(path), plan)
+    if selection.fingerprint != fingerprint:
+        raise RunError(f"{path} holds windows {selection.fingerprint}, not {fingerprint}: another run took its place")
+    return selection
 
 
-def _sides(box: Box) -> Iterable[Range]:
-    return zip(box.start, box.stop, strict=True)
+def _sides(box: Box) -> list[Range]:
+    return list(zip(box.start, box.stop, strict=True))
 
 
 def _hull(ranges: Iterable[Range]) -> Range:
-    """Return the one range that holds all of `ranges`; the empty ones do not count."""
-    some = [(a, b) for a, b in ranges if a < b] or [(0, 0)]
-    return min(a for a, _ in some), max(b for _, b in some)
+    """Return the smallest range around all of `ranges` that are not empty."""
+    filled = [(a, b) for a, b in ranges if a < b] or [(0, 0)]
+    return min(a for a, _ in filled), max(b for _, b in filled)
 
 
 def _moved(ranges: Iterable[Range], by: int) -> list[Range]:

@@ -28,7 +28,7 @@ CACHE_BYTES = 64 * 2**20
 
 
 class WindowSource(Protocol):
-    """Where windows come from."""
+    """Source of windows, stored or cut from the volume."""
 
     lattice: Lattice
 
@@ -36,10 +36,10 @@ class WindowSource(Protocol):
         """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
 
     def expect(self, block: int) -> None:
-        """Start reading what the windows of `block` need, if that can be done ahead."""
+        """Start to read the voxels of `block` ahead, if they can be."""
 
     def forget(self, block: int) -> None:
-        """Give back the memory of what was read for `block`."""
+        """Free the voxels of `block`."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class StoredWindows:
 class StreamedWindows:
     """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
 
-    Where not all windows of a block are wanted, `input_box` says what those of it see together.
+    Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
     """
 
     volume: Volume
@@ -128,7 +128,7 @@ class StreamedWindows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some windows of one block: their numbers, and their values (n, c, z, y, x), float32, or what went wrong."""
+    """Windows of one block: their numbers, and their values (n, c, z, y, x), float32, or the error of reading them."""
 
     block: int
     numbers: tuple[int, ...]
@@ -144,18 +144,18 @@ def batches(
 
     The composition of batches depends on the block alone, so that a net sees the same input however blocks are
     spread over workers. A block that cannot be read yields one batch with the error, and the next block follows.
-    `windows_of` tells which windows of a block are wanted, where not all are.
+    `windows_of` returns the selected windows of a block, where not all are.
     """
     for block in blocks:
         numbers = (windows_of or source.lattice.windows_of)(block)
         for start in range(0, len(numbers), size):
-            chosen = tuple(numbers[start : start + size])
+            some = tuple(numbers[start : start + size])
             try:
-                windows = source.read(chosen)
+                windows = source.read(some)
             except Exception as error:
-                yield Batch(block, chosen, None, True, error)
+                yield Batch(block, some, None, True, error)
                 break
-            yield Batch(block, chosen, windows, start + size >= len(numbers))
+            yield Batch(block, some, windows, start + size >= len(numbers))
 
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:

@@ -31,10 +31,11 @@ from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
 from volpipe.volume import AS_STORED, View, Volume, open_volume
 from volpipe.wanted import Selection, load_selection
+from volpipe.wanted import scan as scan_block
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
-WANTED_FILE = "wanted.npy"
+SELECTION_FILE = "wanted.npy"
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Job:
         return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
 
     @property
-    def wanted(self) -> Selection:
+    def selection(self) -> Selection:
         folder = Path(self.folder)
-        return load_selection(str(folder / PLAN_FILE), self.identity, str(folder / WANTED_FILE), self.cells)
+        return load_selection(str(folder / PLAN_FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
 
     @property
     def normalise(self) -> Affine:
@@ -92,20 +93,20 @@ def measure(job: Job, units: Sequence[int]) -> Record:
     def one(block: int) -> None:
         box = job.plan.blocks.box(block)
         data = open_source(job).open().read(box)
-        found.append(measure_voxels(data if is_finite(data) else _finite(job.wanted, box, data), job.bins))
+        found.append(measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins))
 
     record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
     return dataclasses.replace(record, result=tuple(join(found).to_list()))
 
 
-def _finite(wanted: Selection, box: Box, data: np.ndarray) -> np.ndarray:
+def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     """Return the voxels of `data` (c, z, y, x), in `box` of the volume, that are finite; all that are wanted must be.
 
     Raises:
         PlanError: some are not, with how many, and the box.
     """
     bad = ~np.isfinite(data)
-    num_bad = int(np.count_nonzero(bad & wanted.input_mask(box)))
+    num_bad = int(np.count_nonzero(bad & selection.input_mask(box)))
     if num_bad:
         raise PlanError(
             f"{num_bad:,} voxels of the volume in box {box} are NaN or infinite, so that it has no statistics; give "
@@ -116,8 +117,6 @@ def _finite(wanted: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 
 def scan(job: Job, units: Sequence[int]) -> Record:
     """Return which cells of the given blocks are wanted."""
-    from volpipe.scan import scan as scan_block
-
     found: list[tuple[int, str]] = []
 
     def one(block: int) -> None:
@@ -133,7 +132,7 @@ def factor(job: Job, units: Sequence[int]) -> Record:
     from volpipe.factor import factor as factor_block
 
     def one(block: int) -> None:
-        factor_block(job.wanted, open_source(job), job.normalise, job.tensors, block)
+        factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
     return work("factor", units, _each(one, units, job))
 
@@ -148,7 +147,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
     tally = Tally()
 
     def num_windows() -> int:
-        return sum(len(job.wanted.windows_of(block)) for block in units)
+        return sum(len(job.selection.windows_of(block)) for block in units)
 
     def outcomes() -> Outcomes:
         with beating(Path(job.folder), units, num_windows) as beater:
@@ -156,7 +155,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
 
     def blocks(beater: Beater) -> Outcomes:
         for block, outcome in infer_blocks(
-            job.wanted, job.normalise, job.tensors, window_source(job), units,
+            job.selection, job.normalise, job.tensors, window_source(job), units,
             before_write=job.check_session, on_windows=beater.add,
         ):  # fmt: skip
             if isinstance(outcome, Exception):
@@ -184,7 +183,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
 
     def one(shard: int) -> None:
         own = Tally()  # of a shard that fails, nothing counts
-        sums.append((0, shard, reassemble_shard(job.wanted, job.normalise, job.tensors, shard, own)))
+        sums.append((0, shard, reassemble_shard(job.selection, job.normalise, job.tensors, shard, own)))
         tally.clipped += own.clipped
 
     record = work("reassemble", units, _each(one, units, job))
@@ -231,7 +230,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.wanted.input_box)
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.selection.input_box)
 
 
 @lru_cache(maxsize=4)

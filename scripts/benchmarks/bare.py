@@ -23,7 +23,7 @@ def loop(plan_json: str, num_threads: int) -> Callable[[Take], None]:
     """Return a loop that runs a plan's net on its device, batch by batch, and does nothing else."""
     import torch
 
-    from volpipe.infer import Runner
+    from volpipe.runner import Runner
 
     torch.set_num_threads(num_threads)
     plan = Plan.model_validate_json(plan_json)
