@@ -162,6 +162,76 @@ def test_a_run_survives_the_loss_of_workers(
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
+def elements(slurm: Slurm, *states: str) -> list[str]:
+    """Return the jobs of arrays in one of `states`, as Slurm names them: 17_0."""
+    listed = slurm.do("squeue", "--noheader", "--array", f"--states={','.join(states)}", "--format=%i").split()
+    return [job for job in listed if "_" in job]
+
+
+ARRAY = {"ARRAY": "1", "MAX_JOBS": "12"}  # four more than there are cores
+
+
+def in_an_array(folder: Path, slurm: Slurm) -> Slow:
+    """Return a run whose jobs of workers, but the first, are one array of which some wait, once its net has run."""
+    slow = on_slurm(folder, slurm, 0.3, "slurm_single", **ARRAY)
+    slow.begin()
+    slow.wait_for_calls(20)
+    wait_until(lambda: len(elements(slurm, "RUNNING")) == 7 and len(elements(slurm, "PENDING")) == 4, 60)
+    assert len({job.partition("_")[0] for job in elements(slurm, "RUNNING", "PENDING")}) == 1
+    return slow
+
+
+def test_workers_in_an_array_of_jobs_give_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "in-an-array", slurm, 0.05, "slurm_single", ARRAY="1", MAX_JOBS="4")
+    slow.begin()
+    wait_until(lambda: len(elements(slurm, "RUNNING")) == 3, 60)
+    check_complete(slow, slurm, undisturbed)
+    assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
+
+
+@pytest.mark.long
+def test_an_array_of_jobs_loses_one_that_runs_and_one_that_waits_and_another_run_is_stopped(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    slow = in_an_array(place / "array", slurm)
+    killed, waiting = elements(slurm, "RUNNING")[0], elements(slurm, "PENDING")[0]
+    slurm.do("scancel", "--signal=KILL", "--full", killed)
+    slurm.do("scancel", waiting)
+    slow.wait_for_calls(100)
+    press_ctrl_c(slow, slurm)
+    assert slow.finish().code == INTERRUPTED
+    check_gone(slow, slurm)
+    assert killed in elements(slurm, "FAILED", "CANCELLED")
+    assert len(slow.marked()) < NUM_BLOCKS
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+
+
+@pytest.mark.long
+def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_jobs(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
+    slow = in_an_array(place / "accounted-array", accounting_slurm)
+    kill([parent_of_worker(slow)])
+    accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
+    check_complete(slow, accounting_slurm, undisturbed)
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("disturb", [kill_the_driver, kill_an_interchange])
+def test_an_array_ends_with_its_driver_or_interchange_and_another_goes_on(
+    place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
+) -> None:
+    slow = in_an_array(place / f"array-{disturb.__name__}", slurm)
+    disturb(slow, slurm)
+    assert slow.finish().code == (-signal.SIGKILL if disturb is kill_the_driver else 1)
+    check_gone(slow, slurm)
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+
+
 @pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = disturbed(place / "node", slurm, lose_a_node)
