@@ -168,15 +168,22 @@ def elements(slurm: Slurm, *states: str) -> list[str]:
     return [job for job in listed if "_" in job]
 
 
+# A block of the volume is a task, however short.
+UNBUNDLED = """
+from volpipe import schedule
+from volpipe.configs.slurm_single import Settings, config
+schedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0
+"""
 ARRAY = {"ARRAY": "1", "MAX_JOBS": "12"}  # four more than there are cores
 
 
 def in_an_array(folder: Path, slurm: Slurm) -> Slow:
     """Return a run whose jobs of workers, but the first, are one array of which some wait, once its net has run."""
-    slow = on_slurm(folder, slurm, 0.3, "slurm_single", **ARRAY)
+    slow = on_slurm(folder, slurm, 0.6, "site.py", **ARRAY)
+    (slow.folder / "site.py").write_text(UNBUNDLED)
     slow.begin()
+    wait_until(lambda: len(elements(slurm, "RUNNING")) >= 4 and elements(slurm, "PENDING"), 120)
     slow.wait_for_calls(20)
-    wait_until(lambda: len(elements(slurm, "RUNNING")) == 7 and len(elements(slurm, "PENDING")) == 4, 60)
     assert len({job.partition("_")[0] for job in elements(slurm, "RUNNING", "PENDING")}) == 1
     return slow
 
@@ -343,6 +350,25 @@ def test_a_limit_of_jobs_leaves_a_run_those_that_it_has_and_an_account_without_r
 
 
 @pytest.mark.long
+def test_a_limit_of_a_qos_leaves_a_run_the_job_that_starts(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    """Slurm takes jobs beyond such a limit, and lets them wait."""
+    qos = ("sacctmgr", "-i", "modify", "qos", "normal", "set")
+    accounting_slurm.do(*qos, "MaxJobsPerUser=1")
+    try:
+        slow = on_slurm(place / "qos", accounting_slurm, 0.2, "site.py", MAX_JOBS="3")
+        (slow.folder / "site.py").write_text(UNBUNDLED)
+        slow.begin()
+        reasons = ("squeue", "--noheader", "--states=PENDING", "--format=%r")
+        wait_until(lambda: "QOSMaxJobsPerUserLimit" in accounting_slurm.do(*reasons).split(), 60)
+        assert len(accounting_slurm.jobs("RUNNING")) == 1
+        check_complete(slow, accounting_slurm, undisturbed)
+    finally:
+        accounting_slurm.do(*qos, "MaxJobsPerUser=-1")
+
+
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
@@ -414,14 +440,6 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost
     assert len(slow.marked()) < NUM_BLOCKS
-
-
-# A block of the volume is a task, however short.
-UNBUNDLED = """
-from volpipe import schedule
-from volpipe.configs.slurm_single import Settings, config
-schedule.BUNDLE_SECONDS = schedule.LEAST_SECONDS = 0
-"""
 
 
 @pytest.mark.long
