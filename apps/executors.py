@@ -89,6 +89,7 @@ class HoldingExecutor(HighThroughputExecutor):
         self.is_patient = True  # whether a refusal that may pass is waited for
         self._refusals, self._asks_at, self._has_told = 0, 0.0, False
         self._refused_since = 0.0
+        self._num_wanted, self._elements = 0, dict[str, str]()  # blocks to start; jobs of an array by their blocks
         chosen: dict[str, Any] = {  # Any: as above
             "interchange_launch_cmd": interchange_command(),
             "encrypted": not isinstance(provider, LocalProvider),
@@ -179,6 +180,7 @@ class HoldingExecutor(HighThroughputExecutor):
         started: list[str] = []
         while len(started) < n and time.monotonic() >= self._asks_at:
             before = set(self._simulated_status)
+            self._num_wanted = n - len(started)
             block = super().scale_out_facade(1)
             started += block
             if block:
@@ -186,6 +188,27 @@ class HoldingExecutor(HighThroughputExecutor):
             for refused in set(self._simulated_status) - before:
                 self._weigh(refused)
         return started
+
+    def _launch_block(self, block_id: str) -> Any:  # Any: as Parsl has it
+        """Start a block, and where the provider has arrays, those that are wanted with it; return its job."""
+        if block_id not in self._elements and self._num_wanted > 1 and getattr(self.provider, "has_arrays", False):
+            self._launch_array(int(block_id), self._num_wanted)
+        return self._elements.pop(block_id, None) or super()._launch_block(block_id)
+
+    def _launch_array(self, first: int, number: int) -> None:
+        """Submit the blocks from `first` on as an array, of half as many each time that it is refused."""
+        command = self._get_launch_command(f"$(({first}+SLURM_ARRAY_TASK_ID))")
+        provider: Any = self.provider  # Any: of those that have arrays
+        while number > 1:
+            try:
+                jobs = provider.submit_array(command, number, f"parsl.{self.label}.block-{first}")
+            except SiteError:
+                if provider.is_busy:
+                    raise
+                number //= 2  # of a limit of jobs, less may be left
+            else:
+                self._elements = {str(first + index): job for index, job in enumerate(jobs)}
+                return
 
     def _weigh(self, block: str) -> None:
         """Forget the refusal of a block, which would count as a failure, where going on without it may help."""

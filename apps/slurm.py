@@ -1,4 +1,4 @@
-"""Jobs of Slurm as blocks of workers: Parsl's provider, with the truth about how a job ended.
+"""Jobs of Slurm, single or in arrays, as blocks of workers: Parsl's provider, with the truth about how a job ended.
 
 Not here: what is asked of Slurm (configs), or the script that runs a driver as a job (volpipe.batch).
 """
@@ -35,6 +35,9 @@ BUSY = (
     "temporarily unable to accept job", "Unable to contact slurm controller", "Socket timed out", "Connection refused",
     "Resource temporarily unavailable", "Zero Bytes were transmitted", "does not answer",
 )  # fmt: skip
+SACCT = "sacct -X --noheader --parsable2 --format=JobID,State"
+SQUEUE = "squeue --noheader --array --states=all --format='%i|%T'"
+LOGS = ("job_stdout_path", "job_stderr_path")
 NO_ANSWER = 124  # exit code of a command that took too long, as timeout(1) has it
 
 
@@ -46,11 +49,19 @@ class SlurmJobs(SlurmProvider):
 
     Args:
         poll_seconds: how often Slurm is asked.
+        has_arrays: whether jobs that are wanted at the same time are one array.
         arguments: of SlurmProvider.
     """
 
-    def __init__(self, *, poll_seconds: int = POLL_SECONDS, **arguments: Any) -> None:  # Any: those of Parsl's provider
-        self.poll_seconds = poll_seconds
+    def __init__(
+        self,
+        *,
+        poll_seconds: int = POLL_SECONDS,
+        has_arrays: bool = False,
+        **arguments: Any,  # Any: those of Parsl's provider
+    ) -> None:
+        self.poll_seconds, self.has_arrays = poll_seconds, has_arrays
+        self._num_elements = 0  # of the array that is being submitted
         self.is_busy = False  # whether the last refusal may pass by itself
         super().__init__(**arguments)
         self.has_accounting = self._cmd.startswith("sacct")
@@ -74,6 +85,37 @@ class SlurmJobs(SlurmProvider):
             if error.retcode == NO_ANSWER:  # it may have been taken all the same
                 self.execute_wait(f"scancel --name={shlex.quote(error.job_name)}")
             raise SiteError(f"Slurm does not take a job: {' '.join(words.split())}") from error
+
+    def submit_array(self, command: str, number: int, job_name: str) -> list[str]:
+        """Submit an array of `number` jobs that each run `command`, and return their numbers, such as 17_0.
+
+        Raises:
+            SiteError: Slurm does not take it; the message is Slurm's own.
+        """
+        self._num_elements = number
+        try:
+            array = self.submit(command, 1, job_name)
+        finally:
+            self._num_elements = 0
+        whole = self.resources[array]
+        jobs = [f"{array}_{index}" for index in range(number)]
+        for index, job in enumerate(jobs):
+            self.resources[job] = whole | {name: f"{whole[name]}.{index}" for name in LOGS} | {"job_id": job}
+        whole["status"] = JobStatus(JobState.COMPLETED)  # its elements stand for it from here on
+        return jobs
+
+    def _write_submit_script(
+        self,
+        template: str,
+        script_filename: str,
+        job_name: str,
+        configs: dict[str, Any],  # Any: Parsl's values
+    ) -> None:
+        """Write the script of a job, or of an array of jobs that each have logs of their own."""
+        if self._num_elements:
+            options = f"{configs['scheduler_options']}\n#SBATCH --array=0-{self._num_elements - 1}"
+            configs = configs | {name: f"{configs[name]}.%a" for name in LOGS} | {"scheduler_options": options}
+        super()._write_submit_script(template, script_filename, job_name, configs)  # type: ignore[no-untyped-call]
 
     def execute_wait(self, cmd: str, timeout: int | None = None) -> tuple[int, str, str]:
         """Return exit code, output and complaint of a command of Slurm; one that takes too long is killed.
@@ -102,17 +144,25 @@ class SlurmJobs(SlurmProvider):
             for job in jobs:
                 if job in words:
                     self._note(job, STATE_OF.get(words[job], JobState.UNKNOWN), f"Slurm says {words[job]}")
-                elif not self.has_accounting:  # which may hear of a job late, and forgets none
+                elif not self.has_accounting or is_element(job):  # it may hear of a job late, and forgets none
                     self._note(job, JobState.COMPLETED, "Slurm does not know the job any more")
 
     def _ask(self, jobs: list[str]) -> dict[str, str] | None:
         """Return Slurm's word for the state of each of `jobs` that it knows, None where it does not answer."""
+        if not self.has_accounting:
+            return self._say(f"{SQUEUE} --jobs={','.join(jobs)}")
+        words = self._say(f"{SACCT} --jobs={','.join(jobs)}")
+        elements = [job for job in jobs if is_element(job)]
+        if words is None or not elements:
+            return words
+        # Accounting has one record for all that wait of an array, and forgets those of them that were cancelled.
+        queued = self._say(f"{SQUEUE} --jobs={','.join(elements)}")
+        return None if queued is None else words | queued
+
+    def _say(self, command: str) -> dict[str, str] | None:
+        """Return the state of each job that a command of Slurm prints, None where Slurm does not answer."""
         clusters = f" --clusters={shlex.quote(self.clusters)}" if self.clusters else ""
-        if self.has_accounting:
-            command = f"sacct{clusters} -X --noheader --parsable2 --format=JobID,State --jobs={','.join(jobs)}"
-        else:
-            command = f"squeue{clusters} --noheader --states=all --format='%A|%T' --jobs={','.join(jobs)}"
-        code, said, complaint = self.execute_wait(command)
+        code, said, complaint = self.execute_wait(command + clusters)
         if code != 0 and "Invalid job id" not in complaint:
             return None
         return dict(_states(said))
@@ -122,6 +172,11 @@ class SlurmJobs(SlurmProvider):
         found["status"] = JobStatus(
             state, message, stdout_path=found["job_stdout_path"], stderr_path=found["job_stderr_path"]
         )
+
+
+def is_element(job: str) -> bool:
+    """Return whether a job's number is that of an array's element, such as 17_0."""
+    return "_" in job
 
 
 def _states(said: str) -> Iterator[tuple[str, str]]:

@@ -52,6 +52,7 @@ class Cluster:
         asked: manifests of pods by name, as they came.
         broken: statuses with which the next requests are answered.
         quota: how many pods may be there at a time that have not ended.
+        most_gib: of memory that a limit range lets a container have.
         denial: what an admission webhook says to every pod that is created, if it takes none.
         is_silent: whether requests get no answer.
         gone: manifests of pods that were deleted, as they were last.
@@ -65,6 +66,7 @@ class Cluster:
     asked: dict[str, Json] = field(default_factory=dict)
     broken: list[int] = field(default_factory=list)
     quota: int | None = None
+    most_gib: int | None = None
     denial: str | None = None
     is_silent: bool = False
     gone: dict[str, Json] = field(default_factory=dict)
@@ -194,7 +196,7 @@ class Cluster:
         name = body["metadata"]["name"]
         if (namespace, name) in self.pods:
             raise Refused(409, f'pods "{name}" already exists')
-        self._admit(name)
+        self._admit(name, body)
         self.asked[name] = copy.deepcopy(body)
         body["metadata"] |= {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": stamp()}
         body["spec"].setdefault("restartPolicy", "Always")
@@ -203,11 +205,16 @@ class Cluster:
         self.pods[namespace, name] = Pod(body, self.folder / f"{name}.log")
         return copy.deepcopy(body)
 
-    def _admit(self, name: str) -> None:
+    def _admit(self, name: str, body: Json) -> None:
         used = sum(not pod.ended for pod in self.pods.values())
         if self.quota is not None and used >= self.quota:
             counts = f"requested: pods=1, used: pods={used}, limited: pods={self.quota}"
             raise Refused(403, f'pods "{name}" is forbidden: exceeded quota: few, {counts}')
+        for container in body["spec"]["containers"] if self.most_gib is not None else ():
+            memory = container["resources"]["limits"]["memory"]
+            if int(memory.removesuffix("Gi")) > self.most_gib:
+                said = f"maximum memory usage per Container is {self.most_gib}Gi, but limit is {memory}"
+                raise Refused(403, f'pods "{name}" is forbidden: {said}')  # as its LimitRanger says it
         if self.denial is not None:
             raise Refused(400, f'admission webhook "policy.lab" denied the request: {self.denial}')
 

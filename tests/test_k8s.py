@@ -251,6 +251,7 @@ HOPELESS = {
         "executor gpu cannot start workers: .*Unschedulable: 0/[0-9]+ nodes are available: .*Insufficient",
     ),
     "quota": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*exceeded quota: few"),
+    "limits": ({}, "executor cpu cannot start workers: .*403 Forbidden: .*maximum memory usage per Container is 1Gi"),
     "rights": ({}, "executor cpu cannot start workers: .*403 Forbidden: pods is forbidden: User .* cannot create"),
     "command": ({}, "executor cpu cannot start workers: .*the pod's command ended with exit code 1 "),
     "nowhere": ({"NAMESPACE": "nowhere"}, ".*Kubernetes does not take a pod in namespace nowhere: 40[34] .*nowhere"),
@@ -266,11 +267,13 @@ def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     settings, words = HOPELESS[what]
     told = {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
     slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
-    if what in ("quota", "rights", "command"):
+    if what in ("quota", "limits", "rights", "command"):
         if not isinstance(cluster, Cluster):
-            pytest.skip("quota, rights and image of a real cluster are its own")
+            pytest.skip("quota, limits, rights and image of a real cluster are its own")
         if what == "quota":
             cluster.quota = 0
+        elif what == "limits":
+            cluster.most_gib = 1
         elif what == "rights":
             cluster.verbs = {"list", "delete"}
         else:

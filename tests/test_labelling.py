@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import platform
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import make, renumbered
-from command import giver
+from command import begin, finish, giver, processes_in, set_each, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inline import Stopped, perform
@@ -26,6 +27,8 @@ from skimage import measure
 from volpipe.affinities import OFFSETS, affinities
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.formats.container import read_attributes
+from volpipe.interrupts import INTERRUPTED
+from volpipe.journal import read_records
 from volpipe.label_fields import as_bytes
 from volpipe.labelling import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
 from volpipe.overlaps import Overlaps, label_scores
@@ -449,3 +452,27 @@ def test_the_command_labels_and_what_it_wrote_can_be_judged(
     assert said["input"]["path"] == str(tmp_path / "a.zarr") and len(said["input"]["fingerprint"]) == 32
     assert {"volpipe", "connected-components-3d", "fastremap", "mwatershed"} <= said["packages"].keys()
     assert said["python"] == platform.python_version()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_labelling_that_is_told_to_stop_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """By TERM to the driver alone, as Kubernetes and Slurm give it, on Parsl's own workers."""
+    make(tmp_path / "a.zarr", noisy(blobs((32, 40, 40)), 0.2))
+    settings = ("output.block=[8,8,8]", "output.chunk=[2,2,2]", "objects.threshold=0.6")
+    command = ("segment", "a.zarr", *set_each(*settings))
+    (tmp_path / "known").mkdir()
+    known = finish(tmp_path, begin(tmp_path, *command, "-o", "known/l.zarr", "--config", "threads"))
+    assert known.code == 0, known.err
+    process = begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2")
+    journal = tmp_path / "l.zarr.run" / "journal.jsonl"
+    wait_until(lambda: journal.exists() and len(list(read_records(journal))) > 10, 120)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(tmp_path, process, 60)
+    assert ended.code == INTERRUPTED, ended.err
+    assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
+    wait_until(lambda: not processes_in(tmp_path), 30)
+    assert "edges" not in {record.stage for record in read_records(journal)}
+    ended = finish(tmp_path, begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2"), 200)
+    assert ended.code == 0, ended.err
+    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")

@@ -265,7 +265,13 @@ def test_a_refusal_is_handed_on_in_the_words_of_kubernetes(cluster: Cluster) -> 
     cluster.quota = 0
     with pytest.raises(SiteError, match=r"403 Forbidden: pods .* is forbidden: exceeded quota: few, requested: pods=1"):
         provider().submit(FOR_EVER, 1)
-    cluster.quota, cluster.denial = None, "no memory limit above 1Gi"
+    cluster.quota, cluster.most_gib = None, 1
+    with pytest.raises(
+        SiteError, match=r"403 Forbidden: pods .* is forbidden: maximum memory usage per Container is 1Gi"
+    ):
+        provider(max_mem="2Gi").submit(FOR_EVER, 1)
+    provider(max_mem="1Gi").submit(FOR_EVER, 1)
+    cluster.most_gib, cluster.denial = None, "no memory limit above 1Gi"
     with pytest.raises(SiteError, match=r'400 .*: admission webhook "policy.lab" denied the request: no memory limit'):
         provider().submit(FOR_EVER, 1)
     cluster.denial = None

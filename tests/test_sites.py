@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import pwd
+import re
 import subprocess
 import sys
 import threading
@@ -239,6 +240,60 @@ def test_an_sbatch_that_tries_again_and_again_is_killed_lest_it_submit_a_job_tha
     assert (tmp_path / "cancelled").read_text().startswith("--name=mine.")
     time.sleep(1.5)
     assert not (tmp_path / "submitted").exists()
+
+
+@pytest.fixture
+def array_executor(tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch) -> HoldingExecutor:
+    """An executor on a Slurm that takes at most three jobs at a time, in an array or not."""
+    monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
+    monkeypatch.setenv("VOLPIPE_SLURM_ARRAY", "yes")
+    monkeypatch.setenv("VOLPIPE_SLURM_MAX_JOBS", "9")
+    (tmp_path / "sbatch").write_text(
+        f"""#!/bin/sh
+        cp "$1" {tmp_path}/script
+        last=$(sed -n 's/^#SBATCH --array=0-//p' "$1")
+        left=$(cat {tmp_path}/left)
+        if [ "${{last:-0}}" -ge "$left" ]; then echo "error: AssocMaxSubmitJobLimit" >&2; exit 1; fi
+        echo $((left - ${{last:-0}} - 1)) > {tmp_path}/left
+        echo "${{last:-0}}" >> {tmp_path}/submitted
+        echo "Submitted batch job $(wc -l < {tmp_path}/submitted)"
+        """
+    )
+    (tmp_path / "left").write_text("3\n")
+    (executor,) = load_site("slurm_single", tmp_path).executors
+    assert isinstance(executor, HoldingExecutor)
+    monkeypatch.setattr(executor, "_get_launch_command", lambda block_id: f"start {block_id}")
+    executor.provider.script_dir = str(tmp_path)
+    return executor
+
+
+def test_jobs_that_are_wanted_together_are_one_array_of_as_many_as_slurm_takes(
+    tmp_path: Path, array_executor: HoldingExecutor
+) -> None:
+    assert array_executor.scale_out_facade(5) == [
+        "0",
+        "1",
+        "2",
+    ]  # 5 are refused, 2 are taken, 3 are refused, 1 is taken
+    assert array_executor.blocks_to_job_id == {"0": "1_0", "1": "1_1", "2": "2"}
+    assert (tmp_path / "submitted").read_text().split() == ["1", "0"]
+    assert array_executor._asks_at > time.monotonic()  # and later asks again
+
+
+def test_each_job_of_an_array_has_a_block_and_logs_of_its_own(tmp_path: Path, array_executor: HoldingExecutor) -> None:
+    assert array_executor.scale_out_facade(1) == ["0"]
+    assert "--array" not in (tmp_path / "script").read_text()
+    assert array_executor.scale_out_facade(2) == ["1", "2"]
+    assert array_executor.blocks_to_job_id == {"0": "1", "1": "2_0", "2": "2_1"}
+    script = (tmp_path / "script").read_text()
+    assert "start $((1+SLURM_ARRAY_TASK_ID))" in script.splitlines()
+    resources = array_executor.provider.resources
+    for index in (0, 1):
+        logs = {resources[f"2_{index}"][name] for name in ("job_stdout_path", "job_stderr_path")}
+        written = re.findall(r"^#SBATCH --(?:output|error)=(.*)$", script, re.MULTILINE)
+        assert logs == {path.replace("%a", str(index)) for path in written}
+    alive = [job for job, found in resources.items() if not found["status"].terminal]
+    assert alive == ["1", "2_0", "2_1"]  # what is asked for, and cancelled at the end
 
 
 def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:

@@ -162,6 +162,83 @@ def test_a_run_survives_the_loss_of_workers(
     assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
+def elements(slurm: Slurm, *states: str) -> list[str]:
+    """Return the jobs of arrays in one of `states`, as Slurm names them: 17_0."""
+    listed = slurm.do("squeue", "--noheader", "--array", f"--states={','.join(states)}", "--format=%i").split()
+    return [job for job in listed if "_" in job]
+
+
+# A block of the volume is a task, however short.
+UNBUNDLED = """
+from volpipe import stage
+from volpipe.configs.slurm_single import Settings, config
+stage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0
+"""
+ARRAY = {"ARRAY": "1", "MAX_JOBS": "12"}  # four more than there are cores
+
+
+def in_an_array(folder: Path, slurm: Slurm) -> Slow:
+    """Return a run whose jobs of workers, but the first, are one array of which some wait, once its net has run."""
+    slow = on_slurm(folder, slurm, 0.6, "site.py", **ARRAY)
+    (slow.folder / "site.py").write_text(UNBUNDLED)
+    slow.begin()
+    wait_until(lambda: len(elements(slurm, "RUNNING")) >= 4 and elements(slurm, "PENDING"), 120)
+    slow.wait_for_calls(20)
+    assert len({job.partition("_")[0] for job in elements(slurm, "RUNNING", "PENDING")}) == 1
+    return slow
+
+
+def test_workers_in_an_array_of_jobs_give_the_bytes_of_a_run_here(place: Path, slurm: Slurm, undisturbed: str) -> None:
+    slow = on_slurm(place / "in-an-array", slurm, 0.05, "slurm_single", ARRAY="1", MAX_JOBS="4")
+    slow.begin()
+    wait_until(lambda: len(elements(slurm, "RUNNING")) == 3, 60)
+    check_complete(slow, slurm, undisturbed)
+    assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
+
+
+@pytest.mark.long
+def test_an_array_of_jobs_loses_one_that_runs_and_one_that_waits_and_another_run_is_stopped(
+    place: Path, slurm: Slurm, undisturbed: str
+) -> None:
+    slow = in_an_array(place / "array", slurm)
+    killed, waiting = elements(slurm, "RUNNING")[0], elements(slurm, "PENDING")[0]
+    slurm.do("scancel", "--signal=KILL", "--full", killed)
+    slurm.do("scancel", waiting)
+    slow.wait_for_calls(100)
+    press_ctrl_c(slow, slurm)
+    assert slow.finish().code == INTERRUPTED
+    check_gone(slow, slurm)
+    assert killed in elements(slurm, "FAILED", "CANCELLED")
+    assert len(slow.marked()) < NUM_BLOCKS
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+
+
+@pytest.mark.long
+def test_an_array_survives_the_loss_of_an_element_where_slurm_remembers_failed_jobs(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    """Accounting forgets an element that was cancelled while it waited: it must not be waited for."""
+    slow = in_an_array(place / "accounted-array", accounting_slurm)
+    kill([parent_of_worker(slow)])
+    accounting_slurm.do("scancel", *elements(accounting_slurm, "PENDING"))
+    check_complete(slow, accounting_slurm, undisturbed)
+    assert "ManagerLost" in (slow.run / "volpipe.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("disturb", [kill_the_driver, kill_an_interchange])
+def test_an_array_ends_with_its_driver_or_interchange_and_another_goes_on(
+    place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
+) -> None:
+    slow = in_an_array(place / f"array-{disturb.__name__}", slurm)
+    disturb(slow, slurm)
+    assert slow.finish().code == (-signal.SIGKILL if disturb is kill_the_driver else 1)
+    check_gone(slow, slurm)
+    slow.begin()
+    check_complete(slow, slurm, undisturbed)
+
+
 @pytest.mark.long
 def test_a_run_survives_the_loss_of_a_node(place: Path, slurm: Slurm, undisturbed: str) -> None:
     slow = disturbed(place / "node", slurm, lose_a_node)
@@ -273,6 +350,25 @@ def test_a_limit_of_jobs_leaves_a_run_those_that_it_has_and_an_account_without_r
 
 
 @pytest.mark.long
+def test_a_limit_of_a_qos_leaves_a_run_the_job_that_starts(
+    place: Path, accounting_slurm: Slurm, undisturbed: str
+) -> None:
+    """Slurm takes jobs beyond such a limit, and lets them wait."""
+    qos = ("sacctmgr", "-i", "modify", "qos", "normal", "set")
+    accounting_slurm.do(*qos, "MaxJobsPerUser=1")
+    try:
+        slow = on_slurm(place / "qos", accounting_slurm, 0.2, "site.py", MAX_JOBS="3")
+        (slow.folder / "site.py").write_text(UNBUNDLED)
+        slow.begin()
+        reasons = ("squeue", "--noheader", "--states=PENDING", "--format=%r")
+        wait_until(lambda: "QOSMaxJobsPerUserLimit" in accounting_slurm.do(*reasons).split(), 60)
+        assert len(accounting_slurm.jobs("RUNNING")) == 1
+        check_complete(slow, accounting_slurm, undisturbed)
+    finally:
+        accounting_slurm.do(*qos, "MaxJobsPerUser=-1")
+
+
+@pytest.mark.long
 def test_a_run_survives_the_loss_of_a_pool_where_slurm_remembers_failed_jobs(
     place: Path, accounting_slurm: Slurm, undisturbed: str
 ) -> None:
@@ -344,14 +440,6 @@ def test_ctrl_c_lets_tasks_finish_and_cancels_the_jobs(place: Path, slurm: Slurm
     check_gone(slow, slurm)
     assert slow.marked() == slow.computed(1).keys()  # nothing that was begun is lost
     assert len(slow.marked()) < NUM_BLOCKS
-
-
-# A block of the volume is a task, however short.
-UNBUNDLED = """
-from volpipe import stage
-from volpipe.configs.slurm_single import Settings, config
-stage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0
-"""
 
 
 @pytest.mark.long

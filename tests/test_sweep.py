@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command import begin, finish, giver, processes_in, wait_until
+from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import train as module
 from volpipe.errors import RecipeError, RunError, SiteError
+from volpipe.interrupts import INTERRUPTED
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import WEIGHTS, load_training
+from volpipe.training import LOSSES, WEIGHTS, load_training
 from volpipe.training_logs import last_step
 from volpipe.trials import TrialResult, with_overrides
 from volpipe.tune import load_tuning
@@ -224,3 +226,28 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
         name = f"{row.number:03}"
         assert losses_in(folder / "recipe.sweep" / name) == losses_in(folder / "s" / name)
     wait_until(lambda: not processes_in(folder), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_sweep_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -> None:
+    """By TERM to the driver alone, as Kubernetes and Slurm give it, in the middle of two trainings."""
+    settings = ("train.steps=600", "train.checkpoint_every=5")
+    rows = swept(folder, Threads(2), *settings)
+    command = ("sweep", "recipe.toml", *set_each(*settings))
+    process = begin(folder, *command, VOLPIPE_WORKERS="2")
+    wait_until(lambda: last_step(folder / "recipe.sweep" / "001" / LOSSES) > 7, 120)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(folder, process, 60)
+    assert ended.code == INTERRUPTED, ended.err
+    assert (
+        ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from the newest checkpoints"
+    )
+    wait_until(lambda: not processes_in(folder), 30)
+    assert not list((folder / "recipe.sweep").glob(f"*/{WEIGHTS}"))  # so that there was something left of each
+    ended = finish(folder, begin(folder, *command, VOLPIPE_WORKERS="2"), 200)
+    assert ended.code == 0, ended.err
+    for row in rows:
+        whole, cut = (folder / name / f"{row.number:03}" for name in ("s", "recipe.sweep"))
+        assert losses_in(cut) == losses_in(whole)
+        assert (cut / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()

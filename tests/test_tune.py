@@ -13,12 +13,13 @@ from typing import Any
 import optuna
 import psutil
 import pytest
-from command import begin, finish, giver, processes_in, wait_until
+from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import tune
 from volpipe.checkpoints import checkpoints
 from volpipe.errors import RecipeError, RunError, RunStopped
+from volpipe.interrupts import INTERRUPTED
 from volpipe.train import train
 from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training_logs import last_step
@@ -246,3 +247,27 @@ def test_killed_with_its_workers_a_search_goes_on_where_it_was(
         assert [
             json.loads(line)["step"] for line in (folder / "recipe.tune" / name / LOSSES).read_text().splitlines()
         ] == [*range(1, 61)]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_search_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -> None:
+    """By TERM to the driver alone, as Kubernetes and Slurm give it, in the middle of the only two trials."""
+    settings = ("train.steps=300", "train.validate_every=50", "tune.trials=2", "train.checkpoint_every=5")
+    command = ("tune", "recipe.toml", *set_each(*settings))
+    process = begin(folder, *command, VOLPIPE_WORKERS="2")
+    wait_until(lambda: last_step(folder / "recipe.tune" / "001" / LOSSES) > 7, 120)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(folder, process, 60)
+    assert ended.code == INTERRUPTED, ended.err
+    assert (
+        ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from the newest checkpoints"
+    )
+    wait_until(lambda: not processes_in(folder), 30)
+    assert not list((folder / "recipe.tune").glob(f"*/{WEIGHTS}"))  # so that there was something left of each
+    ended = finish(folder, begin(folder, *command, VOLPIPE_WORKERS="2"), 200)
+    assert ended.code == 0, ended.err
+    for row in tuned(folder, Threads(2), *settings):  # the same seed draws the same values
+        whole, cut = (folder / name / f"{row.number:03}" for name in ("t", "recipe.tune"))
+        assert losses_in(cut) == losses_in(whole)
+        assert (cut / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
