@@ -10,7 +10,6 @@ import torch
 from volpipe.grid import Shape
 
 Net = Any  # torch types every attribute of a module as Tensor | Module, so that none can be used
-Triple = tuple[int, int, int]
 
 
 def run(net: Net, volume: np.ndarray) -> np.ndarray:

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from volpipe.blend import FAMILIES
 from volpipe.descriptions import NetFacts
-from volpipe.grid import Shape, unravel
+from volpipe.grid import Shape, Triple, unravel
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume
 from volpipe.wanted import Selection
-
-Triple = tuple[int, int, int]
 
 
 def volume(

@@ -20,7 +20,7 @@ from inline import Inline, Stopped
 
 from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.errors import RunStopped
-from volpipe.grid import Box
+from volpipe.grid import Box, Triple
 from volpipe.journal import Record
 from volpipe.label_cost import (
     SegmentCosts,
@@ -39,7 +39,6 @@ from volpipe.labelling import plan_segmentation, segment
 from volpipe.stand_in import affinities, zeros_like
 from volpipe.volume import Volume
 
-Triple = tuple[int, int, int]
 NO_RATES = SegmentCosts(1, *[0.0] * (len(dataclasses.fields(SegmentCosts)) - 1))
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)
 

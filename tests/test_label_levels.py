@@ -22,13 +22,13 @@ from volpipe.flow import VOLUME
 from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.formats.store import downsample
+from volpipe.grid import Triple
 from volpipe.journal import read_records
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST, SegmentRecipe
 from volpipe.labelling import plan_segmentation, segment
 from volpipe.volume import open_volume
 
-Triple = tuple[int, int, int]
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 
 

@@ -11,7 +11,8 @@ from conftest import ROOT
 
 from volpipe.complaints import keys
 from volpipe.errors import RecipeError
-from volpipe.recipe import Recipe, differences, load_recipe, set_value
+from volpipe.recipe import Recipe, load_recipe
+from volpipe.recipe_toml import differences, set_value
 
 FOREIGN = ("Input", "Value error", "Path(", "<class", "datetime", "None", "True", "NaN", "validator", "such a value")
 

@@ -17,7 +17,7 @@ from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.interrupts import INTERRUPTED
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import LOSSES, WEIGHTS, load_training
+from volpipe.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
 from volpipe.trials import TrialResult, with_overrides
 from volpipe.tune import load_tuning
@@ -236,7 +236,7 @@ def test_a_sweep_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) ->
     rows = swept(folder, Threads(2), *settings)
     command = ("sweep", "recipe.toml", *set_each(*settings))
     process = begin(folder, *command, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.sweep" / "001" / LOSSES) > 7, 120)
+    wait_until(lambda: last_step(folder / "recipe.sweep" / "001") > 7, 120)
     process.send_signal(signal.SIGTERM)
     ended = finish(folder, process, 60)
     assert ended.code == INTERRUPTED, ended.err

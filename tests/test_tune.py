@@ -256,7 +256,7 @@ def test_a_search_that_is_told_to_stop_goes_on_to_the_same_bytes(folder: Path) -
     settings = ("train.steps=300", "train.validate_every=50", "tune.trials=2", "train.checkpoint_every=5")
     command = ("tune", "recipe.toml", *set_each(*settings))
     process = begin(folder, *command, VOLPIPE_WORKERS="2")
-    wait_until(lambda: last_step(folder / "recipe.tune" / "001" / LOSSES) > 7, 120)
+    wait_until(lambda: last_step(folder / "recipe.tune" / "001") > 7, 120)
     process.send_signal(signal.SIGTERM)
     ended = finish(folder, process, 60)
     assert ended.code == INTERRUPTED, ended.err

@@ -26,7 +26,7 @@ from volpipe.errors import VolumeError
 from volpipe.formats import damage, files, remote, single, store, zarr
 from volpipe.formats.container import absolute, read_attributes, read_header
 from volpipe.formats.files import Location
-from volpipe.formats.metadata import Header, Triple, check_aligned
+from volpipe.formats.metadata import Header, Lengths, check_aligned
 from volpipe.grid import Box, mirror
 from volpipe.indexing import plain_index
 
@@ -48,8 +48,8 @@ class View:
 
     channel: int | str | None = None
     time: int | None = None
-    voxel_size_nm: Triple | None = None
-    origin_nm: Triple | None = None
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Volume:
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None
     axes: tuple[str, ...]
-    voxel_size_nm: Triple | None
-    origin_nm: Triple
+    voxel_size_nm: Lengths | None
+    origin_nm: Lengths
     codec: str
     levels: tuple[str, ...]
     view: View = View()

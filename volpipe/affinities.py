@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Offset = tuple[int, int, int]
+from volpipe.grid import Triple
+
+Offset = Triple
 
 # To the neighbour before, then farther: so that a gap of a voxel in a membrane does not join two objects.
 OFFSETS: tuple[Offset, ...] = (

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
+from volpipe.grid import Triple
 from volpipe.recipe import Augment
 
 if TYPE_CHECKING:
     import torch
 
-Triple = tuple[int, int, int]
 Z, Y, X = 2, 3, 4  # of a batch of windows (n, c, z, y, x)
 
 

@@ -15,14 +15,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from volpipe.descriptions import NetFacts
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import build_net
 from volpipe.recipe import Infer, NetChoice
 from volpipe.runner import is_shortage
 from volpipe.usage import peak_bytes
 
-Triple = tuple[int, int, int]
 GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
 GPU_BATCHES = (1, 2, 4, 8)
 LARGEST_MEASURED = 84**3  # voxels of the window by which the memory of a net is measured

@@ -41,14 +41,12 @@ from torch.utils.data import Dataset, Sampler
 
 from volpipe.errors import VolumeError
 from volpipe.folder import RunFolder
-from volpipe.grid import Box, Lattice
+from volpipe.grid import Box, Lattice, Triple
 from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.tensors import SOURCE_KEY
 from volpipe.volume import Volume, open_volume
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
-
-Triple = tuple[int, int, int]
 
 
 class WindowDataset(Dataset[torch.Tensor]):

@@ -20,8 +20,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
+from volpipe.grid import Triple
 from volpipe.label_recipe import SegmentRecipe
-from volpipe.recipe import Recipe, Section, Triple, load_tree, name_of, set_value, typed
+from volpipe.recipe import Recipe
+from volpipe.recipe_toml import Section, load_tree, name_of, set_value, typed
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument

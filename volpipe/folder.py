@@ -22,7 +22,7 @@ from volpipe.formats.files import Location, atomic_write, delete, partial_files
 from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
-from volpipe.recipe import differences
+from volpipe.recipe_toml import differences
 from volpipe.wanted import Selection, read_selection
 from volpipe.worker import PLAN_FILE, SELECTION_FILE
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 
 if TYPE_CHECKING:
     import torch
-
-Triple = tuple[int, int, int]
 
 
 KEYS = "set {keys}, which it does not declare: without a halo there would be seams"

@@ -32,6 +32,7 @@ import numpy as np
 
 Shape = tuple[int, ...]
 Index = tuple[int, ...]
+Triple = tuple[int, int, int]  # (z, y, x)
 
 
 @dataclass(frozen=True, slots=True)

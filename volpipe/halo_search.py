@@ -13,7 +13,7 @@ import numpy as np
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry import Geometry
-from volpipe.grid import Box, align_up
+from volpipe.grid import Box, Triple, align_up
 from volpipe.measure import sampled_affine
 from volpipe.sample import Sample
 from volpipe.volume import open_volume
@@ -21,7 +21,6 @@ from volpipe.volume import open_volume
 if TYPE_CHECKING:
     from volpipe.recipe import Recipe
 
-Triple = tuple[int, int, int]
 
 SEED = 0  # of the invented volume
 CORE = 32  # voxels along an axis of the tile that halos are tried on, at least

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError, RunError
 from volpipe.formats.files import atomic_write
-from volpipe.grid import Box, Grid, Shape, align_up
+from volpipe.grid import Box, Grid, Shape, Triple, align_up
 from volpipe.label_recipe import NEAREST, SegmentRecipe
-from volpipe.levels import Triple, level_factors, level_shape, level_step
+from volpipe.levels import level_factors, level_shape, level_step
 from volpipe.volume import View, Volume, open_volume, with_view
 
 LABEL_FILE = "label.json"
@@ -141,7 +141,7 @@ class SegmentPlan(BaseModel):
 
     def changes(self, new: SegmentPlan) -> list[str]:
         """Return one line per difference from `new`."""
-        from volpipe.recipe import differences
+        from volpipe.recipe_toml import differences
 
         changed = differences(self.recipe, new.recipe)
         for name in SegmentPlan.model_fields:

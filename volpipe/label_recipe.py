@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 
 from volpipe.access import View
 from volpipe.affinities import OFFSETS, Offset
-from volpipe.recipe import ArrayInput, Auto, Channel, Section, load_tree, typed
+from volpipe.recipe import ArrayInput, Auto, Channel
+from volpipe.recipe_toml import Section, load_tree, typed
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 Share = Annotated[float, Field(ge=0, le=1)]

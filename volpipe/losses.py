@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_entropy_with_logits
 
+from volpipe.grid import Triple
 from volpipe.targets import NEAR, UNKNOWN
 from volpipe.training import Affinities, Loss
 
-Triple = tuple[int, int, int]
 ROOM = (0, 2, 3, 4)  # all axes but the channels'
 RAREST = 0.05  # share of the voxels, as of a small window that no membrane cuts
 SMALL = 1e-6  # squared error, normalised, below which charbonnier is round

@@ -31,7 +31,7 @@ from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.formats import files
 from volpipe.geometry import Geometry, UnmeasurableError, only_tensor
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 from volpipe.programs import short_hash
 from volpipe.reach import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.recipe import NetChoice
@@ -41,7 +41,6 @@ from volpipe.state_dicts import load_state
 if TYPE_CHECKING:
     from torch import nn
 
-Triple = tuple[int, int, int]
 GEOMETRY = ("scale", "stride", "halo", "out_channels")
 # Voxels and channels of a window that is computed; a larger one is tried without values, for which torch loads its
 # compiler: 1.7 s and 70 MiB (2026-11).
@@ -262,7 +261,7 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
         return None
     code = programs.code_hash(choice.name, search_path)
-    files = [Path(__file__), *(Path(__file__).with_name(f"{name}.py") for name in ("reach", "probes", "geometry"))]
+    files = sorted(Path(__file__).parent.glob("*.py"))
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
     digest = descriptions.digest(unweighted, search_path, files, descriptions.torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -19,9 +19,9 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.graphs import Graph, GraphError, read_graph, with_random_weights
+from volpipe.grid import Triple
 from volpipe.resolve import told
 
-Triple = tuple[int, int, int]
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 TYPES = FLOATS | {f"tensor({name})": np.dtype(name).type for name in ("uint8", "int8", "uint16", "int16", "int32")}

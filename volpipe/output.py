@@ -19,8 +19,7 @@ from volpipe.errors import PlanError
 from volpipe.formats.container import locate
 from volpipe.formats.files import PARTIAL, Location
 from volpipe.formats.metadata import Display
-from volpipe.grid import Box, Grid
-from volpipe.levels import Triple
+from volpipe.grid import Box, Grid, Triple
 from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
 from volpipe.recipe import Output, Recipe

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 from volpipe.onnx_nets import OnnxGraph, check_size, load_graph
 from volpipe.packages import Package, TensorSpec, Tolerance, Weights
 from volpipe.processing import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 
-Triple = tuple[int, int, int]
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
 DISCRETE_PER_MILLION = 1000.0  # integers of a million that may differ; as in bioimageio.spec
 WINDOW, FLAT_WINDOW = (64, 64, 64), (16, 256, 256)

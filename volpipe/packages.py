@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolpipeError
+from volpipe.grid import Triple
 from volpipe.processing import Step, read_step
 from volpipe.resolve import told
 
-Triple = tuple[int, int, int]
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
 DISCRETE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool")
 MOST_TEXT = 4 << 20  # bytes of a description

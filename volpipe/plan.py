@@ -20,7 +20,7 @@ from volpipe.blend import support
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
-from volpipe.grid import Box, Grid, Index, Lattice, align_up
+from volpipe.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.levels import level_factors, level_shape, level_step
 from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
@@ -28,7 +28,6 @@ from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volume import View, Volume, open_volume
 from volpipe.window_choice import choose_windows, triple
 
-Triple = tuple[int, int, int]
 AXES = "zyx"
 
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen

@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from volpipe.formats.store import downsample
-from volpipe.grid import Box, Grid
-from volpipe.levels import Triple
+from volpipe.grid import Box, Grid, Triple
 from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
 

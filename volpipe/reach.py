@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 from volpipe.probes import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Triple = tuple[int, int, int]
 Build = Callable[[], "nn.Module"]
 Net = Callable[["torch.Tensor"], "torch.Tensor"]
 

@@ -5,34 +5,23 @@ Not here: whether it fits a volume (plan), or where it runs (sites).
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from volpipe.access import View
 from volpipe.affinities import Offset
 from volpipe.blend import Family
-from volpipe.complaints import complain, show_value
 from volpipe.errors import RecipeError
-from volpipe.formats.metadata import lengths
-from volpipe.resolve import default_recipe, nearest, recipe_name, shipped_recipe, shipped_recipes
+from volpipe.formats.metadata import Lengths, lengths
+from volpipe.grid import Triple
+from volpipe.recipe_toml import Section, load_tree, typed
+from volpipe.resolve import default_recipe
 
-Triple = tuple[int, int, int]
 Auto = Literal["auto"]
 Augment = Literal["none", "flips", "rotations"]
-NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values cannot be changed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-S = TypeVar("S", bound=Section)
 
 
 def _to_lengths(value: object) -> object:
@@ -64,7 +53,6 @@ def _to_time(value: object) -> object:
     return value
 
 
-Lengths = tuple[float, float, float]
 Channel = Annotated[int | str | None, BeforeValidator(_to_channel)]
 
 
@@ -265,119 +253,3 @@ def load_recipe(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
     """
     path = path or default_recipe()
     return typed(Recipe, load_tree(path, settings), path, settings)
-
-
-def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
-    """Return what the TOML file at `path` holds with ``key=value`` settings on top; `typed` checks it.
-
-    Raises:
-        RecipeError: no such file, or no TOML.
-    """
-    tree = {} if path is None or path == NO_RECIPE else _read(path)
-    for setting in settings:
-        set_value(tree, setting)
-    return tree
-
-
-def _read(path: Path) -> dict[str, Any]:  # Any: TOML values
-    """Return what the recipe at `path`, or the shipped one of that name, holds."""
-    try:
-        return tomllib.loads(shipped_recipe(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        known = [*shipped_recipes(), str(NO_RECIPE)]
-        raise RecipeError(
-            f"no recipe at {path}{nearest(path.stem, known)}; give a TOML file, or the name of a shipped recipe: "
-            f"{', '.join(known)}"
-        ) from error
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}; give a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not valid TOML, for it holds no text; give a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{name_of(path)} is not valid TOML: {error}") from error
-
-
-def typed(
-    model: type[S],
-    tree: Mapping[str, Any],  # Any: TOML values
-    source: str | Path | None,
-    settings: Sequence[str] = (),
-    stage: str = "",
-) -> S:
-    """Return `tree` as a recipe of the kind `model`.
-
-    Args:
-        model: the kind.
-        tree: the values.
-        source: the file, or what messages call it; None where there is none.
-        settings: ``key=value`` that are in `tree`, and not in the file.
-        stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
-
-    Raises:
-        RecipeError: an unknown key or a value that does not fit; the message names it, and the setting or the file.
-    """
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        name = source if isinstance(source, str) else name_of(source)
-        raise RecipeError(complain(error, model, tree, name, settings, stage)) from error
-
-
-def name_of(path: Path | None) -> str:
-    """Return what messages call the recipe at `path`."""
-    return "the settings" if path is None or path == NO_RECIPE else recipe_name(path)
-
-
-def differences(old: BaseModel, new: BaseModel) -> list[str]:
-    """Return one line for each key in which two recipes, or the facts of two nets, differ: ``key: old -> new``."""
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
-    keys = sorted(before.keys() | after.keys())
-    return [
-        f"{key}: {show_value(before.get(key))} -> {show_value(after.get(key))}"
-        for key in keys
-        if before.get(key) != after.get(key)
-    ]
-
-
-def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
-    """Write ``key=value`` into `tree`.
-
-    Setting ``net.name`` to another net drops what `tree` has for its own; ``net.untrained=true`` drops the weights.
-
-    Raises:
-        RecipeError: it has another form, or goes through a value as if that were a section.
-    """
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {setting!r}: write key=value, such as windows.blend=hann")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, last = key.strip().split(".")
-    place: Any = tree  # a section, or a list of them
-    for section in sections:
-        if isinstance(place, list):
-            if not section.isdigit() or int(section) >= len(place):
-                raise RecipeError(f"--set {setting!r}: {section} is none of the {len(place)} there, counted from 0")
-            place = place[int(section)]
-        else:
-            place = place.setdefault(section, {})
-        if not isinstance(place, dict | list):
-            raise RecipeError(f"--set {setting!r}: {section} holds a value, not a section")
-    if isinstance(place, list):
-        raise RecipeError(f"--set {setting!r}: {sections[-1]} is a list; say which of it, such as data.0.path")
-    if key.strip() == "net.name" and place.get("name") != value:
-        place.clear()
-    if key.strip() == "net.untrained" and value is True:
-        place.pop("weights", None)
-        place.pop("weights_key", None)
-    place[last] = value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

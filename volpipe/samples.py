@@ -16,7 +16,7 @@ import numpy as np
 from volpipe.dataset import WindowDataset
 from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.grid import Box, Triple
 from volpipe.measure import affine
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise
@@ -30,8 +30,6 @@ from volpipe.volume import Reader, Volume, open_volume
 AXES = "zyx"
 CACHE_BYTES = 1 << 30  # of decoded chunks of each volume
 MAX_DRAWS = 1000  # of a window outside of the held-out box, before the recipe is refused
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

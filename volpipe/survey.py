@@ -23,7 +23,7 @@ from volpipe.formats import files
 from volpipe.formats.census import ChunkFiles
 from volpipe.formats.container import read_header
 from volpipe.formats.damage import CHUNKED
-from volpipe.grid import Grid
+from volpipe.grid import Grid, Triple
 from volpipe.volume import Volume, absolute
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,6 @@ SHARD_EDGE = 512
 TRIAL_BYTES = 2**21  # of a box that go through each codec, or one chunk if that is more
 MAX_BOXES = 3
 MAX_DRAWS = 8  # boxes that are read in search of one that is not all one value
-
-Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats.files import atomic_write
 from volpipe.pool import Start
 from volpipe.presence import present
-from volpipe.recipe import load_tree, typed
+from volpipe.recipe_toml import load_tree, typed
 from volpipe.resolve import recipe_name
 from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import (

@@ -27,6 +27,7 @@ from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.descriptions import NetFacts
 from volpipe.errors import RunError
+from volpipe.grid import Triple
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import build_net, describe
 from volpipe.ranks import RankGroup
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 BATCHES_AHEAD = 2
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-Triple = tuple[int, int, int]
 DEFAULT_THREADS = torch.get_num_threads()  # an earlier training of this worker may have set another number
 SEEDING = threading.Lock()  # torch has one generator for all threads of a process, as on the site "threads"
 SINGLE_RANK = RankGroup()

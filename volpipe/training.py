@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.affinities import OFFSETS
+from volpipe.affinities import OFFSETS, Offset
 from volpipe.errors import RecipeError
-from volpipe.recipe import NetChoice, Normalise, Section, differences, load_tree, typed
+from volpipe.recipe import NetChoice, Normalise
+from volpipe.recipe_toml import Section, differences, load_tree, typed
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
@@ -21,7 +22,6 @@ STOP = "stop"  # a file that asks a training to end at the next step where it va
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
-Offset = tuple[int, int, int]
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = (
     "steps",

@@ -24,7 +24,7 @@ from volpipe.formats.files import atomic_write
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
-from volpipe.recipe import Section, differences, load_tree, typed
+from volpipe.recipe_toml import Section, differences, load_tree, typed
 from volpipe.resolve import recipe_name
 from volpipe.training import STOP, VARIED, TrainRecipe
 from volpipe.trials import (

@@ -26,7 +26,7 @@ from volpipe.formats.container import (
     walk,
 )
 from volpipe.formats.files import Location
-from volpipe.formats.metadata import ArraySpec, Header, Level, Multiscale, Triple, read_json, usual_axes
+from volpipe.formats.metadata import ArraySpec, Header, Lengths, Level, Multiscale, read_json, usual_axes
 from volpipe.formats.ome import Dataset
 from volpipe.resolve import nearest
 
@@ -114,13 +114,13 @@ def with_view(volume: Volume, view: View) -> Volume:
     )
 
 
-def _given(what: str, lengths: Triple, stored: Triple | None) -> str:
+def _given(what: str, lengths: Lengths, stored: Lengths | None) -> str:
     if stored is None or stored == lengths or (what == "origin" and not any(stored)):
         return f"{what} {_lengths(lengths)} as given"
     return f"{what} {_lengths(lengths)} as given, instead of the file's {_lengths(stored)}"
 
 
-def _lengths(lengths: Triple) -> str:
+def _lengths(lengths: Lengths) -> str:
     return " × ".join(f"{length:g}" for length in lengths) + " nm"
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
-from volpipe.grid import align_up
+from volpipe.grid import Triple, align_up
 from volpipe.recipe import Windows
 
-Triple = tuple[int, int, int]
 AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
 

@@ -23,7 +23,7 @@ from volpipe.errors import VolumeError
 from volpipe.formats import files
 from volpipe.formats.files import Location
 
-Triple = tuple[float, float, float]
+Lengths = tuple[float, float, float]
 Tree = dict[str, Any]  # Any: JSON, checked where it is used
 
 MAX_RANK = 8
@@ -64,8 +64,8 @@ class Place:
     `reason` says why a size that is incomplete, or in another unit, counts as unknown; "" where there is none.
     """
 
-    voxel_size_nm: Triple | None = None
-    origin_nm: Triple = (0.0, 0.0, 0.0)
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
     reason: str = field(default="", compare=False)
 
 
@@ -134,7 +134,7 @@ class Level:
     """One array of a multiscale group: its key there, and how many voxels (z, y, x) of the finest it joins in one."""
 
     key: str
-    factor: Triple = (1.0, 1.0, 1.0)
+    factor: Lengths = (1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class Multiscale:
 
     levels: tuple[Level, ...]
     axes: tuple[str, ...] = ("z", "y", "x")
-    voxel_size_nm: Triple | None = None
-    origin_nm: Triple = (0.0, 0.0, 0.0)
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
     name: str = "volume"
     displays: tuple[Display, ...] = ()
     is_labels: bool = False
@@ -395,7 +395,7 @@ def nanometres(unit: object) -> float | None:
     return NANOMETRES.get(name)
 
 
-def lengths(value: object) -> Triple | None:
+def lengths(value: object) -> Lengths | None:
     """Return three lengths z, y, x in nm, from numbers (of nm) or text: "16x8x8nm", "1, 0.5, 0.5 um", ["8 nm", …].
 
     In a text, a unit counts for the numbers before it that have none; a text without any is none.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from volpipe.errors import VolumeError
-from volpipe.formats.metadata import Place, Triple, nanometres, place
+from volpipe.formats.metadata import Lengths, Place, nanometres, place
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage, TiffPageSeries
@@ -147,7 +147,7 @@ def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level
 
 
 def write_arguments(
-    style: str, letters: str, voxel_size_nm: Triple | None
+    style: str, letters: str, voxel_size_nm: Lengths | None
 ) -> dict[str, Any]:  # Any: arguments of tifffile
     """Return the arguments with which tifffile writes axes and voxel size (z, y, x) in a `style` of description."""
     metadata: dict[str, object] = {"axes": letters}
