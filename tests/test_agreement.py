@@ -18,7 +18,7 @@ from zoo import changed, smooth
 from volpipe import nets, reach, terminal
 from volpipe.driver import prepare
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.geometry import SlowNetError
+from volpipe.net_geometry import SlowNetError
 from volpipe.nets import describe
 from volpipe.plan import Plan
 from volpipe.reach import Watch, measure_geometry

@@ -1,4 +1,4 @@
-"""Imports point down, heavy packages are imported where they are used, and `import volpipe` costs little."""
+"""A package imports from those before it, heavy packages only where they are used; `import volpipe` costs little."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,152 +16,62 @@ from conftest import ROOT
 
 FOLDERS = {"volpipe": "volpipe", "apps": "volpipe.apps", "models": "volpipe.models", "configs": "volpipe.configs"}
 
-# Each module once, the highest first; it may import from lower lines only.
-LAYERS = (
-    "__main__",
+# The lowest first: a module imports from packages of lines above its own, and from its own package.
+PACKAGES = (
+    "errors resolve",
+    "geometry",
+    "volumes.storage",
+    "volumes.formats",
+    "volumes",
+    "recipes",
+    "nets",
+    "blockwise",
+    "inference",
+    "runs",
+    "training.data",
+    "training",
+    "training.search",
+    "synthetic",
+    "estimation",
+    "segmentation",
+    "evaluation",
+    "sites",
+    "workflow",
+    "apps.htex apps.slurm apps.kubernetes",
+    "apps",
+    "api",
+    "cli.display",
     "cli",
-    "cli_flow cli_status",
-    "status",
-    "cli_slurm cli_k8s cli_data cli_shipped cli_sites cli_verify cli_train cli_sweep cli_evaluate cli_net cli_label",
-    "sweep tune outcome  flow_cost",
-    "trials              flow_run flow_times",
-    "                    flow_plan",
-    "course              scoreboard gallery label_audit score_cost",
-    "lesson              evaluate labelling label_cost",
-    "                    label_tasks",
-    "                    label_output",
-    "train",
-    "validate",
-    "samples losses checkpoints adversary training_logs ranks",
-    "adam",
-    "show cli_job        apps.checkups cli_options",
-    "terminal",
-    "                    apps.start",
-    "driver dataset      apps.stages apps.watch tasks",
-    "apps.executors      apps.slurm apps.pods",
-    "provenance",
-    "appraisal           passes verify seams cost",
-    "rehearsal           alternatives limits",
-    "folder run          presence",
-    "pace",
-    "worker              estimate",
-    "infer",
-    "factor reassemble pyramid runner block_sum",
-    "memory usage",
-    "tensors windows output schedule staging",
-    "wanted              sums checksums",
-    "plan",
-    "window_choice       training_data",
-    "nets                region findings",
-    "descriptions         state_dicts halo_search",
-    "measure              reach",
-    "programs            probes",
-    "package_nets",
-    "onnx_nets packages  geometry",
-    "graphs processing   augment",
-    "training degrade interpolate targets label_pieces label_graph flow",
-    "label_fields",
-    "label_plan",
-    "label_recipe        levels",
-    "recipe journal sites sample convert survey checkup",
-    "growth stand_in",
-    "identity",
-    "volume              scores overlaps picture painting apps.settings apps.surroundings apps.manifest batch",
-    "access",
-    "complaints",
-    "blend ops resolve augment affinities  tissue fetches indexing heap apps.podspec apps.podstatus apps.launch",
-    "formats.container   cells",
-    "formats.single",
-    "formats.slices      formats.probe",
-    "formats.n5 formats.hdf5 formats.webknossos formats.tiff formats.mrc formats.npy chance",
-    "formats.zarr formats.ome formats.pages",
-    "formats.flat formats.tags formats.damage",
-    "formats.store formats.cosem formats.census",
-    "formats.metadata formats.inflation",
-    "formats.files",
-    "formats.remote      lock",
-    "beats",
-    "errors grid interrupts quota seats  apps.unneeded apps.parsl_import",
+    "__main__",
 )
-ALONE = ("volpipe.models.", "volpipe.configs.")  # a net and a site are such files as users write
-FOR_SITES = {
-    *(f"volpipe.apps.{name}" for name in ("executors", "settings", "slurm", "pods", "podstatus", "surroundings")),
-    *("volpipe.configs.local", "volpipe.configs.slurm_htex"),  # of which other sites are variations
-}
-PACKAGES = ("volpipe", "volpipe.formats", "volpipe.apps", "volpipe.models", "volpipe.configs")
+LARGEST_FOLDER = 16  # files of Python in it
+ALONE = ("models", "configs")  # a net and a site are such files as users write
+FOR_SITES = {"volpipe.apps", "volpipe.configs.local", "volpipe.configs.slurm_htex"}  # others are variations of these
 
-# Package: modules (or packages, with a final dot) that import it, as they are imported and in functions alone.
+# Heavy package: packages of ours that import it, as they are imported and in functions alone.
 HEAVY = {
-    "parsl": (("apps.", "configs."), ("sites",)),
-    "torch": (
-        (
-            "models.",
-            "adam",
-            "dataset",
-            "train",
-            "validate",
-            "adversary",
-            "losses",
-            "checkpoints",
-            "ranks",
-            "onnx_nets",
-            "package_nets",
-        ),
-        (
-            "runner",
-            "nets",
-            "programs",
-            "checkup",
-            "state_dicts",
-            "reach",
-            "state_dicts",
-            "cost",
-            "cli_net",
-            "augment",
-            "geometry",
-            "probes",
-            "processing",
-        ),
-    ),
-    "bioimageio": ((), ("packages",)),
-    "onnxruntime": ((), ("onnx_nets",)),
-    "safetensors": (("checkpoints",), ("state_dicts",)),
-    "tensorstore": ((), ("formats.store",)),
-    "numcodecs": ((), ("survey",)),
-    "google_crc32c": ((), ("checksums", "training_logs")),
-    "obstore": ((), ("formats.remote",)),
-    "z5py": ((), ("formats.n5",)),
-    "zarr": ((), ("formats.zarr",)),
-    "h5py": ((), ("formats.hdf5", "formats.probe")),
-    "tifffile": ((), ("formats.tiff", "formats.tags")),
-    "PIL": ((), ("picture",)),
-    "kubernetes": (("apps.pods", "apps.podspec", "apps.podstatus", "apps.manifest"), ()),
-    "optuna": ((), ("tune",)),
-    "yaml": ((), ("cli_k8s", "packages")),
-    "rich": (
-        ("cli", "cli_flow", "cli_net", "scoreboard", "show", "terminal"),
-        ("cli_label", "cli_sweep", "cli_train"),
-    ),
-    "cc3d": ((), ("label_pieces",)),
-    "fastremap": ((), ("label_pieces",)),
-    "mwatershed": ((), ("label_graph",)),
-    "typer": (
-        (
-            *(
-                "cli",
-                "cli_k8s",
-                "cli_sites",
-                "cli_slurm",
-                "cli_data",
-                "cli_evaluate",
-                "cli_label",
-                "cli_net",
-                "cli_train",
-            ),
-            *("cli_sweep", "cli_verify", "cli_options"),
-        ),
-        (),
-    ),
+    "parsl": ({"apps", "apps.htex", "apps.slurm", "apps.kubernetes", "configs"}, {"sites"}),
+    "torch": ({"models", "nets", "training", "training.data"}, {"cli", "estimation", "inference", "sites"}),
+    "bioimageio": (set(), {"nets"}),
+    "onnxruntime": (set(), {"nets"}),
+    "safetensors": ({"training"}, {"nets"}),
+    "tensorstore": (set(), {"volumes.storage"}),
+    "numcodecs": (set(), {"volumes"}),
+    "google_crc32c": (set(), {"volumes", "training"}),
+    "obstore": (set(), {"volumes.storage"}),
+    "z5py": (set(), {"volumes.formats"}),
+    "zarr": (set(), {"volumes.formats"}),
+    "h5py": (set(), {"volumes.formats"}),
+    "tifffile": (set(), {"volumes.formats"}),
+    "PIL": (set(), {"evaluation"}),
+    "kubernetes": ({"apps.kubernetes"}, set()),
+    "optuna": (set(), {"training.search"}),
+    "yaml": (set(), {"cli", "nets"}),
+    "rich": ({"cli", "cli.display"}, set()),
+    "cc3d": (set(), {"segmentation"}),
+    "fastremap": (set(), {"segmentation"}),
+    "mwatershed": (set(), {"segmentation"}),
+    "typer": ({"cli"}, set()),
 }
 
 
@@ -183,7 +94,14 @@ def source_files() -> dict[str, Path]:
 
 
 MODULES = source_files()
-RANKS = {f"volpipe.{name}": rank for rank, line in enumerate(reversed(LAYERS)) for name in line.split()}
+RANKS = {package: rank for rank, line in enumerate(PACKAGES) for package in line.split()}
+
+
+def package_of(module: str) -> str:
+    """Return the package of a module, without "volpipe."; of a single file its own name, "" of volpipe itself."""
+    inner = module.removeprefix("volpipe").lstrip(".")
+    is_package = MODULES[module].name == "__init__.py"
+    return inner if is_package or inner in RANKS else inner.rpartition(".")[0]
 
 
 def imports(node: ast.AST, *, late: bool = False) -> Iterator[Import]:
@@ -208,43 +126,64 @@ def imports_of(module: str) -> list[Import]:
     return list(imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
-def is_named(module: str, names: tuple[str, ...]) -> bool:
-    """Tell whether `module` is one of `names`, or in one of them that ends in a dot."""
-    inner = module.removeprefix("volpipe.")
-    return any(inner == name or (name.endswith(".") and f"{inner}.".startswith(name)) for name in names)
+def own_imports(module: str) -> set[str]:
+    """Return the modules of ours that `module` imports."""
+    return {entry.module for entry in imports_of(module) if entry.module.partition(".")[0] == "volpipe"}
 
 
-def test_every_module_has_one_place() -> None:
-    listed = [name for line in LAYERS for name in line.split()]
-    assert len(listed) == len(set(listed))
-    own = {module for module in MODULES if module not in PACKAGES and not module.startswith(ALONE)}
-    assert own == set(RANKS)
+LAYERED = sorted(module for module in MODULES if package_of(module).partition(".")[0] not in ALONE)
 
 
-@pytest.mark.parametrize("module", sorted(RANKS))
+def test_every_module_is_in_a_package() -> None:
+    assert {package_of(module) for module in LAYERED} - {""} == set(RANKS)
+
+
+@pytest.mark.parametrize("module", LAYERED)
 def test_imports_point_down(module: str) -> None:
-    ours = {found.module for found in imports_of(module) if found.module.partition(".")[0] == "volpipe"}
-    assert ours <= RANKS.keys() | set(PACKAGES)
-    assert {name for name in ours if name not in PACKAGES and RANKS[name] >= RANKS[module]} == set()
+    rank = RANKS.get(package_of(module), len(PACKAGES))  # volpipe itself hands on names of all
+    packages = {package_of(name) for name in own_imports(module)} - {"", package_of(module)}
+    assert {package for package in packages if RANKS.get(package, rank) >= rank} <= {
+        package for package in packages if package in ALONE
+    }
 
 
-@pytest.mark.parametrize("module", sorted(module for module in MODULES if module not in RANKS))
-def test_packages_and_nets_import_nothing_of_ours_and_sites_what_is_made_for_them(module: str) -> None:
-    ours = {found.module for found in imports_of(module) if found.module.partition(".")[0] == "volpipe"}
-    assert ours <= (FOR_SITES if module.startswith("volpipe.configs.") else set())
+@pytest.mark.parametrize("package", sorted(RANKS))
+def test_no_imports_run_in_a_circle_inside_a_package(package: str) -> None:
+    graph = {module: own_imports(module) for module in LAYERED if package_of(module) == package}
+    order = TopologicalSorter({module: names & graph.keys() - {module} for module, names in graph.items()})
+    assert len(list(order.static_order())) == len(graph)
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - set(LAYERED)))
+def test_nets_import_nothing_of_ours_and_sites_what_is_made_for_them(module: str) -> None:
+    assert own_imports(module) <= (FOR_SITES if module.startswith("volpipe.configs.") else set())
+
+
+@pytest.mark.parametrize("module", sorted(name for name, path in MODULES.items() if path.name == "__init__.py"))
+def test_a_package_says_what_is_in_it_and_imports_nothing(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    assert own_imports(module) == set()
+    assert len(tree.body) == 1 or module in ("volpipe", "volpipe.apps")  # which hand on names of their modules
+
+
+def test_no_folder_is_too_large() -> None:
+    folders = {path.parent for path in ROOT.rglob("*.py") if not {".venv", "build"} & set(path.relative_to(ROOT).parts)}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
 
 
 @pytest.mark.parametrize("package", HEAVY)
 def test_a_heavy_package_is_imported_in_its_place_alone(package: str) -> None:
     always, late = HEAVY[package]
     users = {
-        (module, found.late)
+        (package_of(module), entry.late)
         for module in MODULES
-        for found in imports_of(module)
-        if found.module.partition(".")[0] == package
+        for entry in imports_of(module)
+        if entry.module.partition(".")[0] == package
     }
-    assert users
-    assert [(m, is_late) for m, is_late in users if not is_named(m, always + late if is_late else always)] == []
+    assert {user for user, is_late in users if not is_late} == always
+    assert {user for user, is_late in users if is_late} - always == late
 
 
 def test_a_late_import_is_told_from_one_that_is_made_at_once() -> None:
@@ -253,32 +192,36 @@ def test_a_late_import_is_told_from_one_that_is_made_at_once() -> None:
         "if TYPE_CHECKING:\n    import b\n"
         "if True:\n    import c\n"
         "class C:\n    import d\n    def f(self):\n        from e.f import g\n"
-        "try:\n    from volpipe import grid, Box\nexcept ImportError:\n    pass\n"
+        "try:\n    from volpipe import errors, Box\nexcept ImportError:\n    pass\n"
     )
-    found = {(entry.module, entry.late) for entry in imports(tree)}
-    early = {("a", False), ("c", False), ("d", False), ("volpipe.grid", False), ("volpipe", False)}
-    assert found == early | {("b", True), ("e.f", True)}
+    entries = {(entry.module, entry.late) for entry in imports(tree)}
+    early = {("a", False), ("c", False), ("d", False), ("volpipe.errors", False), ("volpipe", False)}
+    assert entries == early | {("b", True), ("e.f", True)}
 
 
 def test_nothing_prints_but_the_command_line() -> None:
     printing = {
-        module
+        package_of(module)
         for module, path in MODULES.items()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Name) and node.id == "print"
+        if (isinstance(node, ast.Name) and node.id == "print")
+        or (isinstance(node, ast.Attribute) and node.attr == "print")
     }
-    assert printing <= {"volpipe.cli"}
+    assert printing <= {"cli", "cli.display"}
+
+
+NUMERICAL = {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}
 
 
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("volpipe", {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy"}),
-        ("volpipe.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
-        ("volpipe.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
+        ("volpipe", NUMERICAL),
+        ("volpipe.runs.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
+        ("volpipe.volumes.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
         # The command line answers to Tab and to a mistyped option, neither of which may wait for a second.
-        ("volpipe.cli", {"torch", "parsl", "z5py", "zarr", "tensorstore", "kubernetes", "yaml", "numpy", "pydantic"}),
-        ("volpipe.apps.start", {"torch", "z5py", "zarr", "tensorstore"}),
+        ("volpipe.cli.app", NUMERICAL | {"kubernetes", "yaml"}),
+        ("volpipe.apps.pool", {"torch", "z5py", "zarr", "tensorstore"}),
     ],
 )
 def test_an_import_costs_what_it_needs(module: str, unwanted: set[str]) -> None:
@@ -288,3 +231,13 @@ def test_an_import_costs_what_it_needs(module: str, unwanted: set[str]) -> None:
     imported = {name.partition(".")[0] for name in ended.stdout.split()}
     assert "volpipe" in imported
     assert imported & unwanted == set()
+
+
+@pytest.mark.parametrize(
+    "package", sorted(package for package in RANKS if package not in ("errors", "resolve", "__main__"))
+)
+def test_a_package_itself_costs_next_to_nothing(package: str) -> None:
+    code = f"import sys, volpipe.{package}; print(*sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert {name.partition(".")[0] for name in ended.stdout.split()} & NUMERICAL == set()

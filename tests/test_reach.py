@@ -15,9 +15,9 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry import Geometry, UnmeasurableError
 from volpipe.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
+from volpipe.net_geometry import Geometry, UnmeasurableError
 from volpipe.nets import describe
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from volpipe.descriptions import NetFacts
-    from volpipe.geometry import Geometry
+    from volpipe.net_geometry import Geometry
     from volpipe.recipe import Recipe
 
 UNTRUE = 1
@@ -53,7 +53,7 @@ def net(
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
     from volpipe.descriptions import with_normalisation
-    from volpipe.geometry import UnmeasurableError
+    from volpipe.net_geometry import UnmeasurableError
     from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
     from volpipe.recipe import load_recipe
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry import Geometry
 from volpipe.grid import Box, Triple, align_up
 from volpipe.measure import sampled_affine
+from volpipe.net_geometry import Geometry
 from volpipe.sample import Sample
 from volpipe.volume import open_volume
 

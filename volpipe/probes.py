@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from volpipe.geometry import KEYS, UnmeasurableError, run_net
 from volpipe.grid import align_up
+from volpipe.net_geometry import KEYS, UnmeasurableError, run_net
 
 if TYPE_CHECKING:
     import torch
