@@ -62,8 +62,8 @@ while [ "$counter" ] && kill -0 $pool 2>/dev/null; do
 done
 """
 
-# What workers kept on their node's disk (volpipe.staging) is deleted when nobody holds it any more. Where there is no
-# flock, the next worker there does that.
+# What workers kept on their node's disk (volpipe.staging) is deleted when nobody holds it any more.
+# Where there is no flock, the next worker there does that.
 SWEEP = """
 if [ "$VOLPIPE_NODE_DIRECTORY" ]; then
   for lock in "$VOLPIPE_NODE_DIRECTORY"/volpipe-$(id -u)-*/lock; do
