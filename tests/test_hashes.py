@@ -68,6 +68,13 @@ def test_a_time_outside_our_attributes_counts(script: ModuleType) -> None:
     }
 
 
+def test_tiffs_have_one_hash_but_for_the_name_that_each_draws_anew(script: ModuleType, tmp_path: Path) -> None:
+    for name, uuid, voxels in (("a", "0", b"1"), ("b", "f", b"1"), ("c", "0", b"2")):
+        (tmp_path / f"{name}.tif").write_bytes(b'<OME UUID="urn:uuid:' + uuid.encode() * 36 + b'">' + voxels)
+    hashes = [script.tree_hash(tmp_path / f"{name}.tif", tmp_path) for name in "abc"]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_every_format_and_codec_is_copied_to(script: ModuleType) -> None:
     assert {format: set(codecs) for format, codecs in script.CODECS.items()} == {
         format: set(codecs) for format, codecs in CODECS.items()
