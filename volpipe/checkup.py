@@ -129,8 +129,10 @@ def hash_of_code() -> str:
     """Return a hash of volpipe's own files, less apps, models and sites, which lie elsewhere in a checkout."""
     folder = Path(str(importlib.import_module("volpipe").__file__)).parent
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.py"), *folder.glob("formats/*.py")]):
-        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+    for file in sorted(folder.rglob("*.py")):
+        place = file.relative_to(folder)
+        if place.parts[0] not in ("apps", "models", "configs"):
+            digest.update(place.as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 
 
