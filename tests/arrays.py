@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from volumes import noise
 
-from volpipe.grid import Grid
+from volpipe.geometry.grid import Grid
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 AXES = ("t", "c", "z", "y", "x")

@@ -11,7 +11,7 @@ import numpy as np
 from conftest import ROOT
 from hypothesis import strategies as st
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Volume
 
 MiB = 2**20
@@ -19,7 +19,7 @@ MiB = 2**20
 # Reads boxes of 64 voxels all over a volume, and prints by how many bytes that raised the most memory held so far.
 READ_BOXES = """
 import sys
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import open_volume
 
 def peak():

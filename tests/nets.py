@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from volpipe.grid import Shape
+from volpipe.geometry.grid import Shape
 
 Net = Any  # torch types every attribute of a module as Tensor | Module, so that none can be used
 

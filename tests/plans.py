@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from volpipe.blend import FAMILIES
 from volpipe.descriptions import NetFacts
-from volpipe.grid import Shape, Triple, unravel
+from volpipe.geometry.blend import FAMILIES
+from volpipe.geometry.grid import Shape, Triple, unravel
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import Volume

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from volpipe.affinities import OFFSETS, affinities
+from volpipe.geometry.affinities import OFFSETS, affinities
 
 
 @pytest.mark.parametrize("offset", [*OFFSETS, (2, -1, 3), (0, 0, 20)])

@@ -11,8 +11,8 @@ from cards import card, checked_facts
 from command import giver
 from inline import Inline
 
-from volpipe.affinities import OFFSETS
 from volpipe.driver import execute, prepare
+from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample

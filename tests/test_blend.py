@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volpipe.blend import FAMILIES, profile, span, support
-from volpipe.grid import Lattice
+from volpipe.geometry.blend import FAMILIES, profile, span, support
+from volpipe.geometry.grid import Lattice
 
 
 @st.composite

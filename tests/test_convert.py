@@ -32,7 +32,7 @@ from volpipe import convert as module
 from volpipe.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.quota import Quota
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer

@@ -18,7 +18,7 @@ from volumes import fingerprint, noise
 from volpipe import convert as module
 from volpipe.convert import Choice, convert
 from volpipe.errors import VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.growth import Tally
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 

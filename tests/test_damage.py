@@ -19,7 +19,7 @@ from metadata import lay, n5, zarr2
 from numcodecs import LZ4, Blosc, Delta
 
 from volpipe.errors import ChunkError, VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Volume, open_volume
 
 DATA = invented((8, 10, 12), "uint8")

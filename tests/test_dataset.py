@@ -29,7 +29,7 @@ import volpipe.dataset
 from volpipe.dataset import ChunkSampler, WindowDataset
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
-from volpipe.grid import Box, Lattice
+from volpipe.geometry.grid import Box, Lattice
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Reader, create_array, open_volume, open_writer
 

@@ -19,7 +19,7 @@ from inline import Inline
 from safetensors.torch import load_file
 
 from volpipe.driver import execute, prepare
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.nets import build_net, describe
 from volpipe.recipe import load_recipe
 from volpipe.sample import MEMBRANE, Sample, write_sample

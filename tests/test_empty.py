@@ -10,7 +10,7 @@ import pytest
 from ramp import Bench, result, windows_that_meet
 from volumes import noise, windowed
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 

@@ -22,7 +22,7 @@ from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.fetches import fetched_share
-from volpipe.grid import Box, mirror
+from volpipe.geometry.grid import Box, mirror
 from volpipe.journal import Totals
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes

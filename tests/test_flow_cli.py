@@ -15,7 +15,7 @@ from skimage.measure import label as labelled
 from volumes import fingerprint, write_volume
 
 from volpipe import flow_cost
-from volpipe.affinities import affinities
+from volpipe.geometry.affinities import affinities
 from volpipe.sample import Sample, write_sample
 from volpipe.volume import open_volume
 

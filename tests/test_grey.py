@@ -13,7 +13,7 @@ from volumes import windowed, write_volume
 
 from volpipe.errors import PlanError, RecipeError
 from volpipe.formats.container import read_attributes
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.measure import affine, measure, sampled_affine
 from volpipe.ops import Affine
 from volpipe.recipe import Normalise, load_recipe

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volpipe.grid import Box, Grid, Lattice, align_up, mirror, ravel, unravel
+from volpipe.geometry.grid import Box, Grid, Lattice, align_up, mirror, ravel, unravel
 
 sizes = st.integers(1, 13)
 triples = st.tuples(sizes, sizes, sizes)

@@ -11,7 +11,7 @@ import torch
 from nets import Net, align_up
 from torch import Tensor, nn
 
-from volpipe.grid import Shape
+from volpipe.geometry.grid import Shape
 from volpipe.models.identity import identity
 from volpipe.models.shift import shift
 from volpipe.models.srgan3d import srgan3d

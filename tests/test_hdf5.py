@@ -15,7 +15,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.formats import probe
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import list_arrays, open_volume
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")

@@ -21,7 +21,7 @@ from plans import facts, planned
 from volpipe import runner as runner_module
 from volpipe.driver import prepare
 from volpipe.errors import VolumeError
-from volpipe.grid import Box, Lattice
+from volpipe.geometry.grid import Box, Lattice
 from volpipe.infer import infer
 from volpipe.measure import affine
 from volpipe.ops import Affine

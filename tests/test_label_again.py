@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from volumes import fingerprint, noise
 
-from volpipe.affinities import affinities
-from volpipe.grid import Box
+from volpipe.geometry.affinities import affinities
+from volpipe.geometry.grid import Box
+from volpipe.geometry.levels import level_shape
 from volpipe.label_audit import num_misfits
 from volpipe.label_recipe import NEAREST
-from volpipe.levels import level_shape
 from volpipe.output import levels_of
 from volpipe.volume import Multiscale, create_multiscale, open_volume, open_writer
 

@@ -20,7 +20,7 @@ from inline import Inline, Stopped
 
 from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.errors import RunStopped
-from volpipe.grid import Box, Triple
+from volpipe.geometry.grid import Box, Triple
 from volpipe.journal import Record
 from volpipe.label_cost import (
     SegmentCosts,

@@ -16,13 +16,13 @@ from command import THREADS, Give, giver, named_by_verify, set_each
 from inline import Stopped
 from test_labelling import Crowd, labelled, tree
 
-from volpipe.affinities import affinities
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.flow import VOLUME
 from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.formats.store import downsample
-from volpipe.grid import Triple
+from volpipe.geometry.affinities import affinities
+from volpipe.geometry.grid import Triple
 from volpipe.journal import read_records
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST, SegmentRecipe

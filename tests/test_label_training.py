@@ -10,9 +10,9 @@ import tifffile
 import torch
 from safetensors.torch import load_file
 
-from volpipe.affinities import OFFSETS, affinities
 from volpipe.errors import PlanError, RecipeError
-from volpipe.grid import Box
+from volpipe.geometry.affinities import OFFSETS, affinities
+from volpipe.geometry.grid import Box
 from volpipe.models.unet3d import unet3d
 from volpipe.sample import Sample, write_sample
 from volpipe.samples import Sampler

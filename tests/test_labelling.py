@@ -24,9 +24,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
-from volpipe.affinities import OFFSETS, affinities
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.formats.container import read_attributes
+from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.interrupts import INTERRUPTED
 from volpipe.journal import read_records
 from volpipe.label_fields import as_bytes

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.blend import FAMILIES, profile
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import PlanError
+from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.nets import build_net
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe

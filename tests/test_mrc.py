@@ -14,7 +14,7 @@ from boxes import MiB, check_reads, memory_of_boxes
 from volumes import noise
 
 from volpipe.errors import VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import open_volume
 
 

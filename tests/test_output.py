@@ -17,11 +17,11 @@ from conftest import ROOT
 from inline import Inline
 
 import volpipe
-from volpipe.affinities import OFFSETS
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import PlanError, RunStopped
 from volpipe.folder import RunFolder
-from volpipe.grid import Box
+from volpipe.geometry.affinities import OFFSETS
+from volpipe.geometry.grid import Box
 from volpipe.output import create_output, levels_of, promised
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 
 PLACES = {"volpipe": "volpipe", "apps": "volpipe/apps", "models": "volpipe/models", "configs": "volpipe/configs"}

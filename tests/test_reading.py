@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from volpipe.errors import VolumeError
 from volpipe.formats import store
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Volume
 
 

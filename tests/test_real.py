@@ -10,7 +10,7 @@ import tifffile
 from inline import Inline
 
 from volpipe.driver import execute, prepare
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plans import spans, volume
 
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.region import find_roi, lay_mask
 
 

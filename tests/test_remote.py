@@ -25,7 +25,7 @@ from inline import Inline, Stopped
 
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import (

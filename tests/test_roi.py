@@ -18,12 +18,12 @@ from plans import some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.blend import FAMILIES
 from volpipe.dataset import WindowDataset
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.folder import RunFolder
-from volpipe.grid import Box
+from volpipe.geometry.blend import FAMILIES
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
 from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer

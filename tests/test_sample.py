@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from volpipe import cells, chance
 from volpipe import sample as sample_module
 from volpipe.errors import RecipeError, VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.painting import blur, paint, sections
 from volpipe.sample import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
 from volpipe.tissue import grow, vesicles

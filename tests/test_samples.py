@@ -12,7 +12,7 @@ from inline import Inline
 from volpipe.degrade import context, degrade
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.recipe import load_recipe
 from volpipe.samples import Sampler
 from volpipe.training import TrainRecipe

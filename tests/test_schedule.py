@@ -23,7 +23,7 @@ from plans import (
     voxels_of_shards,
 )
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.schedule import Schedule
 from volpipe.stage import SingleStage, Stage, Unit

@@ -22,7 +22,7 @@ from volpipe import evaluate as evaluating
 from volpipe.errors import PlanError, RunStopped, WorkerLost
 from volpipe.evaluate import evaluate, plan_evaluation
 from volpipe.formats.store import transferred
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.interpolate import interpolated
 from volpipe.journal import Record
 from volpipe.overlaps import LabelScores, Overlaps, label_scores

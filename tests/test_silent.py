@@ -11,8 +11,8 @@ from command import IDENTITY, THREADS, Give, giver, set_each
 from plans import facts, planned, volume
 from volumes import noise, windowed, write_volume
 
-from volpipe.affinities import OFFSETS
 from volpipe.errors import PlanError
+from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample

@@ -160,7 +160,7 @@ def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
                 (copy / name / file.name).symlink_to(file)
     (copy / "volpipe/__init__.py").unlink()
     (copy / "volpipe/__init__.py").write_text((source / "__init__.py").read_text())
-    (copy / "volpipe/grid.py").write_text((source / "grid.py").read_text() + "\nOLDER = True\n")
+    (copy / "volpipe/geometry/grid.py").write_text((source / "grid.py").read_text() + "\nOLDER = True\n")
     trial.init = f"export PYTHONPATH={copy}:$PYTHONPATH"
     ended = trial.check()
     (sentence,) = sentences(ended)

@@ -20,7 +20,7 @@ from volumes import fingerprint, noise, write_volume
 from volpipe import staging
 from volpipe.apps.launch import grouped
 from volpipe.formats import store
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.journal import read_records
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 

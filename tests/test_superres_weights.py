@@ -14,7 +14,7 @@ from test_scores import Here
 
 from volpipe.driver import execute, prepare
 from volpipe.evaluate import evaluate, plan_evaluation
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.training import load_training

@@ -17,7 +17,7 @@ from bucket import serving
 from command import giver
 
 from volpipe.convert import Choice, convert
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.show import intensity_line
 from volpipe.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from volpipe.affinities import OFFSETS
+from volpipe.geometry.affinities import OFFSETS
 from volpipe.targets import APART, LEVELS, NEAR, UNKNOWN, accuracy, histograms, roc_auc, targets
 
 LABELS = np.random.default_rng(2).integers(0, 4, (5, 6, 7))

@@ -21,7 +21,7 @@ from volumes import noise
 from volpipe.errors import VolumeError
 from volpipe.formats import tiff
 from volpipe.formats.metadata import Place
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import ArraySpec, list_arrays, open_volume
 
 ZYX, ZCYX = ("z", "y", "x"), ("z", "c", "y", "x")

@@ -11,7 +11,7 @@ import torch
 from nets import Net, align_up, run, weights_dtype
 from torch import Tensor, nn
 
-from volpipe.grid import Shape
+from volpipe.geometry.grid import Shape
 from volpipe.models.srgan3d import srgan3d
 from volpipe.models.unet3d import unet3d
 from volpipe.models.upsample import upsample

@@ -18,7 +18,7 @@ from trainings import LEANING
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.models.superres import superres
 from volpipe.resolve import shipped_recipe
 from volpipe.samples import Sampler

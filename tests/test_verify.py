@@ -16,7 +16,7 @@ from volumes import noise, windowed, write_volume
 from volpipe import checksums
 from volpipe.formats.n5 import write_chunks
 from volpipe.formats.store import context
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.journal import read_records
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 

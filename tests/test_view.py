@@ -19,7 +19,7 @@ from volumes import noise
 
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.formats.metadata import lengths
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.labelling import plan_segmentation
 from volpipe.plan import check_thickness

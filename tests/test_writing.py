@@ -10,7 +10,7 @@ import zarr
 from arrays import write_all
 
 from volpipe.errors import VolumeError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import ArraySpec, create_array, open_writer
 
 # ---- making

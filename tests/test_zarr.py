@@ -12,7 +12,7 @@ from arrays import invented, make
 from metadata import lay
 from numcodecs import Delta, Zstd
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
 
 

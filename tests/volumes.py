@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.provenance import RUN_KEY
 from volpipe.volume import ArraySpec, create_array, open_writer
 

@@ -27,7 +27,7 @@ from volpipe.formats import damage, files, remote, single, store, zarr
 from volpipe.formats.container import absolute, read_attributes, read_header
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, Lengths, check_aligned
-from volpipe.grid import Box, mirror
+from volpipe.geometry.grid import Box, mirror
 from volpipe.indexing import plain_index
 
 log = logging.getLogger(__name__)

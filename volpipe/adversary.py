@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from volpipe.adam import Adam
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.resolve import load_function
 from volpipe.training import Adversary
 

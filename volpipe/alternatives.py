@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.formats.files import locate
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.memory import array_bytes
 from volpipe.plan import ENOUGH_BLOCKS, Plan, make_plan
 from volpipe.volume import Volume

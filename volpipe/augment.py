@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.recipe import Augment
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from volpipe.blend import span
 from volpipe.errors import NonfiniteError
-from volpipe.grid import Box
+from volpipe.geometry.blend import span
+from volpipe.geometry.grid import Box
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
 from volpipe.output import finish
 from volpipe.plan import Plan

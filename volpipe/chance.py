@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 
 Array = np.ndarray[Any, np.dtype[Any]]  # shape and dtype differ; each function says which
 Axes = tuple[Array, Array, Array]  # one 1-D array per axis (z, y, x)

@@ -13,7 +13,7 @@ import numpy as np
 from volpipe.formats import files
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 
 PIECE_BYTES = 8 << 20
 ABSENT = 0  # where there is no file, which is how formats store a chunk of fill values

@@ -201,7 +201,7 @@ def try_volume(part: Part | None, version: str | None, wanted: str) -> tuple[str
     if part is None or version != wanted:  # of which there is a finding anyway
         return "", ""
     try:
-        from volpipe.grid import Box
+        from volpipe.geometry.grid import Box
         from volpipe.volume import open_volume
 
         z, y, x = part["start"]

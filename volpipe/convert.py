@@ -31,7 +31,7 @@ from volpipe.formats.files import Location
 from volpipe.formats.flat import Part, num_bytes
 from volpipe.formats.metadata import Place
 from volpipe.formats.remote import Remote, check_writable
-from volpipe.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid
 from volpipe.growth import FOLDERS, Target, atomic_copy
 from volpipe.identity import identify
 from volpipe.quota import find_quotas

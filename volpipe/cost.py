@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from volpipe.descriptions import NetFacts
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import build_net
 from volpipe.recipe import Infer, NetChoice

@@ -41,7 +41,7 @@ from torch.utils.data import Dataset, Sampler
 
 from volpipe.errors import VolumeError
 from volpipe.folder import RunFolder
-from volpipe.grid import Box, Lattice, Triple
+from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.tensors import SOURCE_KEY

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 
 FWHM = 2 * math.sqrt(2 * math.log(2))  # of a Gaussian, in standard deviations
 REACH = 3.0  # standard deviations of a Gaussian that are summed: 0.3 % lies beyond

@@ -23,7 +23,7 @@ from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import Location, delete
 from volpipe.formats.remote import Remote, try_writing
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.identity import Identity, store_identities
 from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart

@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from volpipe.blend import support
 from volpipe.fetches import fetched_share
-from volpipe.grid import mirror
+from volpipe.geometry.blend import support
+from volpipe.geometry.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.memory import memory_bytes, net_bytes
 from volpipe.plan import Plan

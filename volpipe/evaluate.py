@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe import scores
 from volpipe.errors import PlanError
-from volpipe.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid
 from volpipe.identity import fingerprint
 from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record

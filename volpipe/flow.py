@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.recipe import Recipe
 from volpipe.recipe_toml import Section, load_tree, name_of, set_value, typed

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.evaluate import Evaluation, voxels
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.picture import diverge, grey, panel
 
 EDGE = 256  # voxels of a slice that are shown at most, from the middle

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import Box, Triple, align_up
+from volpipe.geometry.grid import Box, Triple, align_up
 from volpipe.measure import sampled_affine
 from volpipe.net_geometry import Geometry
 from volpipe.sample import Sample

@@ -22,7 +22,7 @@ from volpipe.formats.census import ChunkFiles
 from volpipe.formats.container import read_header
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Stamp
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Volume
 
 SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0

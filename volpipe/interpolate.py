@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Reader
 
 METHODS = ("nearest", "linear", "cubic")

@@ -22,7 +22,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.files import delete
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.journal import Record
 from volpipe.label_graph import FIRST, solve
 from volpipe.label_plan import SegmentPlan

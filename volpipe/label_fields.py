@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from volpipe.access import Reader
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST
 

@@ -15,7 +15,7 @@ import volpipe
 from volpipe import checksums
 from volpipe.errors import PlanError
 from volpipe.formats import files
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.identity import fingerprint
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import SegmentRecipe

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.access import Reader
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.label_fields import FINE, FULL, WHOLE, heights, nearest_affinities, read_probabilities, smooth
 from volpipe.label_plan import SegmentPlan
 

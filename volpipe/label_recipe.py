@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from volpipe.access import View
-from volpipe.affinities import OFFSETS, Offset
+from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipe import ArrayInput, Auto, Channel
 from volpipe.recipe_toml import Section, load_tree, typed
 

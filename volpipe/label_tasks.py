@@ -22,9 +22,9 @@ import numpy as np
 
 from volpipe import checksums
 from volpipe.access import Reader
-from volpipe.affinities import Offset
 from volpipe.formats.files import atomic_write
-from volpipe.grid import Box
+from volpipe.geometry.affinities import Offset
+from volpipe.geometry.grid import Box
 from volpipe.journal import Record
 from volpipe.label_fields import nearest_affinities, read_probabilities
 from volpipe.label_graph import Edges, solve

@@ -24,7 +24,7 @@ from volpipe.formats.container import create_groups
 from volpipe.formats.files import Location, delete
 from volpipe.formats.metadata import merge_json, plain
 from volpipe.formats.remote import Remote, try_writing
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.identity import store_identities
 from volpipe.journal import Journal, Record, Totals, read_records
 from volpipe.label_graph import bytes_needed

@@ -17,7 +17,7 @@ from volpipe.estimate import Estimate
 from volpipe.formats import files
 from volpipe.formats.files import Location
 from volpipe.formats.remote import Remote, check_writable
-from volpipe.grid import align_up
+from volpipe.geometry.grid import align_up
 from volpipe.plan import AXES, Plan
 from volpipe.quota import find_quotas
 from volpipe.volume import Volume

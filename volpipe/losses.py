@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_entropy_with_logits
 
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.targets import NEAR, UNKNOWN
 from volpipe.training import Affinities, Loss
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 
 if TYPE_CHECKING:
     import torch

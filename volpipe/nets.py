@@ -30,7 +30,7 @@ from volpipe.complaints import complain
 from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.formats import files
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.net_geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.programs import short_hash
 from volpipe.reach import find_disagreement, find_nondeterminism, measure_geometry

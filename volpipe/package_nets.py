@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.onnx_nets import OnnxGraph, check_size, load_graph
 from volpipe.packages import Package, TensorSpec, Tolerance, Weights
 from volpipe.processing import LETTERS, STATISTICS, Step, output_intensity, split_normalisation

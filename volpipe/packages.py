@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolpipeError
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.processing import Step, read_step
 from volpipe.resolve import told
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from volpipe.chance import Array, Stream, smooth, uniform, white_noise
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.tissue import Tissue, grow, vesicles
 
 _NOISE = 6.0  # grey levels, deviation

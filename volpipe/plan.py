@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from volpipe.augment import check_augment
-from volpipe.blend import support
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.formats.files import Location
-from volpipe.grid import Box, Grid, Index, Lattice, Triple, align_up
-from volpipe.levels import level_factors, level_shape, level_step
+from volpipe.geometry.blend import support
+from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
+from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask

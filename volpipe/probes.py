@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from volpipe.grid import align_up
+from volpipe.geometry.grid import align_up
 from volpipe.net_geometry import KEYS, UnmeasurableError, run_net
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.net_geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
 from volpipe.probes import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from volpipe.access import View
-from volpipe.affinities import Offset
-from volpipe.blend import Family
 from volpipe.errors import RecipeError
 from volpipe.formats.metadata import Lengths, lengths
-from volpipe.grid import Triple
+from volpipe.geometry.affinities import Offset
+from volpipe.geometry.blend import Family
+from volpipe.geometry.grid import Triple
 from volpipe.recipe_toml import Section, load_tree, typed
 from volpipe.resolve import default_recipe
 

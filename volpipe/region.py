@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
 from volpipe.formats.metadata import nanometres
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import Volume
 
 AXES = "zyx"

@@ -28,7 +28,7 @@ from volpipe.failures import told_in
 from volpipe.folder import RunFolder
 from volpipe.formats.files import delete, locate
 from volpipe.formats.store import downsample, transferred
-from volpipe.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid
 from volpipe.infer import block_sums
 from volpipe.journal import Record
 from volpipe.measure import sampled_affine

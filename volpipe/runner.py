@@ -17,7 +17,7 @@ import numpy as np
 from volpipe import usage
 from volpipe.augment import mean_of_forms
 from volpipe.errors import NetError
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory
 from volpipe.nets import build_net, check_same_net, weights_digest
 from volpipe.plan import Plan

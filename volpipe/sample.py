@@ -26,7 +26,7 @@ import numpy as np
 from volpipe.cells import number_cells
 from volpipe.chance import Array
 from volpipe.errors import RecipeError
-from volpipe.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid
 from volpipe.painting import render
 from volpipe.tissue import HALF_MEMBRANE, grow, vesicles
 

@@ -16,7 +16,7 @@ import numpy as np
 from volpipe.dataset import WindowDataset
 from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
-from volpipe.grid import Box, Triple
+from volpipe.geometry.grid import Box, Triple
 from volpipe.measure import affine
 from volpipe.ops import Affine, to_dtype
 from volpipe.recipe import Normalise

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.stage import Stage, Unit
 from volpipe.wanted import Selection

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.output import read_voxels
 from volpipe.plan import AXES, Plan
 from volpipe.wanted import Selection

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SEED = 0

@@ -23,7 +23,7 @@ from volpipe.formats import files
 from volpipe.formats.census import ChunkFiles
 from volpipe.formats.container import read_header
 from volpipe.formats.damage import CHUNKED
-from volpipe.grid import Grid, Triple
+from volpipe.geometry.grid import Grid, Triple
 from volpipe.volume import Volume, absolute
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from volpipe.affinities import Offset, affinities
+from volpipe.geometry.affinities import Offset, affinities
 
 UNKNOWN, APART, NEAR = -1, 0, 1
 LEVELS = 256  # of a net's output, as a run stores it

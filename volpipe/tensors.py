@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from volpipe.formats.files import delete
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.usage import counting_growth
 from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer

@@ -20,7 +20,7 @@ import numpy as np
 
 from volpipe.cells import BENDS, RANGE, Rods, axis_distance, rods_near
 from volpipe.chance import Array, Axes, Stream, smooth, uniform, voxels
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 
 # Lengths are in nm, chosen by eye beside FIB-SEM of fly medulla at 10 nm (Takemura et al., PNAS 2015).
 HALF_MEMBRANE = 11.0

@@ -27,7 +27,7 @@ from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.descriptions import NetFacts
 from volpipe.errors import RunError
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import build_net, describe
 from volpipe.ranks import RankGroup

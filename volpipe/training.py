@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.affinities import OFFSETS, Offset
 from volpipe.errors import RecipeError
+from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipe import NetChoice, Normalise
 from volpipe.recipe_toml import Section, differences, load_tree, typed
 
@@ -134,7 +134,7 @@ class Loss(Section):
 class Affinities(Section):
     """What the net gives where volumes have labels: the chance of each offset that both voxels are of one object.
 
-    offsets: from a voxel to the other (z, y, x), one for each channel; see volpipe/affinities.py.
+    offsets: from a voxel to the other (z, y, x), one for each channel; see volpipe/geometry/affinities.py.
     ignore: the label of voxels of which nothing is known. 0 is known: it is of no object.
     bce: weight of the cross-entropy, in which of each channel all that is near counts as much as all that is apart.
     dice: weight of 1 less the Dice coefficient of what is apart, the mean over channels.

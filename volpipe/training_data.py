@@ -15,7 +15,7 @@ import numpy as np
 from volpipe.degrade import context
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.measure import needs_measuring
 from volpipe.recipe import Normalise
 from volpipe.region import find_roi

@@ -16,7 +16,7 @@ from torch import nn
 
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
 from volpipe.output import finish
 from volpipe.plan import make_plan

@@ -18,7 +18,7 @@ from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.formats import files
 from volpipe.formats.store import num_threads
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
 from volpipe.journal import read_records
 from volpipe.ops import Affine

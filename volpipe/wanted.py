@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.blend import support
 from volpipe.errors import PlanError, RunError
 from volpipe.formats.files import whole_file
-from volpipe.grid import Box, ravel
+from volpipe.geometry.blend import support
+from volpipe.geometry.grid import Box, ravel
 from volpipe.plan import Plan, load_plan
 from volpipe.volume import Volume
 

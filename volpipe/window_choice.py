@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
-from volpipe.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up
 from volpipe.recipe import Windows
 
 AXES = "zyx"

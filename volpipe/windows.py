@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from volpipe.grid import Box, Lattice
+from volpipe.geometry.grid import Box, Lattice
 from volpipe.ops import Affine
 from volpipe.volume import Volume
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from volpipe.beats import Beater, beating
 from volpipe.errors import PlanError
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 from volpipe.journal import Record
 from volpipe.lock import check_holder
 from volpipe.measure import Statistics, is_finite, join

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.row import Setting
-from volpipe.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid
 from volpipe.sample import Sample
 from volpipe.volume import ArraySpec, create_array, open_writer
 

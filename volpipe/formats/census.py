@@ -13,7 +13,7 @@ import numpy as np
 from volpipe.formats import files
 from volpipe.formats.files import Location
 from volpipe.formats.metadata import Header, Tree
-from volpipe.grid import Grid
+from volpipe.geometry.grid import Grid
 
 ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
 OFFSET_BYTES, CHECKSUM_BYTES = 16, 4

@@ -18,7 +18,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.formats import store
 from volpipe.formats.store import Index
-from volpipe.grid import Box
+from volpipe.geometry.grid import Box
 
 Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
 

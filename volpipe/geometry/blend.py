@@ -21,7 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from volpipe.grid import Lattice, Shape
+from volpipe.geometry.grid import Lattice, Shape
 
 Family = Literal["crop", "constant", "hann", "gaussian", "bump"]
 FAMILIES: tuple[Family, ...] = get_args(Family)

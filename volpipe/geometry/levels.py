@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from volpipe.grid import Triple
+from volpipe.geometry.grid import Triple
 
 Offset = Triple
 
