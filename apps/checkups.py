@@ -30,7 +30,7 @@ from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.findings import PACKAGES, Answer, Checked, Gpus
 from volpipe.limits import unwritable
 from volpipe.resolve import told
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 # Evaluated where the worker is. Python alone is needed for that: the volpipe there may be another one, or none.
 ASK = "exec(source, names) or names['examine'](question)"

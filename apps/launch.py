@@ -62,7 +62,7 @@ while [ "$counter" ] && kill -0 $pool 2>/dev/null; do
 done
 """
 
-# What workers kept on their node's disk (volpipe.staging) is deleted when nobody holds it any more.
+# What workers kept on their node's disk (volpipe.volumes.node_cache) is deleted when nobody holds it any more.
 # Where there is no flock, the next worker there does that.
 SWEEP = """
 if [ "$VOLPIPE_NODE_DIRECTORY" ]; then

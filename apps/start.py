@@ -38,7 +38,7 @@ from volpipe.interrupts import INTERRUPTS
 from volpipe.journal import Record
 from volpipe.pool import Start
 from volpipe.sites import find_site, name_user, try_site
-from volpipe.staging import VARIABLE
+from volpipe.volumes.node_cache import VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from volumes import noise
 
 from volpipe.geometry.grid import Grid
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 AXES = ("t", "c", "z", "y", "x")
 

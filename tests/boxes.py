@@ -12,7 +12,7 @@ from conftest import ROOT
 from hypothesis import strategies as st
 
 from volpipe.geometry.grid import Box
-from volpipe.volume import Volume
+from volpipe.volumes.volume import Volume
 
 MiB = 2**20
 
@@ -20,7 +20,7 @@ MiB = 2**20
 READ_BOXES = """
 import sys
 from volpipe.geometry.grid import Box
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 def peak():
     with open("/proc/self/status") as status:  # getrusage would count the process that started this one

@@ -45,7 +45,7 @@ class Slow(torch.nn.Module):
 def build():
     return Slow()
 def disturb(faults, dice):
-    from volpipe.formats.store import TensorStoreArray
+    from volpipe.volumes.storage.tensorstore import TensorStoreArray
     def failing(do, share, number):
         def failed(*arguments):
             if dice.random() < share:

@@ -19,7 +19,7 @@ from volpipe.sample import Sample, write_sample
 from volpipe.samples import Sampler
 from volpipe.targets import histograms, roc_auc, targets
 from volpipe.training import load_training
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 RECIPE = shipped_recipe(Path("affinities"))
 TRAINING = shipped_recipe(Path("train_affinities"))

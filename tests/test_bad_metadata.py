@@ -32,7 +32,7 @@ from metadata import (
 )
 
 from volpipe.errors import VolumeError
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 BROKEN: list[tuple[Files, str]] = [
     (n5(dimensions=[12, -1, 8]), "attributes.json: dimensions .* -1"),

@@ -28,7 +28,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from volpipe.errors import VolpipeError
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
@@ -173,7 +173,7 @@ def test_a_strip_that_unpacks_to_more_than_it_should_is_refused(tmp_path: Path, 
 
 def test_pictures_of_their_own_size_are_refused_where_nothing_bounds_them(tmp_path: Path) -> None:
     from volpipe.errors import VolumeError
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((16, 16), "u1"), compression="jpegxl")
     with pytest.raises(VolumeError, match="jpegxl, which takes memory that nothing bounds"):
@@ -181,7 +181,7 @@ def test_pictures_of_their_own_size_are_refused_where_nothing_bounds_them(tmp_pa
 
 
 def test_an_entity_bomb_in_ome_xml_is_no_voxel_size(tmp_path: Path) -> None:
-    from volpipe.formats.tags import _ome
+    from volpipe.volumes.formats.tiff_tags import _ome
 
     entities = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
     text = f'<?xml version="1.0"?><!DOCTYPE OME [<!ENTITY e0 "xxxxxxxxxx">{entities}]><OME>&e11;</OME>'
@@ -190,7 +190,7 @@ def test_an_entity_bomb_in_ome_xml_is_no_voxel_size(tmp_path: Path) -> None:
 
 def test_metadata_of_absurd_size_are_not_read(tmp_path: Path) -> None:
     from volpipe.errors import VolumeError
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     lay(tmp_path / "v", zarr3())
     (tmp_path / "v/zarr.json").write_text(json.dumps(ZARR3 | {"attributes": {"text": "x" * 2**24}}), encoding="utf-8")

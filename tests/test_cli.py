@@ -25,7 +25,7 @@ from volpipe.limits import Limits
 from volpipe.run import Progress
 from volpipe.show import Rate, count, duration, progress_line, size
 from volpipe.stage import Stage
-from volpipe.volume import ArraySpec, create_array, open_volume
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 24, 16)
 

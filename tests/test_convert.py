@@ -28,14 +28,14 @@ from hypothesis import strategies as st
 from inline import Inline
 from volumes import fingerprint, noise
 
-from volpipe import convert as module
-from volpipe.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.quota import Quota
 from volpipe.recipe import load_recipe
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.volumes import convert as module
+from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes
+from volpipe.volumes.storage.quota import Quota
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
 ENDINGS = {"n5": "n5", "hdf5": "h5", "tiff": "tif", "mrc": "mrc", "npy": "npy"}  # the others are .zarr
@@ -352,8 +352,8 @@ def test_a_copy_whose_worker_is_killed_says_so_and_leaves_nothing(tmp_path: Path
 
 COPY = """
 import sys
-from volpipe import convert
-from volpipe.volume import open_volume
+from volpipe.volumes import convert
+from volpipe.volumes.volume import open_volume
 
 def peak():
     with open("/proc/self/status") as status:  # getrusage would count the process that started this one

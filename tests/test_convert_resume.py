@@ -15,12 +15,12 @@ from bucket import Bucket
 from conftest import ROOT
 from volumes import fingerprint, noise
 
-from volpipe import convert as module
-from volpipe.convert import Choice, convert
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.growth import Tally
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.volumes import convert as module
+from volpipe.volumes.atomic_copy import Tally
+from volpipe.volumes.convert import Choice, convert
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SHAPE = (48, 40, 56)
 CHOICES = {
@@ -32,8 +32,8 @@ CHOICES = {
 }
 KILLED = """
 import os, signal, sys
-from volpipe import convert as module
-from volpipe.volume import open_volume
+from volpipe.volumes import convert as module
+from volpipe.volumes.volume import open_volume
 
 def die(done, total):
     if done == 5:

@@ -20,7 +20,7 @@ from numcodecs import LZ4, Blosc, Delta
 
 from volpipe.errors import ChunkError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 DATA = invented((8, 10, 12), "uint8")
 WHOLE = bytes(range(1, 65))

@@ -23,7 +23,7 @@ from volpipe.geometry.grid import Box
 from volpipe.nets import build_net, describe
 from volpipe.recipe import load_recipe
 from volpipe.sample import MEMBRANE, Sample, write_sample
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 RECIPE = ROOT / "configs" / "default.toml"
 WEIGHTS = ROOT / "models" / "unet3d_denoise.safetensors"

@@ -20,7 +20,7 @@ from volpipe.descriptions import FILE, NetFacts, facts_key, look_up, models_fold
 from volpipe.nets import _output_shape, build_net, describe, examine
 from volpipe.recipe import NetChoice, load_recipe
 from volpipe.resolve import shipped
-from volpipe.volume import ArraySpec, create_array
+from volpipe.volumes.volume import ArraySpec, create_array
 
 RECIPES = (
     "affinities",

@@ -12,7 +12,7 @@ from volumes import noise, windowed
 
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 
 def hollow(folder: Path, value: int, format_: str = "n5") -> np.ndarray:

@@ -17,7 +17,6 @@ from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
 from volpipe import rehearsal
-from volpipe.access import Reader
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
@@ -31,7 +30,8 @@ from volpipe.recipe import load_recipe
 from volpipe.schedule import Schedule
 from volpipe.stage import bundle_size
 from volpipe.sums import Sums, missed_share
-from volpipe.volume import open_volume
+from volpipe.volumes.reader import Reader
+from volpipe.volumes.volume import open_volume
 from volpipe.wanted import Selection
 
 FEW = settings(max_examples=60)

@@ -15,10 +15,10 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.errors import ChunkError, PlanError
 from volpipe.folder import RunFolder
-from volpipe.formats import damage
 from volpipe.geometry.grid import Box
 from volpipe.region import find_part
-from volpipe.volume import open_volume
+from volpipe.volumes.storage import damage
+from volpipe.volumes.volume import open_volume
 from volpipe.worker import Job
 
 SHAPE = (16, 32, 48)
@@ -214,7 +214,7 @@ def test_a_disk_that_fails_is_tried_again_and_a_damaged_chunk_is_not(
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr("volpipe.formats.store.TensorStoreArray.read", read)
+            patch.setattr("volpipe.volumes.storage.tensorstore.TensorStoreArray.read", read)
             record = perform(job, "measure", [0])
         assert [unit for unit, _ in record.failed] == [0]
         assert "chunk (0, 0, 0) in " in record.failed[0][1].splitlines()[-1]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from volpipe.folder import RunFolder
-from volpipe.formats.files import atomic_write, partial_files
+from volpipe.volumes.storage.paths import atomic_write, partial_files
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from volpipe.formats.files import whole_file
+from volpipe.volumes.storage.paths import whole_file
 with whole_file(Path(sys.argv[1])) as partial:
     partial.write_bytes(b"ne")
     os.kill(os.getpid(), signal.SIGKILL)

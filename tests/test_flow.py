@@ -23,7 +23,7 @@ from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
 from volpipe.provenance import read_origin
 from volpipe.recipe import load_recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 24, 16)
 NETS = """

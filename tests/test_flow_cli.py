@@ -17,7 +17,7 @@ from volumes import fingerprint, write_volume
 from volpipe import flow_cost
 from volpipe.geometry.affinities import affinities
 from volpipe.sample import Sample, write_sample
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
 # What a perfect net would give, of a volume that shows each object in a grey value of its own.

@@ -22,10 +22,10 @@ from volpipe.flow_cost import forecast_flow
 from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done
 from volpipe.folder import RunFolder
-from volpipe.formats import files
 from volpipe.provenance import read_origin
-from volpipe.quota import Quota
 from volpipe.recipe import load_recipe
+from volpipe.volumes.storage import paths as files
+from volpipe.volumes.storage.quota import Quota
 
 SHAPE = (16, 24, 16)
 OUT = "s3://cells/out"

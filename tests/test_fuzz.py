@@ -61,7 +61,7 @@ def test_what_a_reader_does_wrong_is_seen(
     place: Path, change: object, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One chunk is touched, and stays as it is; then a reader that fails, or adds one to all."""
-    from volpipe.volume import Reader
+    from volpipe.volumes.volume import Reader
 
     class Found:
         array: np.ndarray

@@ -12,13 +12,13 @@ from command import IDENTITY, Give, giver, set_each
 from volumes import windowed, write_volume
 
 from volpipe.errors import PlanError, RecipeError
-from volpipe.formats.container import read_attributes
 from volpipe.geometry.grid import Box
 from volpipe.measure import affine, measure, sampled_affine
 from volpipe.ops import Affine
 from volpipe.recipe import Normalise, load_recipe
 from volpipe.sample import Sample
-from volpipe.volume import open_volume
+from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 24, 32)
 RECIPES = ("default", "affinities", "superres_z2", "superres_z4", "superres_z4_sharp")

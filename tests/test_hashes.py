@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 
-from volpipe.convert import CODECS
+from volpipe.volumes.convert import CODECS
 
 LATER = {"started": "2026-11-22T20:00:00Z", "hosts": ["another"], "packages": {"numpy": "3"}, "code_sha256": "ff"}
 

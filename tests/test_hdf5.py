@@ -14,9 +14,9 @@ from boxes import MiB, boxes_of, check_reads, memory_of_boxes
 from volumes import noise
 
 from volpipe.errors import VolumeError
-from volpipe.formats import probe
 from volpipe.geometry.grid import Box
-from volpipe.volume import list_arrays, open_volume
+from volpipe.volumes.formats import hdf5_probe
+from volpipe.volumes.volume import list_arrays, open_volume
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 
@@ -24,7 +24,7 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int6
 @pytest.fixture(scope="module", autouse=True)
 def _one_process() -> Iterator[None]:
     """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
-    with probe.keep_process():
+    with hdf5_probe.keep_process():
         yield
 
 

@@ -31,7 +31,7 @@ from volpipe.recipe import load_recipe
 from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.tensors import Tensors
 from volpipe.usage import measured
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, ahead, batches
 

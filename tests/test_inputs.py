@@ -15,8 +15,8 @@ from bucket import Bucket
 from command import IDENTITY, Give, giver, set_each
 from volumes import noise, windowed, write_volume
 
-from volpipe.identity import Identity, changes, identify, is_alike
-from volpipe.volume import ArraySpec, create_array, open_volume
+from volpipe.volumes.identity import Identity, changes, identify, is_alike
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from volpipe.errors import VolumeError
-from volpipe.volume import list_arrays, open_volume
+from volpipe.volumes.volume import list_arrays, open_volume
 
 pytestmark = pytest.mark.real
 

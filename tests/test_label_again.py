@@ -23,7 +23,7 @@ from volpipe.geometry.levels import level_shape
 from volpipe.label_audit import num_misfits
 from volpipe.label_recipe import NEAREST
 from volpipe.output import levels_of
-from volpipe.volume import Multiscale, create_multiscale, open_volume, open_writer
+from volpipe.volumes.volume import Multiscale, create_multiscale, open_volume, open_writer
 
 SHAPE, BLOCKS = (13, 16, 11), 2 * 2 * 2
 SIZES = set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]")

@@ -18,7 +18,7 @@ from volpipe import label_tasks
 from volpipe.journal import read_records
 from volpipe.label_audit import inspect_labels
 from volpipe.label_pieces import Fragments
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 STAGES = ("pieces", "edges", "graph", "paint")
 COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))

@@ -36,8 +36,8 @@ from volpipe.label_plan import SegmentPlan, fit
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.label_tasks import FragmentGraph
 from volpipe.labelling import plan_segmentation, segment
-from volpipe.stand_in import affinities, zeros_like
-from volpipe.volume import Volume
+from volpipe.volumes.placeholder import affinities, zeros_like
+from volpipe.volumes.volume import Volume
 
 NO_RATES = SegmentCosts(1, *[0.0] * (len(dataclasses.fields(SegmentCosts)) - 1))
 SIZES = st.tuples(*[st.integers(1, 40)] * 3)

@@ -20,14 +20,14 @@ from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.flow import VOLUME
 from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
-from volpipe.formats.store import downsample
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
 from volpipe.journal import read_records
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST, SegmentRecipe
 from volpipe.labelling import plan_segmentation, segment
-from volpipe.volume import open_volume
+from volpipe.volumes.storage.tensorstore import downsample
+from volpipe.volumes.volume import open_volume
 
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 

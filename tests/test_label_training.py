@@ -243,7 +243,7 @@ def test_stopped_and_gone_on_it_comes_to_the_same_weights(folder: Path) -> None:
 
 
 def test_predictions_lie_beside_their_targets(folder: Path) -> None:
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     train(recipe(folder, "train.steps=2", "train.predict_every=2", "train.validate_every=0"), folder / "t", str(folder))
     store = folder / "t" / "tensors.n5"

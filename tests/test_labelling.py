@@ -25,14 +25,14 @@ from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
-from volpipe.formats.container import read_attributes
 from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.interrupts import INTERRUPTED
 from volpipe.journal import read_records
 from volpipe.label_fields import as_bytes
 from volpipe.labelling import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
 from volpipe.overlaps import Overlaps, label_scores
-from volpipe.volume import open_volume
+from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.volume import open_volume
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)

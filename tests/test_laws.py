@@ -20,7 +20,7 @@ from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.nets import build_net
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 
 def planned(folder: Path, volume: Path, *settings_: str) -> Plan:

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from metadata import GROUP, GROUP3, ZARRAY, lay
 
 from volpipe.errors import ChunkError, VolumeError
-from volpipe.formats import probe
-from volpipe.formats.files import check_beside
-from volpipe.formats.zarr import consolidated_arrays
-from volpipe.volume import list_arrays, open_volume
+from volpipe.volumes.formats import hdf5_probe
+from volpipe.volumes.formats.zarr import consolidated_arrays
+from volpipe.volumes.storage.paths import check_beside
+from volpipe.volumes.volume import list_arrays, open_volume
 
 DATA = invented((4, 6, 8), "uint8")
 SECRET = np.full(DATA.shape, 77, "u1")
@@ -32,7 +32,7 @@ SECRET = np.full(DATA.shape, 77, "u1")
 @pytest.fixture(scope="module", autouse=True)
 def _one_process() -> Iterator[None]:
     """Look at all files of these tests in one process: starting it takes a second on a busy machine."""
-    with probe.keep_process():
+    with hdf5_probe.keep_process():
         yield
 
 
@@ -199,8 +199,8 @@ def test_a_file_that_crashes_the_library_does_not_end_this_process(
         "crashes the HDF5 library, with code -11": f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})",
         "kept the HDF5 library busy for 1 s": "import time; time.sleep(60)",
     }
-    monkeypatch.setattr(probe, "_kept", [])
-    monkeypatch.setattr(probe, "_keeping", False)
+    monkeypatch.setattr(hdf5_probe, "_kept", [])
+    monkeypatch.setattr(hdf5_probe, "_keeping", False)
     for words, code in codes.items():
         started: list[subprocess.Popen[bytes]] = []
 
@@ -212,8 +212,8 @@ def test_a_file_that_crashes_the_library_does_not_end_this_process(
             return process
 
         with monkeypatch.context() as patch:
-            patch.setattr(probe, "_start", start)
-            patch.setattr(probe, "SECONDS", 1.0 if "sleep" in code else probe.SECONDS)
+            patch.setattr(hdf5_probe, "_start", start)
+            patch.setattr(hdf5_probe, "SECONDS", 1.0 if "sleep" in code else hdf5_probe.SECONDS)
             with pytest.raises(VolumeError, match=words):
                 open_volume(tmp_path / "a.h5")
         assert [process.poll() is not None for process in started] == [True]

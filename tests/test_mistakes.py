@@ -12,7 +12,7 @@ from command import Give, giver
 from conftest import ROOT
 from volumes import noise, write_volume
 
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 24, 16)
 FOREIGN = (

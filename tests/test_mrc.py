@@ -15,7 +15,7 @@ from volumes import noise
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 
 def write(path: Path, data: np.ndarray, change: Callable[[mrcfile.mrcfile.MrcFile], None] | None = None) -> Path:

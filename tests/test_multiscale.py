@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from volpipe.errors import VolumeError
-from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume
 
 FORMATS = ("ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2")
 AXES_OME = [{"name": "c", "type": "channel"}] + [{"name": a, "type": "space", "unit": "nanometer"} for a in "zyx"]

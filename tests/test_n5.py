@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from metadata import ARRAY, Tree, lay, without
 
 from volpipe.errors import VolumeError
-from volpipe.formats.n5 import write_chunks
-from volpipe.volume import ArraySpec, create_array, list_arrays, open_volume
+from volpipe.volumes.formats.n5 import write_chunks
+from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume
 
 
 @pytest.mark.parametrize("codec", ["gzip", "raw", "zstd", "blosc", "xz", "bzip2"])
@@ -94,7 +94,7 @@ def test_bulk_writes_come_back(shape: tuple[int, ...], chunks: tuple[int, ...], 
 
 WRITE_FOREVER = """
 import sys, numpy as np
-from volpipe.formats.n5 import write_chunks
+from volpipe.volumes.formats.n5 import write_chunks
 noise = np.random.default_rng(0).integers(0, 256, (48, 48, 48), np.uint8)
 for i in range(10**6):
     write_chunks(sys.argv[1], "x", (0, 0, 0), noise + np.uint8(i % 200 + 1))

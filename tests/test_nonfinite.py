@@ -14,7 +14,7 @@ from volpipe.errors import PlanError
 from volpipe.folder import RunFolder
 from volpipe.journal import read_records
 from volpipe.plan import Plan
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 # Voxels of 7 become NaN, of 8 infinite, of 9 minus infinity.
 NET = """

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from volumes import noise
 
 from volpipe.errors import VolumeError
-from volpipe.formats.flat import FlatArray, RawFile
-from volpipe.formats.store import transferred
 from volpipe.geometry.grid import Box
-from volpipe.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
+from volpipe.volumes.formats.flat import FlatArray, RawFile
+from volpipe.volumes.storage.tensorstore import transferred
+from volpipe.volumes.volume import ArraySpec, create_array, list_arrays, open_volume, open_writer
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 

@@ -24,7 +24,7 @@ from volpipe.nets import build_net, check_shapes, describe, normalising_layers
 from volpipe.onnx_nets import load_onnx
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 node = helper.make_node
 IDENTITY = [node("Identity", ["x"], ["y"])]

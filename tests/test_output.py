@@ -25,7 +25,7 @@ from volpipe.geometry.grid import Box
 from volpipe.output import create_output, levels_of, promised
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import Multiscale, Writer, create_multiscale, open_volume
+from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]
 VOXEL, ORIGIN = (16.0, 8.0, 4.0), (160.0, -80.0, 40.0)  # of the input, nm, (z, y, x)

@@ -21,7 +21,7 @@ from volpipe.nets import build_net, describe
 from volpipe.package_nets import PackageNet, compare
 from volpipe.packages import Tolerance
 from volpipe.recipe import NetChoice, Normalise, Recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 FORMS = ("0.4", "0.5")
 LARGE = np.random.default_rng(1).normal(100, 9, (1, 1, 32, 32, 32)).astype(np.float32)

@@ -21,7 +21,7 @@ import pytest
 from conftest import ROOT
 
 from volpipe.geometry.grid import Box
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 PLACES = {"volpipe": "volpipe", "apps": "volpipe/apps", "models": "volpipe/models", "configs": "volpipe/configs"}
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

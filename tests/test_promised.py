@@ -12,7 +12,7 @@ from volpipe.errors import PlanError
 from volpipe.output import create_output, promised
 from volpipe.plan import Plan, make_plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 
 def plan_into(out: Path, *settings: str, channels: int = 1, voxel: tuple[float, float, float] | None = None) -> Plan:

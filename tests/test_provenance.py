@@ -12,11 +12,11 @@ from command import Give, giver, set_each
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.folder import RunFolder
-from volpipe.formats.container import read_attributes
-from volpipe.identity import fingerprint as input_fingerprint
 from volpipe.provenance import sessions_of, settings_of, to_toml, toml
 from volpipe.recipe import Recipe, load_recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.identity import fingerprint as input_fingerprint
+from volpipe.volumes.volume import open_volume
 
 NET = """
 import torch

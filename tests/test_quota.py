@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from plans import planned, volume
 
-from volpipe import quota
 from volpipe.errors import PlanError
 from volpipe.estimate import Slots, estimate, upper_bounds
 from volpipe.limits import Limits, check_limits, disk_limits
-from volpipe.quota import Quota, find_quotas
+from volpipe.volumes.storage import quota
+from volpipe.volumes.storage.quota import Quota, find_quotas
 
 UID, GID = os.geteuid(), os.getegid()
 Tool = Callable[[str, str], None]

@@ -21,7 +21,7 @@ from volpipe.net_geometry import Geometry, UnmeasurableError
 from volpipe.nets import describe
 from volpipe.reach import measure_geometry
 from volpipe.recipe import NetChoice
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 SOME = (
     "identity",

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from volpipe.errors import VolumeError
-from volpipe.formats import store
 from volpipe.geometry.grid import Box
-from volpipe.volume import Volume
+from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.volume import Volume
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_mirrored_reads_touch_each_voxel_once(tmp_path: Path) -> None:
     array, seen = reader._array, []
 
     class Recorder:
-        def read(self, index: store.Index) -> np.ndarray:
+        def read(self, index: tensorstore.Index) -> np.ndarray:
             seen.append(array.read(index))
             return seen[-1]
 

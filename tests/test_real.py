@@ -13,7 +13,7 @@ from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 pytestmark = pytest.mark.real
 

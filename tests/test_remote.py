@@ -28,7 +28,7 @@ from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import (
+from volpipe.volumes.volume import (
     ArraySpec,
     Level,
     Multiscale,

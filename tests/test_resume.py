@@ -16,9 +16,9 @@ from volumes import fingerprint
 
 from volpipe import worker
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.files import delete
 from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import delete
 from volpipe.worker import Job
 
 ALL_BLOCKS = set(blocks_by_window().values())  # others have no window
@@ -229,7 +229,7 @@ def test_scratch_is_deleted_while_somebody_still_writes_there(tmp_path: Path) ->
 
 
 def test_what_cannot_be_deleted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "DELETE_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(paths, "DELETE_PAUSE_SECONDS", 0.0)
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         delete(tmp_path / "file")

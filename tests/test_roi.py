@@ -26,7 +26,15 @@ from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_volume, open_writer
+from volpipe.volumes.volume import (
+    ArraySpec,
+    Level,
+    Multiscale,
+    create_array,
+    create_multiscale,
+    open_volume,
+    open_writer,
+)
 from volpipe.wanted import Selection
 
 SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

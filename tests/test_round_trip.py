@@ -12,7 +12,7 @@ from arrays import AXES, invented, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volpipe.volume import ArraySpec, create_array, open_volume
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 N5_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 

@@ -21,7 +21,7 @@ from volpipe.geometry.grid import Box
 from volpipe.painting import blur, paint, sections
 from volpipe.sample import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
 from volpipe.tissue import grow, vesicles
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 KINDS = ("raw", "labels", "organelles")
 FAR = (30_000, 90_000, 60_000)  # where single precision no longer tells voxels apart in nm

@@ -14,7 +14,7 @@ import pytest
 from command import wait_until
 from disks import small_disk
 
-from volpipe.staging import LOCK_FILE, NodeCache, open_cache, remove_stale
+from volpipe.volumes.node_cache import LOCK_FILE, NodeCache, open_cache, remove_stale
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -16,7 +16,7 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 16, 24)
 WINDOWS = set_each(*windowed((8, 8, 8), (0, 0, 0), (2, 1, 1), "crop"), "output.levels=0")

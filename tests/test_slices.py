@@ -12,8 +12,8 @@ from boxes import MiB, boxes_of, check_reads, memory_of_boxes
 from volumes import noise, write_volume
 
 from volpipe.errors import VolumeError
-from volpipe.formats.slices import natural
-from volpipe.volume import list_arrays, open_volume
+from volpipe.volumes.formats.tiff_folder import natural
+from volpipe.volumes.volume import list_arrays, open_volume
 
 
 def write(folder: Path, data: np.ndarray, names: list[str] | None = None, **settings: object) -> Path:

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from volumes import fingerprint, noise, write_volume
 
-from volpipe import staging
 from volpipe.apps.launch import grouped
-from volpipe.formats import store
 from volpipe.geometry.grid import Box
 from volpipe.journal import read_records
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.volumes import node_cache
+from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SHAPE = (20, 30, 26)
 LAYOUTS = {
@@ -35,11 +35,11 @@ LAYOUTS = {
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that the site names on this node, for this process; emptied by all that it opened."""
-    staging.take_warnings()
+    node_cache.take_warnings()
     monkeypatch.setenv("HERE", str(tmp_path))
-    monkeypatch.setenv(staging.VARIABLE, "$HERE/node")
+    monkeypatch.setenv(node_cache.VARIABLE, "$HERE/node")
     yield tmp_path / "node"
-    staging.close_caches()
+    node_cache.close_caches()
     assert not (tmp_path / "node").exists() or caches(tmp_path / "node") == []
 
 
@@ -55,8 +55,8 @@ def written(folder: Path, layout: str, data: np.ndarray) -> Volume:
 def test_every_box_is_what_it_is_without(node: Path, tmp_path: Path, layout: str) -> None:
     data = noise(SHAPE)
     data[16:] = 0  # not stored
-    volume = staging.through_cache(written(tmp_path / "in", layout, data), "a run")
-    assert isinstance(volume, staging.CachedVolume)
+    volume = node_cache.through_cache(written(tmp_path / "in", layout, data), "a run")
+    assert isinstance(volume, node_cache.CachedVolume)
 
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.tuples(*(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True).map(sorted) for n in SHAPE)))
@@ -66,21 +66,21 @@ def test_every_box_is_what_it_is_without(node: Path, tmp_path: Path, layout: str
             np.testing.assert_array_equal(volume.open(cache_bytes=cache_bytes).read(box)[0], data[box.slices])
 
     check()
-    assert staging.take_warnings() == ()
+    assert node_cache.take_warnings() == ()
     assert volume.open().is_stored(Box((0, 0, 0), (16, 16, 16)))
     assert not volume.open().is_stored(Box((16, 0, 0), (20, 16, 16)))
 
 
 def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_path: Path) -> None:
     data = noise((16, *SHAPE[1:]))
-    volume = staging.through_cache(written(tmp_path / "in", "n5", data), "a run")
+    volume = node_cache.through_cache(written(tmp_path / "in", "n5", data), "a run")
     stored = sum(
         file.stat().st_size for file in (tmp_path / "in/raw").rglob("*") if file.is_file() and file.name.isdecimal()
     )
-    before = store.transferred().read
+    before = tensorstore.transferred().read
     for _ in range(3):
         volume.open().read(Box.of((16, *SHAPE[1:])))
-    assert store.transferred().read - before == stored
+    assert tensorstore.transferred().read - before == stored
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_p
 )
 def test_a_spoilt_copy_is_read_where_it_comes_from_and_said_to_be(node: Path, tmp_path: Path, spoil: object) -> None:
     data = noise((16, *SHAPE[1:]))
-    volume = staging.through_cache(written(tmp_path / "in", "n5", data), "a run")
+    volume = node_cache.through_cache(written(tmp_path / "in", "n5", data), "a run")
     box = Box((0, 0, 0), (8, 8, 8))
     volume.open().read(box)
     (copy,) = [file for file in node.glob("*/*") if file.name == "0_0_0"]
     spoil(copy)  # type: ignore[operator]  # as parametrised
     np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
-    (word,) = staging.take_warnings()
+    (word,) = node_cache.take_warnings()
     assert word.startswith(f"the input is read straight, not by way of {node}: ")
     np.testing.assert_array_equal(volume.open().read(box)[0], data[box.slices])
     assert copy.read_bytes() == (tmp_path / "in/raw/0/0/0").read_bytes()
@@ -107,23 +107,23 @@ def test_a_folder_that_cannot_be_is_told_and_the_input_read_straight(
     volume = written(tmp_path / "in", "n5", data)
     (tmp_path / "file").touch()
     for place, why in (("here", "is 'here'"), ("/$NOBODY/node", "NOBODY"), (f"{tmp_path}/file", "file")):
-        monkeypatch.setenv(staging.VARIABLE, place)
-        found = staging.through_cache(volume, "a run").open().read(Box((0, 0, 0), (8, 8, 8)))
+        monkeypatch.setenv(node_cache.VARIABLE, place)
+        found = node_cache.through_cache(volume, "a run").open().read(Box((0, 0, 0), (8, 8, 8)))
         np.testing.assert_array_equal(found[0], data[:8, :8, :8])
-        (word,) = staging.take_warnings()
+        (word,) = node_cache.take_warnings()
         assert why in word
 
 
 def test_what_is_no_file_of_a_chunk_is_read_where_it_lies(node: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", noise((8, 8, 8)))
     volume = open_volume(tmp_path / "in.npy")
-    assert staging.through_cache(volume, "a run") is volume
-    assert staging.obstacle(volume) == "npy is read in parts of files"
+    assert node_cache.through_cache(volume, "a run") is volume
+    assert node_cache.obstacle(volume) == "npy is read in parts of files"
     shards = ArraySpec((1024, 512, 512), np.dtype(np.uint8), (64, 64, 64), shards=(512, 512, 512), codec="zstd")
     create_array(tmp_path / "big", "raw", shards, "zarr3")
     large = open_volume(tmp_path / "big/raw")
-    assert staging.through_cache(large, "a run") is large
-    assert staging.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
+    assert node_cache.through_cache(large, "a run") is large
+    assert node_cache.obstacle(large) == "its shards hold 128 MiB, more than 64, and are read in part"
 
 
 def test_the_plan_says_why_an_input_is_not_kept_on_nodes(
@@ -149,7 +149,7 @@ def run(folder: Path, volume: Path, node: str | None, *options: str) -> tuple[st
     folder.mkdir()
     environment = {"VOLPIPE_WORKERS": "2", "HERE": str(folder.parent)}
     if node is not None:
-        environment[staging.VARIABLE] = node
+        environment[node_cache.VARIABLE] = node
     ended = finish(folder, begin(folder, "run", *ZSCORE, *options, "-o", "out.zarr", str(volume), **environment))
     assert ended.code == 0, ended.err
     (folder / "said.txt").write_text(" ".join(ended.out.split()))
@@ -202,7 +202,7 @@ def caches(node: Path) -> list[Path]:
 def test_nothing_stays_on_a_node_whatever_is_killed(tmp_path: Path, what: str) -> None:
     """Where the pool's shell is killed as well, nobody is left to clean up but the next run's workers."""
     node = tmp_path / "node"
-    slow = Slow(tmp_path / "run", mode="streamed", environment={staging.VARIABLE: str(node)})
+    slow = Slow(tmp_path / "run", mode="streamed", environment={node_cache.VARIABLE: str(node)})
     slow.begin()
     slow.wait_for_calls(20)
     assert len(caches(node)) == 1
@@ -237,4 +237,4 @@ def test_a_site_names_a_folder_in_the_words_of_its_node(tmp_path: Path) -> None:
     ended = subprocess.run(
         ["bash", "-c", once.format(block_id=0)], env=environment, capture_output=True, text=True, check=True
     )
-    assert f"{staging.VARIABLE}={tmp_path}/me and more" in ended.stdout.splitlines()
+    assert f"{node_cache.VARIABLE}={tmp_path}/me and more" in ended.stdout.splitlines()

@@ -15,8 +15,8 @@ from volumes import noise, windowed, write_volume
 
 from volpipe import presence
 from volpipe.errors import RunError
-from volpipe.lock import held
 from volpipe.presence import Note, Presence, StageNote, find_driver, present
+from volpipe.volumes.storage.lock import held
 
 SHAPE = (16, 24, 16)
 NET = """

@@ -18,7 +18,7 @@ from volpipe.geometry.grid import Box
 from volpipe.recipe import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.training import load_training
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 FACTORS = {"superres_z4": 4, "superres_z2": 2, "superres_z4_sharp": 4}
 

@@ -16,11 +16,11 @@ import zarr
 from bucket import serving
 from command import giver
 
-from volpipe.convert import Choice, convert
 from volpipe.geometry.grid import Box
 from volpipe.show import intensity_line
-from volpipe.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
-from volpipe.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.volumes.convert import Choice, convert
+from volpipe.volumes.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
+from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SHAPE, CHUNK = (20, 28, 36), 8
 LONG = 60.0  # seconds: more than any part takes here, so that the clock decides nothing

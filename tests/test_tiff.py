@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from volumes import noise
 
 from volpipe.errors import VolumeError
-from volpipe.formats import tiff
-from volpipe.formats.metadata import Place
 from volpipe.geometry.grid import Box
-from volpipe.volume import ArraySpec, list_arrays, open_volume
+from volpipe.volumes.formats import tiff
+from volpipe.volumes.storage.metadata import Place
+from volpipe.volumes.volume import ArraySpec, list_arrays, open_volume
 
 ZYX, ZCYX = ("z", "y", "x"), ("z", "c", "y", "x")
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")

@@ -18,13 +18,13 @@ from trainings import make_folder
 
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
-from volpipe.lock import check_holder
 from volpipe.models.superres import superres
 from volpipe.recipe import load_recipe
 from volpipe.train import train
 from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.training_logs import last_step
-from volpipe.volume import open_volume
+from volpipe.volumes.storage.lock import check_holder
+from volpipe.volumes.volume import open_volume
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 

@@ -26,7 +26,7 @@ from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.folder import RunFolder
 from volpipe.nets import build_net, check_shapes, describe
 from volpipe.recipe import NetChoice
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from volpipe.train import train
 from volpipe.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.training_logs import EVENT_FILE, read_log
 from volpipe.validate import NUM_WINDOWS, middle
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 HELD = Box((4, 3, 5), (27, 36, 37))
 

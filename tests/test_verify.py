@@ -13,12 +13,12 @@ import pytest
 from command import Give, giver, named_by_verify, set_each
 from volumes import noise, windowed, write_volume
 
-from volpipe import checksums
-from volpipe.formats.n5 import write_chunks
-from volpipe.formats.store import context
 from volpipe.geometry.grid import Box
 from volpipe.journal import read_records
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes import checksums
+from volpipe.volumes.formats.n5 import write_chunks
+from volpipe.volumes.storage.tensorstore import context
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 SHAPE = (20, 24, 28)
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "zarr2", "n5"]

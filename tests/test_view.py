@@ -18,13 +18,13 @@ from plans import volume as reference
 from volumes import noise
 
 from volpipe.errors import PlanError, RecipeError, VolumeError
-from volpipe.formats.metadata import lengths
 from volpipe.geometry.grid import Box
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.labelling import plan_segmentation
 from volpipe.plan import check_thickness
 from volpipe.recipe import load_recipe
-from volpipe.volume import View, open_volume, with_view
+from volpipe.volumes.storage.metadata import lengths
+from volpipe.volumes.volume import View, open_volume, with_view
 
 SHAPE = (2, 5, 3, 20, 24)  # t, z, c, y, x
 NAMES = ["DAPI", "GFP", "488"]

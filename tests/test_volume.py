@@ -18,8 +18,8 @@ from conftest import ROOT
 from metadata import ARRAY, GROUP, ZARR3, lay
 
 from volpipe.errors import VolumeError
-from volpipe.formats import store
-from volpipe.volume import Volume, list_arrays, open_volume, open_writer
+from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.volume import Volume, list_arrays, open_volume, open_writer
 
 # ---- finding
 
@@ -133,7 +133,7 @@ def test_a_process_opens_a_volume_once_until_it_changes(tmp_path: Path) -> None:
 
 
 def test_importing_brings_no_format_library() -> None:
-    code = "import sys, volpipe.volume; print({'tensorstore', 'zarr', 'z5py', 'torch'} & set(sys.modules))"
+    code = "import sys, volpipe.volumes.volume; print({'tensorstore', 'zarr', 'z5py', 'torch'} & set(sys.modules))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "set()"
@@ -162,9 +162,9 @@ def test_a_forked_process_is_told_and_a_spawned_one_reads(tmp_path: Path, method
 
 def test_threads_are_limited_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOLPIPE_THREADS", "3")
-    assert store.num_threads() == 3
+    assert tensorstore.num_threads() == 3
     monkeypatch.setenv("VOLPIPE_THREADS", "many")
     with pytest.raises(VolumeError, match="VOLPIPE_THREADS"):
-        store.num_threads()
+        tensorstore.num_threads()
     monkeypatch.delenv("VOLPIPE_THREADS")
-    assert store.num_threads() == os.cpu_count()
+    assert tensorstore.num_threads() == os.cpu_count()

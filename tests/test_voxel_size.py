@@ -11,7 +11,7 @@ import zarr
 from metadata import ARRAY, COSEM, GROUP3, SCALE, ZARR3, ZARRAY, Files, Tree, dataset, lay, n5, ome, ome_zarr, zarr3
 
 from volpipe.geometry.grid import Box
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 Place = tuple[float, float, float]
 

@@ -11,7 +11,7 @@ from arrays import write_all
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.volume import ArraySpec, create_array, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 # ---- making
 

@@ -13,7 +13,7 @@ from metadata import lay
 from numcodecs import Delta, Zstd
 
 from volpipe.geometry.grid import Box
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 
 @pytest.mark.parametrize(

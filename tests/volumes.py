@@ -9,7 +9,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.provenance import RUN_KEY
-from volpipe.volume import ArraySpec, create_array, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 
 def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
-from volpipe.formats.files import locate
 from volpipe.geometry.grid import Triple
 from volpipe.memory import array_bytes
 from volpipe.plan import ENOUGH_BLOCKS, Plan, make_plan
-from volpipe.volume import Volume
+from volpipe.volumes.storage.paths import locate
+from volpipe.volumes.volume import Volume
 
 NOTABLE = 1.05  # a ratio below says nothing
 BLOCKS_PER_WORKER = 4  # fewer leave workers idle at the end

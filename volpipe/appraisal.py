@@ -12,13 +12,13 @@ from volpipe.alternatives import Alternative, alternatives
 from volpipe.errors import RunStopped
 from volpipe.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.folder import RunFolder
-from volpipe.formats.files import locate
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
 from volpipe.pool import WorkerPool
 from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates, unheard
-from volpipe.volume import Volume
+from volpipe.volumes.storage.paths import locate
+from volpipe.volumes.volume import Volume
 from volpipe.wanted import Selection
 
 log = logging.getLogger(__name__)

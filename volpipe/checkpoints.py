@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from volpipe.errors import RunError
-from volpipe.formats.files import atomic_write, whole_file
+from volpipe.volumes.storage.paths import atomic_write, whole_file
 
 SUFFIX = ".pt"
 

@@ -202,7 +202,7 @@ def try_volume(part: Part | None, version: str | None, wanted: str) -> tuple[str
         return "", ""
     try:
         from volpipe.geometry.grid import Box
-        from volpipe.volume import open_volume
+        from volpipe.volumes.volume import open_volume
 
         z, y, x = part["start"]
         start, (z, y, x) = (z, y, x), part["stop"]

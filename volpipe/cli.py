@@ -452,11 +452,11 @@ def _choose(
 
     The volume is opened first: most mistakes are about it, and should not wait for heavy packages.
     """
-    from volpipe.formats import files
-    from volpipe.formats.container import locate
     from volpipe.output import with_format
     from volpipe.recipe import load_recipe
-    from volpipe.volume import open_volume
+    from volpipe.volumes.formats.container import locate
+    from volpipe.volumes.storage import paths
+    from volpipe.volumes.volume import open_volume
 
     chosen = load_recipe(recipe, settings)
     target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
@@ -466,7 +466,7 @@ def _choose(
     check_net(chosen.net, Path.cwd())
     from volpipe.folder import RunFolder
 
-    return chosen, target, RunFolder.of_output(files.locate(target))
+    return chosen, target, RunFolder.of_output(paths.locate(target))
 
 
 def _on_site(config: str, folder: RunFolder) -> Start:
@@ -491,8 +491,8 @@ def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
 
 def _default_output(volume: str, inner: str | None, net: str, output_format: str) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and the net."""
-    from volpipe.formats.container import locate
     from volpipe.programs import label_of
+    from volpipe.volumes.formats.container import locate
 
     container, key = locate(volume, inner)
     parts = [container.stem, *filter(None, key.split("/")), label_of(net)]

@@ -19,7 +19,7 @@ from volpipe.show import arrays_table, codec_table, duration, footprint_lines, i
 from volpipe.terminal import bars, check_folder, out
 
 if TYPE_CHECKING:
-    from volpipe.volume import Volume
+    from volpipe.volumes.volume import Volume
 
 MOST_ARRAYS = 100  # of a container, in a table
 
@@ -48,7 +48,7 @@ def info(
     """Print shape, type and voxel size of VOLUME, its intensities, and what lies on disk."""
     from volpipe.errors import SeveralVolumesError
     from volpipe.recipe import typed_view
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     if fast and codecs:
         raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
@@ -65,8 +65,8 @@ def info(
 
 def _print_arrays(container: str, keys: list[str]) -> None:
     """Print a table of the volumes `keys` in `container`, and how one is named."""
-    from volpipe.formats.files import locate
-    from volpipe.volume import open_volume, typed
+    from volpipe.volumes.storage.paths import locate
+    from volpipe.volumes.volume import open_volume, typed
 
     rows: list[tuple[str, Volume | str]] = []
     for key in keys[:MOST_ARRAYS]:
@@ -83,7 +83,7 @@ def _print_arrays(container: str, keys: list[str]) -> None:
 
 def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
     """Print each part as soon as it is there; together they take a few seconds."""
-    from volpipe.survey import measure_footprint, measure_intensities, try_codecs
+    from volpipe.volumes.survey import measure_footprint, measure_intensities, try_codecs
 
     intensities = measure_intensities(volume, seed=seed)
     out.print(intensity_line(intensities))
@@ -148,10 +148,10 @@ def convert(
     parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT appears once the copy is whole."""
-    from volpipe.convert import Choice, container_of, parse_sizes
-    from volpipe.convert import convert as copy
     from volpipe.recipe import typed_view
-    from volpipe.volume import open_volume
+    from volpipe.volumes.convert import Choice, container_of, parse_sizes
+    from volpipe.volumes.convert import convert as copy
+    from volpipe.volumes.volume import open_volume
 
     view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
     check_folder(target, container_of(target), parents=parents)

@@ -87,7 +87,7 @@ def evaluate(
 
 def _check_volumes(*locations: str) -> None:
     """Refuse volumes that cannot be opened, before heavy packages are loaded."""
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     for location in locations:
         open_volume(location)
@@ -96,7 +96,7 @@ def _check_volumes(*locations: str) -> None:
 def _said_input(output: str) -> str | None:
     """Return what an output of a run was made from, None where that is not said, gone, or only a part was computed."""
     from volpipe.provenance import read_origin
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     try:
         origin = read_origin(output)

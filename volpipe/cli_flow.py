@@ -48,7 +48,7 @@ def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
 
 
 def _default_output(flow: Flow, volume: str) -> str:
-    from volpipe.formats.container import locate
+    from volpipe.volumes.formats.container import locate
 
     container, key = locate(volume)
     return "_".join([container.stem, *filter(None, key.split("/")), Path(flow.source).stem])
@@ -60,9 +60,9 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
     Return the folder of the run.
     """
     from volpipe.flow import VOLUME, Comparison, named
-    from volpipe.formats.container import absolute
     from volpipe.output import check_name
-    from volpipe.volume import open_volume
+    from volpipe.volumes.formats.container import absolute
+    from volpipe.volumes.volume import open_volume
 
     if out_path is not None:
         check_name(out_path)

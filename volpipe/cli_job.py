@@ -70,7 +70,7 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
     Raises:
         VolpipeError: with what is wrong.
     """
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     if "://" not in location:
         place = Path(location).expanduser()

@@ -68,12 +68,12 @@ def segment(
     _check(affinities, choice, target, parents=parents)
     from volpipe.apps.start import on_site
     from volpipe.folder import RunFolder
-    from volpipe.formats import files
     from volpipe.label_cost import forecast_labels
     from volpipe.labelling import plan_segmentation
     from volpipe.labelling import segment as run_segmentation
+    from volpipe.volumes.storage import paths
 
-    start = on_site(config, RunFolder.of_output(files.locate(target)).parsl)
+    start = on_site(config, RunFolder.of_output(paths.locate(target)).parsl)
     plan = plan_segmentation(affinities, choice, target, Path.cwd())
     out.print(describe_plan(plan))
     times: list[SegmentTimes] = []
@@ -103,9 +103,9 @@ def segment(
 
 def _check(affinities: str, choice: SegmentRecipe, target: str, *, parents: bool) -> None:
     """Refuse, before a site starts, an --out that cannot hold labels and a volume that cannot be opened."""
-    from volpipe.formats.container import locate
     from volpipe.output import check_name
-    from volpipe.volume import open_volume
+    from volpipe.volumes.formats.container import locate
+    from volpipe.volumes.volume import open_volume
 
     check_name(target)
     container = locate(target)[0]
@@ -159,7 +159,7 @@ def time_table(times: SegmentTimes, site: str) -> Table:
 
 def _default_output(volume: str) -> str:
     """Return CONTAINER_KEY_labels.zarr, in this folder."""
-    from volpipe.formats.container import locate
+    from volpipe.volumes.formats.container import locate
 
     container, key = locate(volume)
     return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"

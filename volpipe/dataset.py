@@ -45,7 +45,7 @@ from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.tensors import SOURCE_KEY
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 

@@ -20,11 +20,7 @@ from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.files import Location, delete
-from volpipe.formats.remote import Remote, try_writing
 from volpipe.geometry.grid import Box
-from volpipe.identity import Identity, store_identities
 from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
@@ -46,7 +42,11 @@ from volpipe.stage import SingleStage, Stage
 from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
 from volpipe.verify import check_present, load_run_record, shards_of
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.identity import Identity, store_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.volume import Volume, open_volume
 from volpipe.wanted import Selection
 from volpipe.worker import PLAN_FILE, Job, submitter
 
@@ -102,7 +102,7 @@ def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Pat
     """Return the plan for `location`; everything that can be refused before the start is refused here."""
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
     plan = prepare_for(volume, recipe, out, search_path)
-    check_access(files.locate(volume.path), files.locate(out))
+    check_access(paths.locate(volume.path), paths.locate(out))
     return plan
 
 
@@ -113,7 +113,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_trained(recipe.net, net)
     recipe = with_normalisation(recipe, net)
     mask = _open_mask(recipe.input.mask, search_path)
-    target = files.locate(out)
+    target = paths.locate(out)
     plan = make_plan(recipe, volume, net, out=target, search_path=str(search_path), mask=mask)
     check_thickness(volume, net)
     check_apart(target, volume, "volume")
@@ -161,7 +161,7 @@ def execute(
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    folder = RunFolder.of_output(files.locate(plan.out))
+    folder = RunFolder.of_output(paths.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh=fresh)
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
@@ -281,7 +281,7 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecas
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    folder = RunFolder.of_output(files.locate(plan.out))
+    folder = RunFolder.of_output(paths.locate(plan.out))
     if start is None:
         return forecast(plan, folder)
     with folder.locked(), logging_to(folder.log), start(folder.parsl) as pool:
@@ -297,7 +297,7 @@ def _schedule(selection: Selection, journal: Journal, keep_tensors: bool) -> Sch
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
     """Delete the scratch of a complete run, and what killed writers left in its output."""
-    for path in sweep(files.locate(plan.out)):
+    for path in sweep(paths.locate(plan.out)):
         log.info("deleted %s, which a killed writer left", path)
     if not keep_tensors:
         Tensors(plan, folder.path).remove()
@@ -402,7 +402,7 @@ def inspect_run(output: str | Path) -> Standing:
     Raises:
         RunError: no run was started there.
     """
-    place = files.locate(output) if "://" in str(output) else Path(output)
+    place = paths.locate(output) if "://" in str(output) else Path(output)
     folder = RunFolder.of_output(place)
     if isinstance(place, Path) and (place / PLAN_FILE).is_file():
         folder = RunFolder(place)
@@ -440,13 +440,13 @@ def forget(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:
     Raises:
         RunError: somebody else made it, or a driver is at work on it.
     """
-    if files.exists(out) or folder.path.is_dir():
+    if paths.exists(out) or folder.path.is_dir():
         with folder.locked():
             _forget(folder, out, mark)
 
 
 def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
-    if files.exists(out) and not (folder.path / mark).is_file():
+    if paths.exists(out) and not (folder.path / mark).is_file():
         raise RunError(f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out")
     if isinstance(out, Remote):
         try_writing(out)
@@ -456,16 +456,16 @@ def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
 
 def _claim(folder: RunFolder, plan: Plan, *, fresh: bool) -> None:
     """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
-    out = files.locate(plan.out)
+    out = paths.locate(plan.out)
     if fresh:
         _forget(folder, out)
     if isinstance(out, Remote):
         try_writing(out)
     folder.check_same(plan)
     started = folder.journal.is_file() and folder.plan_file.is_file()
-    if files.exists(out) and not started:
+    if paths.exists(out) and not started:
         raise RunError(f"{out} exists and no run in {folder.path} made it; choose another --out")
-    if started and not files.exists(out) and any(r.stage != "measure" for r in read_records(folder.journal)):
+    if started and not paths.exists(out) and any(r.stage != "measure" for r in read_records(folder.journal)):
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 

@@ -21,7 +21,7 @@ from volpipe.memory import memory_bytes, net_bytes
 from volpipe.plan import Plan
 from volpipe.stage import bundle_size
 from volpipe.sums import Sums
-from volpipe.volume import Volume
+from volpipe.volumes.volume import Volume
 from volpipe.windows import CACHE_BYTES
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule

@@ -18,7 +18,6 @@ import numpy as np
 from volpipe import scores
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid
-from volpipe.identity import fingerprint
 from volpipe.interpolate import METHODS, interpolated
 from volpipe.journal import Record
 from volpipe.ops import to_dtype
@@ -28,7 +27,8 @@ from volpipe.region import find_roi
 from volpipe.scores import ImageSums
 from volpipe.task import Outcomes, work
 from volpipe.tasks import gather
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.identity import fingerprint
+from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
 BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from volpipe.ops import Affine
 from volpipe.tensors import Tensors
-from volpipe.volume import Volume
+from volpipe.volumes.volume import Volume
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows
 

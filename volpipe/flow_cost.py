@@ -20,7 +20,6 @@ from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
-from volpipe.formats.files import delete
 from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import check_memory
@@ -30,8 +29,9 @@ from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation
-from volpipe.stand_in import zeros_like
-from volpipe.volume import Volume
+from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
 from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
-from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable
 from volpipe.label_plan import SegmentPlan, check_offsets, fit
 from volpipe.label_recipe import SegmentInput, SegmentRecipe
 from volpipe.labelling import plan_segmentation
@@ -24,7 +22,9 @@ from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
 from volpipe.recipe import Input
-from volpipe.volume import Volume, absolute, open_volume, with_view
+from volpipe.volumes.storage.object_store import Remote, check_writable
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 

@@ -23,9 +23,6 @@ from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_s
 from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.metadata import read_json, write_json
-from volpipe.formats.remote import Remote, try_writing
 from volpipe.journal import Totals, read_records
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
@@ -34,7 +31,10 @@ from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.run import TOLERATED_SHARE
-from volpipe.volume import open_volume
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import read_json, write_json
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.volume import open_volume
 from volpipe.worker import PLAN_FILE
 
 FLOW_FILE = "flow.json"
@@ -199,7 +199,7 @@ def _check_out(plan: FlowPlan) -> None:
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
         with named(stage.name):
-            if not isinstance(stage.work, Evaluation) and files.exists(stage.out) and not _is_begun(stage):
+            if not isinstance(stage.work, Evaluation) and paths.exists(stage.out) and not _is_begun(stage):
                 raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
 
 
@@ -208,7 +208,7 @@ def _clear(plan: FlowPlan) -> None:
     for stage in reversed(plan.stages):
         with named(stage.name):
             if isinstance(stage.work, Evaluation):
-                files.delete_file(stage.out)
+                paths.delete_file(stage.out)
             else:
                 forget(stage.out, stage.folder, _mark(stage.work))
 
@@ -264,12 +264,12 @@ def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
                 f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
                 "start all stages over"
             )
-        files.delete_file(later.out)
+        paths.delete_file(later.out)
 
 
 def _is_begun(stage: StagePlan) -> bool:
     if isinstance(stage.work, Evaluation):
-        return files.exists(stage.out)
+        return paths.exists(stage.out)
     return (stage.folder.path / _mark(stage.work)).is_file()
 
 
@@ -344,7 +344,7 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     Raises:
         RunError: what is stored there is damaged.
     """
-    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
     path = place / FLOW_FILE if is_folder else RunFolder.of_stages(place).path / FLOW_FILE
     told = read_json(path)
@@ -358,13 +358,13 @@ def find_entries(output: str | Path) -> list[Entry] | None:
 
 def _with_folder(entry: dict[str, str]) -> dict[str, str]:
     """Return `entry` with the folder of its run, which earlier versions did not say: all outputs lay on a disk."""
-    return {"folder": str(RunFolder.of_stage(files.locate(entry["out"])).path)} | entry
+    return {"folder": str(RunFolder.of_stage(paths.locate(entry["out"])).path)} | entry
 
 
 def is_done(entry: Entry) -> bool:
     """Return whether the stage `entry` is complete."""
     if entry.kind == "evaluate":
-        return files.is_file(files.locate(entry.out))
+        return paths.is_file(paths.locate(entry.out))
     if entry.kind == "label":
         plan = SegmentPlan.load(entry.run.path)
         return plan is not None and is_segmented(plan, entry.run)

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.evaluate import Evaluation, describe_evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.formats.metadata import write_json
 from volpipe.label_cost import SegmentTimes
 from volpipe.score_cost import ScoreTime
+from volpipe.volumes.storage.metadata import write_json
 
 TIMES_FILE = "times.json"
 

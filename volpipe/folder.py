@@ -18,11 +18,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
-from volpipe.formats.files import Location, atomic_write, delete, partial_files
-from volpipe.lock import LOCK_FILE, held
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
 from volpipe.recipe_toml import differences
+from volpipe.volumes.storage.lock import LOCK_FILE, held
+from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
 from volpipe.wanted import Selection, read_selection
 from volpipe.worker import PLAN_FILE, SELECTION_FILE
 

@@ -16,7 +16,7 @@ from volpipe.geometry.grid import Box, Triple, align_up
 from volpipe.measure import sampled_affine
 from volpipe.net_geometry import Geometry
 from volpipe.sample import Sample
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
     from volpipe.recipe import Recipe

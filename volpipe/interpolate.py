@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.volume import Reader
+from volpipe.volumes.volume import Reader
 
 METHODS = ("nearest", "linear", "cubic")
 REACH = 12  # coarse voxels: the pole of the cubic B-spline's filter to its power is below 2e-7

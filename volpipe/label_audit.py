@@ -11,12 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe import checksums
-from volpipe.access import Reader
 from volpipe.errors import RunError
 from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
-from volpipe.formats import files
 from volpipe.journal import Totals
 from volpipe.label_pieces import find_fragments
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
@@ -24,7 +21,10 @@ from volpipe.label_tasks import TABLE
 from volpipe.labelling import LabelProgress, stages_of
 from volpipe.output import level_key
 from volpipe.verify import Recomputed, Verdict, check_files, judge
-from volpipe.volume import open_writer
+from volpipe.volumes import checksums
+from volpipe.volumes.reader import Reader
+from volpipe.volumes.storage import paths
+from volpipe.volumes.volume import open_writer
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def find_labels(output: str | Path) -> tuple[RunFolder, SegmentPlan] | None:
     Raises:
         RunError: the plan is damaged, or of another version.
     """
-    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     is_folder = isinstance(place, Path) and (place / LABEL_FILE).is_file()
     folder = RunFolder(place) if is_folder and isinstance(place, Path) else RunFolder.of_output(place)
     plan = SegmentPlan.load(folder.path)
@@ -74,7 +74,7 @@ def inspect_labels(output: str | Path) -> LabelStatus | None:
         return None
     folder, plan = labels
     progress, stages = LabelProgress.from_journal(folder.journal), {stage.name: stage for stage in stages_of(plan)}
-    is_gone = bool(progress.results["paint"]) and not files.exists(files.locate(plan.out))
+    is_gone = bool(progress.results["paint"]) and not paths.exists(paths.locate(plan.out))
     return LabelStatus(
         plan,
         folder.path,

@@ -20,21 +20,21 @@ import numpy as np
 from volpipe import label_tasks
 from volpipe.errors import RunError, RunStopped
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.files import delete
 from volpipe.geometry.grid import Box
 from volpipe.journal import Record
 from volpipe.label_graph import FIRST, solve
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_tasks import FragmentGraph, SegmentJob, objects_csv
-from volpipe.lock import held
 from volpipe.output import level_key
 from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS, stopwatch
-from volpipe.stand_in import synthetic_affinities, write
 from volpipe.task import Outcomes, work
 from volpipe.tasks import gather
-from volpipe.volume import ArraySpec, View, Volume, create_array
+from volpipe.volumes.placeholder import synthetic_affinities, write
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.lock import held
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import ArraySpec, View, Volume, create_array
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> list[SegmentTimes
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
-    folder = RunFolder.of_output(files.locate(plan.out)).rehearsal
+    folder = RunFolder.of_output(paths.locate(plan.out)).rehearsal
     try:
         return [calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers)]
     except RunStopped as error:  # the segmentation names the blocks that fail

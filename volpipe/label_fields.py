@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from volpipe.access import Reader
 from volpipe.geometry.grid import Box
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import NEAREST
+from volpipe.volumes.reader import Reader
 
 FULL = 255
 WHOLE = 60  # a multiple of every possible number of neighbours

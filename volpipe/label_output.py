@@ -12,17 +12,17 @@ from typing import ClassVar
 import numpy as np
 
 import volpipe
-from volpipe import checksums
 from volpipe.errors import PlanError
-from volpipe.formats import files
 from volpipe.geometry.grid import Box
-from volpipe.identity import fingerprint
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_recipe import SegmentRecipe
 from volpipe.output import foreseen, level_key, levels_of
 from volpipe.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.pyramid import coarsened
-from volpipe.volume import (
+from volpipe.volumes import checksums
+from volpipe.volumes.identity import fingerprint
+from volpipe.volumes.storage import paths
+from volpipe.volumes.volume import (
     ArraySpec,
     Multiscale,
     Volume,
@@ -42,7 +42,7 @@ PACKAGES = (
 
 def create_output(plan: SegmentPlan) -> None:
     """Write the metadata of every level and of their group; existing voxels stay."""
-    out = files.locate(plan.out)
+    out = paths.locate(plan.out)
     for level in range(len(plan.factors)):
         create_array(out, level_key(level), _spec(plan, level), FORMAT)
     create_multiscale(out, _multiscale(plan), attributes=_origin(plan))

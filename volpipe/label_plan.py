@@ -15,11 +15,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError, RunError
-from volpipe.formats.files import atomic_write
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.label_recipe import NEAREST, SegmentRecipe
-from volpipe.volume import View, Volume, open_volume, with_view
+from volpipe.volumes.storage.paths import atomic_write
+from volpipe.volumes.volume import View, Volume, open_volume, with_view
 
 LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64

@@ -20,9 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from volpipe import checksums
-from volpipe.access import Reader
-from volpipe.formats.files import atomic_write
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
 from volpipe.journal import Record
@@ -32,9 +29,12 @@ from volpipe.label_output import coarse_labels, write_labels
 from volpipe.label_pieces import COLUMNS, find_fragments
 from volpipe.label_plan import SegmentPlan, load_segment_plan
 from volpipe.label_recipe import NEAREST
-from volpipe.lock import check_holder
 from volpipe.task import Outcomes, work
-from volpipe.volume import ArraySpec, create_array, open_writer
+from volpipe.volumes import checksums
+from volpipe.volumes.reader import Reader
+from volpipe.volumes.storage.lock import check_holder
+from volpipe.volumes.storage.paths import atomic_write
+from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 IDS, FRAGMENTS, EDGES, NAMES, TABLE = "ids.zarr", "pieces", "edges", "names.npz", "objects.csv"
 HEADINGS = ("label", *COLUMNS[:1], *COLUMNS[2:], "z_nm", "y_nm", "x_nm")

@@ -19,13 +19,7 @@ from pathlib import Path
 from volpipe import label_tasks
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.container import create_groups
-from volpipe.formats.files import Location, delete
-from volpipe.formats.metadata import merge_json, plain
-from volpipe.formats.remote import Remote, try_writing
 from volpipe.geometry.grid import Box
-from volpipe.identity import store_identities
 from volpipe.journal import Journal, Record, Totals, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
@@ -40,7 +34,13 @@ from volpipe.presence import Presence, StageNote, present
 from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
 from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
-from volpipe.volume import open_volume
+from volpipe.volumes.formats.container import create_groups
+from volpipe.volumes.identity import store_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import merge_json, plain
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.volume import open_volume
 
 __all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
 
@@ -121,11 +121,11 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
         PlanError: the volume does not fit the recipe or may not be read, or the output may not be written.
     """
     volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)
-    target = files.locate(out)
+    target = paths.locate(out)
     check_offsets(volume, recipe, stored_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))
     check_apart(target, volume, "volume")
-    check_access(files.locate(volume.path), target)
+    check_access(paths.locate(volume.path), target)
     return plan
 
 
@@ -157,7 +157,7 @@ def segment(
         RunStopped: a block fails, or the graph needs more memory than the recipe gives it.
     """
     began = time.perf_counter()
-    folder = RunFolder.of_output(files.locate(plan.out))
+    folder = RunFolder.of_output(paths.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
@@ -257,20 +257,20 @@ class LabelProgress:
 
 def _claim(folder: RunFolder, plan: SegmentPlan, fresh: bool) -> None:
     """Refuse a folder or output of another run; delete both for a fresh start."""
-    out = files.locate(plan.out)
+    out = paths.locate(plan.out)
     if isinstance(out, Remote):
         try_writing(out)
     is_ours = (folder.path / LABEL_FILE).is_file()
     if folder.plan_file.is_file():
         raise RunError(f"{folder.path} holds a run of a net; choose another --out")
-    if files.exists(out) and not is_ours:
+    if paths.exists(out) and not is_ours:
         raise RunError(f"{out} exists and no segmentation in {folder.path} made it; choose another --out")
     if fresh:
         delete(out)  # first: only its folder knows whose it is
         folder.clear()
         return
     check_same(folder, plan)
-    if not files.exists(out) and LabelProgress.from_journal(folder.journal).results["paint"]:
+    if not paths.exists(out) and LabelProgress.from_journal(folder.journal).results["paint"]:
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 
@@ -352,14 +352,14 @@ def is_segmented(plan: SegmentPlan, folder: RunFolder) -> bool:
 
 def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) -> None:
     """Delete scratch and leftovers of killed writers, write the run's attributes, and note the metadata's checksums."""
-    out = files.locate(plan.out)
+    out = paths.locate(plan.out)
     for path in sweep(out):
         log.info("deleted %s, which a killed writer left", path)
     for name in (IDS, FRAGMENTS, EDGES):
         if (folder.path / name).exists():
             delete(folder.path / name)
     (folder.path / NAMES).unlink(missing_ok=True)
-    for path in files.partial_files(folder.path):
+    for path in paths.partial_files(folder.path):
         path.unlink(missing_ok=True)
     records = [record for record in journal.records() if record.done]
     time_format = "%Y-%m-%dT%H:%M:%SZ"

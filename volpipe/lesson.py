@@ -11,12 +11,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError
-from volpipe.formats.files import atomic_write
 from volpipe.journal import Record
-from volpipe.lock import check_holder
 from volpipe.seats import PEER_LOST, RankInfo
 from volpipe.task import Outcomes, work
 from volpipe.training import TrainRecipe
+from volpipe.volumes.storage.lock import check_holder
+from volpipe.volumes.storage.paths import atomic_write
 
 TRAINING_FILE = "training.json"
 STAGE = "train"

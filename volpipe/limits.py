@@ -14,13 +14,13 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
-from volpipe.formats import files
-from volpipe.formats.files import Location
-from volpipe.formats.remote import Remote, check_writable
 from volpipe.geometry.grid import align_up
 from volpipe.plan import AXES, Plan
-from volpipe.quota import find_quotas
-from volpipe.volume import Volume
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.object_store import Remote, check_writable
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.quota import find_quotas
+from volpipe.volumes.volume import Volume
 
 GIB = 1 << 30
 IN_A_POD = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes in every container
@@ -53,8 +53,8 @@ def disk_limits(out: Location, worker_bytes: int | None = None) -> Limits:
     quotas = find_quotas(folder)
     free, bytes_by = _least((shutil.disk_usage(folder).free, ""), *((q.bytes_left, q.name) for q in quotas))
     # Some file systems make inodes as they go and count none.
-    files, files_by = _least((status.f_favail or None, ""), *((q.files_left, q.name) for q in quotas))
-    return Limits(free, files, worker_bytes, bytes_by, files_by)
+    paths, files_by = _least((status.f_favail or None, ""), *((q.files_left, q.name) for q in quotas))
+    return Limits(free, paths, worker_bytes, bytes_by, files_by)
 
 
 def _least(*limits: tuple[int | None, str]) -> tuple[int | None, str]:
@@ -71,7 +71,7 @@ def check_apart(out: Location, volume: Volume, what: str) -> None:
     """
     if isinstance(out, Remote):
         check_writable(out)
-    source, target = _resolved(files.locate(volume.path)), _resolved(out)
+    source, target = _resolved(paths.locate(volume.path)), _resolved(out)
     if target == source or target in source.parents:
         raise PlanError(f"the output {out} would overwrite the {what} {volume.path}; choose another --out")
     if source in target.parents:

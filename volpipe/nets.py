@@ -29,7 +29,6 @@ from volpipe import descriptions, programs
 from volpipe.complaints import complain
 from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
-from volpipe.formats import files
 from volpipe.geometry.grid import Triple, align_up
 from volpipe.net_geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.programs import short_hash
@@ -37,6 +36,7 @@ from volpipe.reach import find_disagreement, find_nondeterminism, measure_geomet
 from volpipe.recipe import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 from volpipe.state_dicts import load_state
+from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -169,8 +169,8 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a shipped net; None for a net whose code may be anywhere."""
     if not descriptions.is_shipped(choice):
         return None
-    files = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
-    digest = descriptions.digest(choice, search_path, files, descriptions.torch_version(), what)
+    paths = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
+    digest = descriptions.digest(choice, search_path, paths, descriptions.torch_version(), what)
     if digest is None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -179,7 +179,7 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
 
 def _remember(memory: Path, text: str) -> None:
     try:
-        files.write(memory, text.encode())
+        paths.write(memory, text.encode())
     except OSError as error:  # without a cache, the same work is done again
         log.debug("%s cannot be written: %s", memory, error)
 
@@ -261,9 +261,9 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
         return None
     code = programs.code_hash(choice.name, search_path)
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    paths = sorted(Path(__file__).parent.glob("*.py"))
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
-    digest = descriptions.digest(unweighted, search_path, files, descriptions.torch_version(), code, what)
+    digest = descriptions.digest(unweighted, search_path, paths, descriptions.torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "volpipe" / f"{programs.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 

@@ -17,7 +17,7 @@ from volpipe.training import WEIGHTS, Data, TrainRecipe
 from volpipe.training_data import resolve_address
 from volpipe.training_logs import read_log
 from volpipe.trials import SCORES
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder
 UNITS = {"psnr": " dB"}

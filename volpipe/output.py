@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe import checksums
 from volpipe.errors import PlanError
-from volpipe.formats.container import locate
-from volpipe.formats.files import PARTIAL, Location
-from volpipe.formats.metadata import Display
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
 from volpipe.recipe import Output, Recipe
-from volpipe.volume import (
+from volpipe.volumes import checksums
+from volpipe.volumes.formats.container import locate
+from volpipe.volumes.storage.metadata import Display
+from volpipe.volumes.storage.paths import PARTIAL, Location
+from volpipe.volumes.volume import (
     ArraySpec,
     Level,
     Multiscale,

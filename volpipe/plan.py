@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from volpipe.augment import check_augment
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
-from volpipe.formats.files import Location
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.programs import code_hash
 from volpipe.recipe import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
-from volpipe.volume import View, Volume, open_volume
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import View, Volume, open_volume
 from volpipe.window_choice import choose_windows, triple
 
 AXES = "zyx"

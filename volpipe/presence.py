@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.formats.files import atomic_write
-from volpipe.lock import find_holder
+from volpipe.volumes.storage.lock import find_holder
+from volpipe.volumes.storage.paths import atomic_write
 
 FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least

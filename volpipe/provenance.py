@@ -22,10 +22,6 @@ from pydantic import BaseModel, Field
 import volpipe
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.container import create_groups, read_attributes
-from volpipe.formats.metadata import merge_json, plain
-from volpipe.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.journal import Journal, Record, read_records
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
@@ -35,7 +31,11 @@ from volpipe.recipe import Recipe
 from volpipe.recipe_toml import NO_RECIPE, Section
 from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
-from volpipe.volume import Volume
+from volpipe.volumes.formats.container import create_groups, read_attributes
+from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import merge_json, plain
+from volpipe.volumes.volume import Volume
 from volpipe.wanted import Selection
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
@@ -100,7 +100,7 @@ def sessions_of(folder: RunFolder) -> list[Session]:
 
 def seal(folder: RunFolder, plan: Plan, findings: dict[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
-    out, format = files.locate(plan.out), ARRAY_FORMATS[plan.recipe.output.format]
+    out, format = paths.locate(plan.out), ARRAY_FORMATS[plan.recipe.output.format]
     said = {"volpipe": plain(_history(folder, plan) | findings)}
     create_groups(out, f"{RUN_KEY}/attributes", format)
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": said} if format == "zarr3" else said)
@@ -178,7 +178,7 @@ class Origin(BaseModel):
     @property
     def volume(self) -> str:
         """The location of the array that was read."""
-        place = files.locate(self.input["path"])
+        place = paths.locate(self.input["path"])
         return str(place / self.input["key"]) if self.input["key"] else str(place)
 
     @property
@@ -191,7 +191,7 @@ class Origin(BaseModel):
     @property
     def out(self) -> str:
         """Where the output that is made again may go, beside the first."""
-        old = files.locate(self.run["output"])
+        old = paths.locate(self.run["output"])
         return str(old.parent / f"{old.stem}_again{old.suffix}")
 
 
@@ -257,8 +257,8 @@ def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
     Raises:
         RunError: there is no output.
     """
-    place = files.locate(output if "://" in str(output) else Path(output).absolute())
-    if not files.exists(place):
+    place = paths.locate(output if "://" in str(output) else Path(output).absolute())
+    if not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     said, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
     run = {"output": str(place)} | (inner if isinstance(inner, dict) else {})

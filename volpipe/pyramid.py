@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from volpipe.formats.store import downsample
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.output import read_voxels, write_voxels
 from volpipe.plan import Plan
+from volpipe.volumes.storage.tensorstore import downsample
 
 
 class Levelled(Protocol):

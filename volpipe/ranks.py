@@ -27,8 +27,8 @@ import torch.distributed
 from torch import Tensor
 
 from volpipe.errors import RunError
-from volpipe.formats.files import atomic_write
 from volpipe.seats import ABANDONED, SERVICE_VARIABLE, RankInfo
+from volpipe.volumes.storage.paths import atomic_write
 
 log = logging.getLogger(__name__)
 

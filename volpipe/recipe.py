@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from volpipe.access import View
 from volpipe.errors import RecipeError
-from volpipe.formats.metadata import Lengths, lengths
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Triple
 from volpipe.recipe_toml import Section, load_tree, typed
 from volpipe.resolve import default_recipe
+from volpipe.volumes.reader import View
+from volpipe.volumes.storage.metadata import Lengths, lengths
 
 Auto = Literal["auto"]
 Augment = Literal["none", "flips", "rotations"]

@@ -11,9 +11,9 @@ import re
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
-from volpipe.formats.metadata import nanometres
 from volpipe.geometry.grid import Box
-from volpipe.volume import Volume
+from volpipe.volumes.storage.metadata import nanometres
+from volpipe.volumes.volume import Volume
 
 AXES = "zyx"
 BOUND = re.compile(r"\s*(\d+|-?\d+(?:\.\d*)?(?=\s*[^\d\s.]))\s*([^\d\s.]*)\s*")  # a length may be broken or negative

@@ -26,8 +26,6 @@ from volpipe.estimate import UnitCosts, upper_bounds
 from volpipe.factor import factor
 from volpipe.failures import told_in
 from volpipe.folder import RunFolder
-from volpipe.formats.files import delete, locate
-from volpipe.formats.store import downsample, transferred
 from volpipe.geometry.grid import Box, Grid
 from volpipe.infer import block_sums
 from volpipe.journal import Record
@@ -41,7 +39,9 @@ from volpipe.runner import load_runner, smaller_windows
 from volpipe.task import work
 from volpipe.tensors import Tensors
 from volpipe.usage import peak_bytes
-from volpipe.volume import Volume
+from volpipe.volumes.storage.paths import delete, locate
+from volpipe.volumes.storage.tensorstore import downsample, transferred
+from volpipe.volumes.volume import Volume
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 from volpipe.worker import Job, submitter

@@ -135,7 +135,7 @@ def write_sample(
 
 def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
     """Write the metadata of both arrays; the codec is one that every reader of N5 and Zarr has."""
-    from volpipe.volume import ArraySpec, create_array
+    from volpipe.volumes.volume import ArraySpec, create_array
 
     chunks = tuple(min(chunk, n) for n in sample.shape)
     size = sample.voxel_size_nm[::-1] if format == "n5" else sample.voxel_size_nm  # N5 counts x, y, z
@@ -168,7 +168,7 @@ def _written(path: Path, sample: Sample, boxes: Grid, workers: int) -> Iterator[
 
 
 def _write_box(path: Path, sample: Sample, box: Box) -> None:
-    from volpipe.volume import open_writer
+    from volpipe.volumes.volume import open_writer
 
     open_writer(path, "raw").write(box, sample.raw(box))
     open_writer(path, "labels").write(box, sample.labels(box))

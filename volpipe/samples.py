@@ -25,7 +25,7 @@ from volpipe.targets import targets
 from volpipe.tensors import SOURCE_KEY
 from volpipe.training import Data, Samples, TrainRecipe
 from volpipe.training_data import check_finite, check_holds, open_data, resolve_address
-from volpipe.volume import Reader, Volume, open_volume
+from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"
 CACHE_BYTES = 1 << 30  # of decoded chunks of each volume

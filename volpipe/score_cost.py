@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.evaluate import BLOCK, Evaluation, score
-from volpipe.formats.files import delete
 from volpipe.journal import Record
 from volpipe.label_cost import elapsed
 from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS
-from volpipe.stand_in import zeros_like
 from volpipe.tasks import gather
+from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.storage.paths import delete
 
 
 @dataclass(frozen=True)

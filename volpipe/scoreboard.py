@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from volpipe.evaluate import ImageScores
     from volpipe.overlaps import LabelScores
-    from volpipe.volume import Volume
+    from volpipe.volumes.volume import Volume
 
 COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
 CAPTION = (

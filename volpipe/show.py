@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.presence import Driver, Note, StageNote
     from volpipe.run import Progress
     from volpipe.seams import Score
-    from volpipe.survey import Footprint, Intensities, Trials
-    from volpipe.volume import Volume
+    from volpipe.volumes.survey import Footprint, Intensities, Trials
+    from volpipe.volumes.volume import Volume
 
 MOST_ROWS = 20
 WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
@@ -251,7 +251,7 @@ def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
 
 def placement(forecast: Forecast) -> str:
     """Return which of the run's data are kept on nodes, and why."""
-    from volpipe.staging import obstacle
+    from volpipe.volumes.node_cache import obstacle
 
     place, why_not = forecast.node_directory, obstacle(forecast.volume)
     if why_not:

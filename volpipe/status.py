@@ -16,7 +16,6 @@ from volpipe.driver import inspect_run
 from volpipe.failures import Missing
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.folder import RunFolder
-from volpipe.formats import files
 from volpipe.journal import Totals
 from volpipe.label_audit import inspect_labels
 from volpipe.lesson import Training
@@ -26,6 +25,7 @@ from volpipe.training import LOSSES
 from volpipe.training_logs import last_step
 from volpipe.trials import TABLE
 from volpipe.tune import STUDY
+from volpipe.volumes.storage import paths
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
@@ -107,7 +107,7 @@ def find_status(output: str) -> Status:
 
 
 def _of_run(output: str) -> Status:
-    place = files.locate(output) if "://" in output else Path(output).absolute()
+    place = paths.locate(output) if "://" in output else Path(output).absolute()
     folder = RunFolder.of_output(place)
     driver = find_driver(folder.path, folder.journal)
     if driver.state == "running" and not folder.plan_file.is_file():  # its site is being started
@@ -138,7 +138,7 @@ def _of_stages(output: str) -> Status | None:
     entries = find_entries(output)
     if entries is None:
         return None
-    place = files.locate(output) if "://" in output else Path(output).absolute()
+    place = paths.locate(output) if "://" in output else Path(output).absolute()
     own = RunFolder.of_stages(place)
     folder = own.path if own.path.is_dir() else Path(output)
     parts = tuple(map(_of_entry, entries))

@@ -18,7 +18,6 @@ from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, is_complete, log_session
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
-from volpipe.formats.files import atomic_write
 from volpipe.pool import Start
 from volpipe.presence import present
 from volpipe.recipe_toml import load_tree, typed
@@ -35,6 +34,7 @@ from volpipe.trials import (
     store_table,
     with_overrides,
 )
+from volpipe.volumes.storage.paths import atomic_write
 
 log = logging.getLogger(__name__)
 

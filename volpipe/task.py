@@ -12,8 +12,8 @@ from functools import lru_cache
 from volpipe.errors import ChunkError, NetError
 from volpipe.heap import share_heap
 from volpipe.journal import Record
-from volpipe.staging import take_warnings
 from volpipe.usage import is_alone, measured
+from volpipe.volumes.node_cache import take_warnings
 
 Outcomes = Iterator[tuple[int, Exception | None]]
 

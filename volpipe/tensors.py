@@ -18,11 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from volpipe.formats.files import delete
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.usage import counting_growth
-from volpipe.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
+from volpipe.volumes.storage.paths import delete
+from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 
 SOURCE_KEY = "tensors/source"
 DIMENSIONS = ("dataset", "iteration", "batch", "channel", "z", "y", "x")
@@ -96,7 +96,7 @@ class Tensors:
             whole[[n - first for n in numbers]] = data
             _write(open_writer(self.source_path, SOURCE_KEY), (first, 0, 0, 0, 0), whole)
             return
-        from volpipe.formats.n5 import write_chunks
+        from volpipe.volumes.formats.n5 import write_chunks
 
         done = 0
         for start, stop in _runs(numbers):

@@ -20,7 +20,7 @@ from volpipe.measure import needs_measuring
 from volpipe.recipe import Normalise
 from volpipe.region import find_roi
 from volpipe.training import Data, TrainRecipe
-from volpipe.volume import Volume, open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
 

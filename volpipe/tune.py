@@ -20,7 +20,6 @@ from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
-from volpipe.formats.files import atomic_write
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
@@ -39,6 +38,7 @@ from volpipe.trials import (
     store_table,
     with_overrides,
 )
+from volpipe.volumes.storage.paths import atomic_write
 
 if TYPE_CHECKING:
     import optuna

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from volpipe.formats.store import Transferred, transferred
+from volpipe.volumes.storage.tensorstore import Transferred, transferred
 
 Device = Callable[[], tuple[str, float]]  # its name, and the seconds that it has computed so far
 

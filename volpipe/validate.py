@@ -26,7 +26,7 @@ from volpipe.samples import Sampler, SampleSource
 from volpipe.targets import accuracy, histograms, roc_auc
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.training import TrainRecipe
-from volpipe.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe import checksums
 from volpipe.block_sum import BlockSum
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
-from volpipe.formats import files
-from volpipe.formats.store import num_threads
 from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
 from volpipe.journal import read_records
@@ -26,7 +23,10 @@ from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan
 from volpipe.runner import load_runner, loaded_runner
 from volpipe.tensors import NO_SUM
-from volpipe.volume import open_writer
+from volpipe.volumes import checksums
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.tensorstore import num_threads
+from volpipe.volumes.volume import open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches
 
@@ -151,7 +151,7 @@ def check_present(output: str, shards: Sequence[Shard]) -> None:
     Raises:
         RunError: with one that is gone, and how many of those that were looked at.
     """
-    rng, most = np.random.default_rng(0), LOOKS if isinstance(files.locate(output), Path) else REMOTE_LOOKS
+    rng, most = np.random.default_rng(0), LOOKS if isinstance(paths.locate(output), Path) else REMOTE_LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
     gone, num_files = [], 0
     for shard in (shards[i] for i in sorted(chosen)):
@@ -159,7 +159,7 @@ def check_present(output: str, shards: Sequence[Shard]) -> None:
         for file, crc in zip(checksums.stored_files(header, shard.stored), checksums.split(shard.sums), strict=True):
             if crc != checksums.ABSENT:
                 num_files += 1
-                gone += [] if files.exists(file) else [file]
+                gone += [] if paths.exists(file) else [file]
     if gone:
         raise RunError(
             f"{output} has lost files that its run wrote, such as {gone[0]} ({len(gone)} of {num_files} that were "
@@ -179,8 +179,8 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     Raises:
         RunError: there is no output.
     """
-    out, found = files.locate(output), Verdict()
-    if not files.exists(out):
+    out, found = paths.locate(output), Verdict()
+    if not paths.exists(out):
         raise RunError(f"{output} is gone; put it back, or give its command with --fresh to make it again")
     known = set(metadata)
     with ThreadPoolExecutor(num_threads()) as pool:
@@ -192,7 +192,7 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
         found.num_files += 1
         judge(found.differences, out / name, crc, "")
     if metadata:
-        extra = (name for name, _ in files.list_files(out) if name not in known)
+        extra = (name for name, _ in paths.list_files(out) if name not in known)
         levels = [level_key(level) for level in range(num_levels)]
         found.differences += [
             Difference(str(out / name), "is extra", _box_of(output, levels, name)) for name in sorted(extra)
@@ -207,7 +207,7 @@ def _due(record: RunRecord, level: int) -> Iterator[int]:
 
 def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
-    out, key = files.locate(output), level_key(shard.level)
+    out, key = paths.locate(output), level_key(shard.level)
     header = open_writer(output, key).header
     names: list[str] = []
     differences: list[Difference] = []
@@ -218,7 +218,7 @@ def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
     return names, differences
 
 
-def judge(differences: list[Difference], file: files.Location, crc: int, box: str) -> None:
+def judge(differences: list[Difference], file: paths.Location, crc: int, box: str) -> None:
     """Add to `differences` what is wrong with `file`, if anything."""
     try:
         found = checksums.checksum(file)
@@ -307,7 +307,7 @@ def _sums(
         yield outcome
 
 
-def metadata_sums(out: files.Location, folders: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return name and checksum of each file of `names` that there is in `folders` of the output at `out`."""
     found = []
     for folder in folders:
@@ -325,8 +325,8 @@ def location_of(output: str | Path) -> RunFolder:
     Raises:
         RunError: there is neither.
     """
-    place = files.locate(output) if "://" in str(output) else Path(output).absolute()
+    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     folder = RunFolder.of_output(place)
-    if not folder.path.exists() and not files.exists(place):
+    if not folder.path.exists() and not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     return folder

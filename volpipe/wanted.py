@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import PlanError, RunError
-from volpipe.formats.files import whole_file
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, ravel
 from volpipe.plan import Plan, load_plan
-from volpipe.volume import Volume
+from volpipe.volumes.storage.paths import whole_file
+from volpipe.volumes.volume import Volume
 
 Range = tuple[int, int]  # half-open; empty where it does not ascend
 

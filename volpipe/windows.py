@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.ops import Affine
-from volpipe.volume import Volume
+from volpipe.volumes.volume import Volume
 
 T = TypeVar("T")
 

@@ -20,16 +20,16 @@ from volpipe.beats import Beater, beating
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.journal import Record
-from volpipe.lock import check_holder
 from volpipe.measure import Statistics, is_finite, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
 from volpipe.pool import Submit, WorkerPool
-from volpipe.staging import through_cache
 from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
-from volpipe.volume import AS_STORED, View, Volume, open_volume
+from volpipe.volumes.node_cache import through_cache
+from volpipe.volumes.storage.lock import check_holder
+from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
 from volpipe.wanted import Selection, load_selection
 from volpipe.wanted import scan as scan_block
 from volpipe.windows import StoredWindows, StreamedWindows, WindowSource

@@ -52,7 +52,7 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
 
     from volpipe.nets import build_net
     from volpipe.recipe import load_recipe
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -38,7 +38,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.run import Loop
     from volpipe.schedule import Schedule
     from volpipe.usage import peak_bytes
-    from volpipe.volume import ArraySpec, create_array
+    from volpipe.volumes.volume import ArraySpec, create_array
 
     window = 64
     shape = (side * window,) * 3

@@ -13,7 +13,7 @@ from volpipe.driver import prepare
 from volpipe.output import create_output, write_voxels
 from volpipe.plan import Plan
 from volpipe.recipe import load_recipe
-from volpipe.volume import open_volume
+from volpipe.volumes.volume import open_volume
 
 
 def copy(plan_json: str) -> Callable[[Take], None]:

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.row import Setting
 from volpipe.geometry.grid import Box, Grid
 from volpipe.sample import Sample
-from volpipe.volume import ArraySpec, create_array, open_writer
+from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 TILE = (128, 128, 128)
 CHUNK = (64, 64, 64)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import session
-from volpipe.staging import VARIABLE
+from volpipe.volumes.node_cache import VARIABLE
 
 BYTES_PER_SECOND = 4e6
 LATENCY_SECONDS = 0.02

@@ -20,9 +20,9 @@ from benchmarks.row import Setting
 from volpipe.apps.start import on_site
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import VolpipeError
-from volpipe.formats.files import delete
 from volpipe.pool import WorkerPool
 from volpipe.recipe import load_recipe
+from volpipe.volumes.storage.paths import delete
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"

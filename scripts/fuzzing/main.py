@@ -74,14 +74,14 @@ def _forget_peak() -> None:
 
 def work(pipe: Connection, folder: str) -> None:
     """Try batch after batch; tell of each input before and after."""
-    from volpipe.formats import probe
+    from volpipe.volumes.formats import hdf5_probe
 
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["VOLPIPE_THREADS"] = "2"
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the process lives
-    probe.SECONDS = PROBE_SECONDS
-    with probe.keep_process():
+    hdf5_probe.SECONDS = PROBE_SECONDS
+    with hdf5_probe.keep_process():
         _try_batches(pipe, Path(folder))
     pipe.close()
 

@@ -125,7 +125,7 @@ def _levels(folder: Path, format: str) -> None:
     """Write a group of two levels with volpipe's own metadata."""
     from volpipe.geometry.grid import Box
     from volpipe.output import ARRAY_FORMATS
-    from volpipe.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
+    from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
     data = voxels()
     path = folder / ("v.n5" if format == "n5" else "v.zarr")
@@ -239,7 +239,7 @@ NAMES = tuple(f"{format} {kind}" for format, (_, _, kinds) in MAKERS.items() for
 @cache
 def make(name: str) -> Original:
     """Return the original called `name`, made afresh and read as it is; it is the same in every process."""
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     format, kind = name.split(" ")
     location, write, _ = MAKERS[format]

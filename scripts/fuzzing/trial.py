@@ -62,8 +62,8 @@ def lay(original: Original, changed: Mapping[str, bytes | None], pristine: Path,
 
 def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> Outcome:
     """Return what comes of input `number` of the original `name`, which lies whole at `pristine`; made at `place`."""
-    from volpipe import access
     from volpipe.errors import VolpipeError
+    from volpipe.volumes import reader as access
 
     original = make(name)
     changed = mutate(original.files, np.random.default_rng(seed_of(name, seed, number)))
@@ -84,7 +84,7 @@ def attempt(name: str, seed: int, number: int, pristine: Path, place: Path) -> O
 
 def _chunk_bytes(location: Path) -> int:
     from volpipe.errors import VolpipeError
-    from volpipe.volume import open_volume
+    from volpipe.volumes.volume import open_volume
 
     try:
         found = open_volume(location)
@@ -94,7 +94,7 @@ def _chunk_bytes(location: Path) -> int:
 
 
 def _read(original: Original, changed: Mapping[str, bytes | None], place: Path) -> Outcome:
-    from volpipe.volume import list_arrays, open_volume
+    from volpipe.volumes.volume import list_arrays, open_volume
 
     location = place / original.location
     list_arrays(location)
@@ -126,9 +126,9 @@ def _only_chunks(original: Original, changed: Mapping[str, bytes | None]) -> boo
 def _read_chunks(original: Original, found: object, changed: Mapping[str, bytes | None]) -> Outcome:
     """Read chunk by chunk: one that was not touched must be as it was, and one that cannot be read must be named."""
     from volpipe.errors import ChunkError
-    from volpipe.formats.container import read_header
-    from volpipe.formats.damage import file_of
-    from volpipe.volume import Volume
+    from volpipe.volumes.formats.container import read_header
+    from volpipe.volumes.storage.damage import file_of
+    from volpipe.volumes.volume import Volume
 
     assert isinstance(found, Volume) and original.chunks is not None
     header, reader, kinds = read_header(found.folder), found.open(), set()

@@ -1,0 +1,66 @@
+"""Checksums of stored data: the CRC-32C of the files of a box of an array, read back from storage.
+
+Not here: their use (output), storage (journal) or comparison (verify).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.geometry.grid import Box
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.paths import Location
+
+PIECE_BYTES = 8 << 20
+ABSENT = 0  # where there is no file, which is how formats store a chunk of fill values
+DIGITS = 8  # of a checksum, hexadecimal
+
+
+def checksum(file: Location) -> int:
+    """Return the CRC-32C of `file`, never 0; ABSENT where there is none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    import google_crc32c
+
+    crc = 0
+    if isinstance(file, Path):
+        try:
+            with file.open("rb") as stream:
+                while piece := stream.read(PIECE_BYTES):
+                    crc = google_crc32c.extend(crc, piece)
+        except (FileNotFoundError, NotADirectoryError):
+            return ABSENT
+        return crc or 1
+    size = paths.size(file)
+    if size is None:
+        return ABSENT
+    return google_crc32c.value(paths.read(file, size) or b"") or 1
+
+
+def stored_files(header: Header, box: Box) -> Iterator[Location]:
+    """Yield the files, in C order, that hold `box` of an array of ours, in stored axes; they need not exist."""
+    unit = header.write_unit
+    first = [a // n for a, n in zip(box.start, unit, strict=True)]
+    counts = [-(-b // n) - f for b, n, f in zip(box.stop, unit, first, strict=True)]
+    for place in np.ndindex(*counts):
+        index = [str(f + i) for f, i in zip(first, place, strict=True)]
+        if header.format == "n5":
+            yield header.folder.joinpath(*reversed(index))
+        else:
+            yield header.folder.joinpath(*(["c"] if header.format == "zarr3" else []), *index)
+
+
+def take(header: Header, box: Box) -> str:
+    """Return the checksums of the files that hold `box`, one after the other, eight hexadecimal digits each."""
+    return "".join(f"{checksum(file):0{DIGITS}x}" for file in stored_files(header, box))
+
+
+def split(sums: str) -> list[int]:
+    """Return the checksums in a text of `take`, as numbers."""
+    return [int(sums[i : i + DIGITS], 16) for i in range(0, len(sums), DIGITS)]

@@ -1,0 +1,383 @@
+"""A volume copied from one format to another, box by box, in parallel, with its voxel size; whole, or not at all.
+
+Not here: how a format is read or written (formats), where a copy is until it is whole (growth), pyramids (a run makes
+them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, Grid
+from volpipe.volumes.atomic_copy import FOLDERS, Target, atomic_copy
+from volpipe.volumes.formats import hdf5, mrc, npy, tiff
+from volpipe.volumes.formats.container import absolute, inside
+from volpipe.volumes.formats.flat import Part, num_bytes
+from volpipe.volumes.identity import identify
+from volpipe.volumes.storage.metadata import Place
+from volpipe.volumes.storage.object_store import Remote, check_writable
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.quota import find_quotas
+from volpipe.volumes.volume import ArraySpec, Volume, open_volume
+
+CODECS = {
+    **dict.fromkeys(FOLDERS, ("zstd", "gzip", "raw")),
+    "n5": ("gzip", "zstd", "raw"),
+    "hdf5": ("gzip", "raw"),
+    "tiff": ("raw", "gzip", "zstd"),
+    "mrc": ("raw",),
+    "npy": ("raw",),
+}  # the first is the default
+FORMATS = tuple(CODECS)
+SUFFIXES = {
+    ".n5": "n5",
+    ".zarr": "ome-zarr-0.5",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".hdf": "hdf5",
+    ".tif": "tiff",
+    ".tiff": "tiff",
+    ".mrc": "mrc",
+    ".map": "mrc",
+    ".rec": "mrc",
+    ".npy": "npy",
+}
+DEFAULT_KEY = "raw"
+CHUNK, SHARD = 64, 256
+MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
+MAX_BOX_BYTES = 2**27  # of which each worker holds two to four, measured 2026-11
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a copy is to be stored.
+
+    Attributes:
+        format: one of FORMATS; "auto" goes by the suffix.
+        chunk: voxels (z, y, x); None for 64 each.
+        shard: voxels (z, y, x), of Zarr v3; None for 256 each.
+        codec: "zstd", "gzip" or "raw"; "auto" takes what the format's readers all have.
+    """
+
+    format: str = "auto"
+    chunk: tuple[int, int, int] | None = None
+    shard: tuple[int, int, int] | None = None
+    codec: str = "auto"
+
+
+def convert(
+    volume: Volume,
+    out: str | os.PathLike[str],
+    choice: Choice | None = None,
+    *,
+    workers: int = 1,
+    on_progress: OnProgress | None = None,
+) -> Volume:
+    """Return the copy of `volume` at `out`, which is there when it is whole, and not before.
+
+    N5 and Zarr are written by processes, each whole chunks or shards; a single file is written in order by this
+    process, while threads read ahead. Memory is a few boxes of MAX_BOX_BYTES for each worker, whatever the volume;
+    where a shard, or a plane of a single file, is larger, that is the box. Where a copy to N5 or Zarr was stopped, the
+    same call goes on with it; a single file is begun anew.
+
+    Args:
+        volume: what to copy; its channels are stored before z, in TIFF within z.
+        out: a file, a container, or a path into one (`cells.n5/raw`); it must not exist.
+        choice: how to store it.
+        workers: how many read at once.
+        on_progress: called with the number of boxes copied and the number of boxes, after each.
+
+    Raises:
+        VolumeError: `out` exists, the format cannot hold such a volume, there is no room for it, or a part of another
+            copy is in the way.
+    """
+    target = plan_copy(volume, out, choice or Choice())
+    boxes = Grid(volume.spatial_shape, _cell(target, volume))
+    tell = on_progress or (lambda done, total: None)
+    with atomic_copy(target, _identity(target, volume, boxes)) as tally:
+        if target.is_folder:
+            for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
+                tally.add(number)
+                tell(len(tally), len(boxes))
+        else:
+            with contextlib.closing(_parts(target, volume, boxes, workers, tell)) as parts:
+                _write_file(target, parts)
+                next(parts, None)  # so that it tells of the last box
+    return open_volume(str(target.path), target.array_key)
+
+
+def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Target:
+    """Return what a copy of `volume` at `out` will be.
+
+    Raises:
+        VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
+    """
+    path, key, format = _place(absolute(out), choice.format)
+    if format not in FORMATS:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(FORMATS)}")
+    if isinstance(path, Remote):
+        check_writable(path)
+        if format not in FOLDERS:
+            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(FOLDERS)}")
+    if key and not (format in FOLDERS or format == "hdf5"):
+        raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
+    if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
+        key = DEFAULT_KEY
+    if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
+        raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
+    where = Place(volume.voxel_size_nm, volume.origin_nm)
+    target = Target(path, key, format, _spec(volume, format, path, choice), where)
+    _check_free(target, volume)
+    return target
+
+
+def container_of(out: str | os.PathLike[str]) -> Location:
+    """Return the file or the container that a copy at `out` would be, or lie in."""
+    place = absolute(out)
+    places: tuple[Location, ...] = (place, *place.parents)
+    return next((path for path in places if path.suffix.lower() in SUFFIXES), place)
+
+
+def _place(out: Location, format: str) -> tuple[Location, str, str]:
+    """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
+    places: tuple[Location, ...] = (out, *out.parents)
+    for path in places:
+        suffix = path.suffix.lower()
+        if suffix in SUFFIXES:
+            return path, "/".join(inside(out, path)), SUFFIXES[suffix] if format == "auto" else format
+    if format == "auto":
+        raise VolumeError(f"{out}: no format is known by that name; add one of {', '.join(SUFFIXES)}, or give --format")
+    return out, "", format
+
+
+def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
+    """Return the array that `format` will hold; its voxel size is in its attributes, where those are its place."""
+    codec = CODECS[format][0] if choice.codec == "auto" else choice.codec
+    if codec not in CODECS[format]:
+        raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(CODECS[format])}")
+    if choice.chunk and format in ("tiff", "mrc", "npy"):
+        raise VolumeError(f"{format} has no chunks; leave out chunk {choice.chunk}")
+    if choice.shard and FOLDERS.get(format) != "zarr3":
+        raise VolumeError(f"{format} has no shards; leave out shard {choice.shard}, or write ome-zarr-0.5 or zarr3")
+    shape = volume.spatial_shape
+    channels = (volume.num_channels,) if volume.num_channels > 1 else ()
+    chunk = tuple(min(c, n) for c, n in zip(choice.chunk or (CHUNK,) * 3, shape, strict=True))
+    shard = tuple(_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
+    return ArraySpec(
+        shape=(*channels, *shape),
+        dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
+        chunks=(*(1 for _ in channels), *chunk),
+        shards=(*channels, *(choice.shard or shard)) if FOLDERS.get(format) == "zarr3" else None,
+        axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
+        codec=codec,
+        attributes=_attributes(volume, format),
+    )
+
+
+def _attributes(volume: Volume, format: str) -> dict[str, object]:
+    """Return voxel size and origin as attributes of an array: N5 counts x, y, z; OME-Zarr has them in its group."""
+    size = volume.voxel_size_nm
+    if size is None or format not in ("n5", "zarr2", "zarr3", "hdf5"):
+        return {}
+    turn = -1 if format == "n5" else 1
+    attributes = {"resolution": list(size)[::turn], "offset": list(volume.origin_nm)[::turn], "units": ["nm"] * 3}
+    return attributes | ({"element_size_um": [v / 1000 for v in size]} if format == "hdf5" else {})
+
+
+def _check_free(target: Target, volume: Volume) -> None:
+    """Raise where something is in the way, or the disk too small for what is not compressed."""
+    place, source = target.place, volume.folder
+    if isinstance(place, Path) and place.exists():  # in a bucket a copy that goes on has left chunks there
+        raise VolumeError(f"{place} exists already; remove it, or write to another place")
+    if source == place or source in place.parents:
+        raise VolumeError(f"{place} would lie inside the volume {source}; choose another place")
+    if target.is_folder or target.spec.codec != "raw":
+        return
+    assert isinstance(target.path, Path)
+    folder = next(parent for parent in target.path.parents if parent.is_dir())
+    needed, free = num_bytes(target.spec.shape, target.spec.dtype), shutil.disk_usage(folder).free
+    if needed > free:
+        raise VolumeError(f"{target.path} needs {needed} bytes and {folder} has {free}; make room, or write elsewhere")
+    for quota in find_quotas(folder):
+        if quota.bytes_left is not None and needed > quota.bytes_left:
+            raise VolumeError(
+                f"{target.path} needs {needed} bytes and the quota of {quota.name} leaves {quota.bytes_left}; "
+                "make room, or write elsewhere"
+            )
+
+
+def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
+    """Return what must be the same where a copy goes on that was stopped, or its boxes would be others."""
+    spec = target.spec
+    return {
+        "volume": str(volume),
+        "shape": volume.shape,
+        "view": dataclasses.astuple(volume.view),
+        "source": identify(volume).model_dump(mode="json"),
+        "key": target.key,
+        "format": target.format,
+        "dtype": str(spec.dtype),
+        "chunk": spec.chunks,
+        "shard": spec.shards,
+        "codec": spec.codec,
+        "box": boxes.cell,
+    }
+
+
+def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
+    """Return the box (z, y, x) that is copied at once: whole write units, and whole chunks of the source.
+
+    If memory allows: where it does not, chunks of the source, above all whole planes, are decoded more than once.
+    """
+    shape, unit = volume.spatial_shape, target.unit
+    # Any rows of a flat file cost what they are; of slices each time that it is opened.
+    is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
+    chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
+    cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
+    voxel = target.spec.dtype.itemsize * volume.num_channels
+    for i in (1, 2, 0):
+        if math.prod(cell) * voxel > MAX_BOX_BYTES:
+            others = math.prod(cell) // cell[i] * voxel
+            cell[i] = max(1, MAX_BOX_BYTES // others // unit[i]) * unit[i]
+    for i in (2, 1, 0):
+        while cell[i] < shape[i] and 2 * math.prod(cell) * voxel <= MIN_BOX_BYTES:
+            cell[i] *= 2
+    return tuple(cell)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _written(target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], workers: int) -> Iterator[int]:
+    """Write the boxes of these `numbers`, yielding each when it is whole; at most two boxes a worker wait."""
+    if workers == 1:
+        for number in numbers:
+            _copy_box(target, volume, boxes.box(number))
+            yield number
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+        try:
+            yield from _written_by(pool, target, volume, boxes, numbers, 2 * workers)
+        except BrokenProcessPool as error:
+            raise VolumeError(
+                f"a process that wrote {target.path} was killed, maybe for want of memory; try fewer workers"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _written_by(
+    pool: ProcessPoolExecutor, target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], most: int
+) -> Iterator[int]:
+    left, waiting = iter(numbers), dict[Future[None], int]()
+    while True:
+        for number in itertools.islice(left, most - len(waiting)):
+            waiting[pool.submit(_copy_box, target, volume, boxes.box(number))] = number
+        if not waiting:
+            return
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            number = waiting.pop(future)
+            future.result()
+            yield number
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, and not before: it would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _copy_box(target: Target, volume: Volume, box: Box) -> None:
+    data = volume.open().read(box)
+    writer = target.open()
+    if len(target.spec.shape) == 4:
+        writer.write(Box((0, *box.start), (len(data), *box.stop)), data)
+    else:
+        writer.write(box, data[0])
+
+
+def _parts(target: Target, volume: Volume, boxes: Grid, workers: int, tell: OnProgress) -> Generator[Part]:
+    """Yield every box and its voxels in order, while `workers` threads read the next ones."""
+    reader = volume.open()
+
+    def read(box: Box) -> np.ndarray:
+        return reader.read(box).astype(target.spec.dtype, copy=False)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            waiting = deque((box, pool.submit(read, box)) for box in map(boxes.box, range(min(workers, len(boxes)))))
+            for number in range(len(boxes)):
+                box, future = waiting.popleft()
+                data = future.result()
+                del future
+                if number + workers < len(boxes):
+                    following = boxes.box(number + workers)
+                    waiting.append((following, pool.submit(read, following)))
+                yield box, data
+                tell(number + 1, len(boxes))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _write_file(target: Target, parts: Iterable[Part]) -> None:
+    path, spec = Path(str(target.draft)), target.spec
+    try:
+        if target.format == "hdf5":
+            hdf5.write(path, target.key, spec, parts)
+        elif target.format == "tiff":
+            tiff.write(path, spec, target.where, parts, tiff.choose_style(target.path.name, spec))
+        elif target.format == "mrc":
+            mrc.write(path, spec, target.where, parts)
+        else:
+            npy.write(path, spec, parts)
+    except VolumeError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError and ValueError: HDF5's
+        raise VolumeError(f"{target.path} cannot be written: {error}") from error
+
+
+def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
+    """Return three numbers z, y, x from text such as "64,128,128", or "64" for all three.
+
+    Raises:
+        VolumeError: they are none; `option` is named.
+    """
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if len(sizes) == 1:
+        sizes *= 3
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise VolumeError(f"{option} {text!r}: write one number above 0, or three, z,y,x, such as 64,128,128")
+    z, y, x = sizes
+    return z, y, x

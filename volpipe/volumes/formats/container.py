@@ -1,0 +1,318 @@
+"""The contents of a folder: arrays, multiscale groups and plates, listed and created in any format.
+
+Not here: references to volumes (volume), or voxels (store).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from volpipe.errors import RemoteError, VolumeError
+from volpipe.volumes.formats import cosem, n5, ome, single_file, tiff_folder, zarr
+from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.storage import object_store, paths
+from volpipe.volumes.storage.metadata import (
+    ArraySpec,
+    Header,
+    Multiscale,
+    Place,
+    Tree,
+    merge_json,
+    plain,
+    read_json,
+    write_json,
+)
+from volpipe.volumes.storage.paths import Location
+
+MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",)}
+SUFFIXES = (".n5", ".zarr")
+MAX_DEPTH = 12
+MAX_FOLDERS = 10_000
+
+
+def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:
+    """Return the container that `location` is, or lies in, and the key of what is meant in it.
+
+    A container is the nearest file, or folder named .n5 or .zarr, or else the topmost of the folders that say they are
+    groups.
+
+    Raises:
+        VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
+    """
+    text = os.fspath(location)
+    path = absolute(text if "://" in text else Path(text).expanduser())
+    parts = PurePosixPath((key or "").strip("/")).parts
+    if ".." in parts:
+        raise VolumeError(f"key {key!r} leaves the container {path}")
+    container = _root(path)
+    return container, str(PurePosixPath(*inside(path, container), *parts)).removeprefix(".")
+
+
+def absolute(path: str | os.PathLike[str] | object_store.Remote) -> Location:
+    """Return `path` from the root, without "..", links as they are: what they lead to may differ between machines."""
+    return paths.locate(path)
+
+
+def inside(folder: Location, container: Location) -> tuple[str, ...]:
+    """Return the parts of the key of `folder` in `container`."""
+    if isinstance(folder, object_store.Remote) and isinstance(container, object_store.Remote):
+        return folder.parts[len(container.parts) :]
+    return Path(str(folder)).relative_to(Path(str(container))).parts
+
+
+def _root(path: Location) -> Location:
+    folders: tuple[Location, ...] = (path, *path.parents)
+    for folder in folders:
+        if folder.suffix.lower() in SUFFIXES or (isinstance(folder, Path) and folder.is_file()):
+            return folder
+    root = path
+    while root != root.parent and _is_marked(root.parent):
+        root = root.parent
+    return root
+
+
+def _is_marked(folder: Location) -> bool:
+    return any(paths.is_file(folder / name) for names in MARKS.values() for name in names)
+
+
+def read_header(folder: Location) -> Header | None:
+    """Return the header of the array at `folder`, None where there is none; VolumeError where it is broken."""
+    within = single_file.split(folder)
+    if within is not None:
+        return single_file.read_header(*within)
+    header = n5.read_header(folder) or zarr.read_header(folder)
+    return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
+
+
+def check_files(folder: Location) -> None:
+    """Raise unless the files of an array that is made of several, such as slices, fit together."""
+    header = read_header(folder)
+    if header is not None:
+        single_file.check(header)
+
+
+def read_attributes(folder: Location) -> Tree:
+    """Return the attributes of the group at `folder`, {} where it has none."""
+    within = single_file.split(folder)
+    if within is not None:
+        return single_file.read_attributes(*within)
+    return n5.read_attributes(folder) or zarr.read_attributes(folder)
+
+
+def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+    """Return the levels of the multiscale group at `folder`, finest first; None where it is none.
+
+    They are those that its `multiscales` names, or else the arrays s0, s1, … in it.
+
+    Raises:
+        VolumeError: its metadata are wrong.
+    """
+    within = single_file.split(folder)
+    named = single_file.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
+    if named is not None:
+        return named
+    count = 0
+    while _holds_array(folder / f"s{count}"):
+        count += 1
+    return tuple(Dataset(f"s{i}") for i in range(count)) or None
+
+
+def _holds_array(folder: Location) -> bool:
+    try:
+        return read_header(folder) is not None
+    except RemoteError:
+        raise
+    except VolumeError:
+        return True  # a broken one: opening it gives the error
+
+
+def read_place(header: Header, container: Location) -> Place:
+    """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
+    if header.format in single_file.FORMATS:
+        return single_file.read_place(header)
+    if header.format != "n5":
+        return zarr.read_place(header)
+    parts = inside(header.folder, container)
+    parents = [container.joinpath(*parts[:n]) for n in range(len(parts))]
+    return n5.read_place(header, [n5.read_attributes(parent) for parent in parents])
+
+
+def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the keys of all arrays under `root`, sorted; multiscale groups count as one unless they are entered.
+
+    Raises:
+        VolumeError: there are too many folders to look into.
+    """
+    within = single_file.split(root)
+    if within is not None:
+        yield from single_file.walk(*within, enter_groups=enter_groups)
+        return
+    if isinstance(root, object_store.Remote) and not root.is_s3:
+        yield from _named_arrays(root, enter_groups=enter_groups)
+        return
+    stack, num_folders = [""], 0
+    while stack:
+        key = stack.pop()
+        num_folders += 1
+        if num_folders > MAX_FOLDERS:
+            raise VolumeError(f"{root} has more than {MAX_FOLDERS} folders; name the array by its key")
+        if _holds_array(root / key) or (not enter_groups and _holds_levels(root / key)):
+            yield key
+        elif key.count("/") < MAX_DEPTH:
+            stack += [f"{key}/{name}".lstrip("/") for name in reversed(paths.list_folders(root / key))]
+
+
+def _named_arrays(root: object_store.Remote, *, enter_groups: bool) -> Iterator[str]:
+    """Yield the keys in the consolidated metadata of `root`, where folders cannot be listed."""
+    names = zarr.consolidated_arrays(root)
+    if names is None:
+        raise VolumeError(
+            f"{root}: no array, no multiscales and no consolidated metadata, and a web server cannot be asked what it "
+            "holds; check the address, and name the array: …/volume.zarr/key"
+        )
+    groups: set[str] = set()
+    for name in names:
+        parents = [name[:i] for i, letter in enumerate(name) if letter == "/"]
+        group = next(
+            (key for key in parents if key in groups or (not enter_groups and _holds_levels(root / key))), None
+        )
+        if group not in groups:
+            yield name if group is None else group
+        groups |= {group} if group is not None else set()
+
+
+def _holds_levels(folder: Location) -> bool:
+    try:
+        return read_datasets(folder) is not None
+    except RemoteError:
+        raise
+    except VolumeError:
+        return True
+
+
+def create_array(
+    path: str | os.PathLike[str] | object_store.Remote, key: str, spec: ArraySpec, format: str = "zarr3"
+) -> None:
+    """Make the array `key` in the container at `path`: its metadata and those of the groups around it, no voxels.
+
+    Each file is written whole or not at all. An array that is there already, made alike, stays as it is.
+
+    Args:
+        path: the container; made if need be.
+        key: the array in it, "" for the container itself.
+        spec: the array.
+        format: "n5", "zarr2" or "zarr3".
+
+    Raises:
+        VolumeError: the format has no such array, or something else is there.
+    """
+    if format not in MARKS:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(MARKS)}")
+    container, key = absolute(path), key.strip("/")
+    within = single_file.split(container)
+    if within is not None:
+        raise VolumeError(f"{within[0]} is a file; {format} needs a folder: choose another place")
+    documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
+    folder = container / key
+    for name, tree in documents.items():
+        old = read_json(folder / name)
+        if old is not None and (format != "n5" or "dimensions" in old):
+            _check_same(old, tree, folder / name)
+    create_groups(container, key, format)
+    for name, tree in reversed(documents.items()):  # .zattrs first: with .zarray the array is there
+        if name != "zarr.json" or not paths.is_file(folder / name):
+            merge_json(folder / name, tree)
+
+
+def _check_same(old: Tree, new: Tree, file: Location) -> None:
+    """Raise unless the metadata `old` in `file` say all that `new` does; they may say more."""
+    pairs = [(key, old.get(key), value) for key, value in new.items() if key != "attributes"]
+    added = old.get("attributes")
+    pairs += [(key, (added or {}).get(key), value) for key, value in new.get("attributes", {}).items()]
+    for key, was, value in pairs:
+        if was != value:
+            raise VolumeError(
+                f"{file} exists already, with {key} {was!r} instead of {value!r}; remove it, or write to another place"
+            )
+
+
+def create_groups(container: Location, key: str, format: str) -> None:
+    """Make the groups from the `container` down to the parent of `key`; those that are there stay.
+
+    Raises:
+        VolumeError: one of them is an array, or of another format.
+    """
+    parts = PurePosixPath(key).parts
+    for depth in range(len(parts) + 1):
+        folder = container.joinpath(*parts[:depth])
+        for other, marks in MARKS.items():
+            if other != format and any(paths.is_file(folder / mark) for mark in marks):
+                raise VolumeError(f"{folder} is {other}; {format} cannot be written into it: choose another place")
+        if depth == len(parts):
+            return
+        if read_header(folder) is not None:
+            raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
+        empty = n5.group_documents(depth == 0) if format == "n5" else zarr.group_documents(int(format[-1]))
+        for name, tree in empty.items():
+            if not paths.is_file(folder / name):
+                write_json(folder / name, tree)
+
+
+def create_multiscale(
+    path: str | os.PathLike[str] | object_store.Remote,
+    multiscale: Multiscale,
+    *,
+    format: str = "ome-zarr-0.5",
+    key: str = "",
+    attributes: Mapping[str, Any] | None = None,  # Any: JSON
+) -> None:
+    """Write the metadata that make the group `key` of a container a pyramid of arrays, which must exist.
+
+    Args:
+        path: the container.
+        multiscale: the levels, and where they lie.
+        format: "ome-zarr-0.5", "ome-zarr-0.4", "n5" (n5-viewer's, neuroglancer's and COSEM's dialects) or "zarr2"
+            (COSEM's).
+        key: the group, "" for the container itself.
+        attributes: JSON, kept in the group's attribute "volpipe": where the arrays came from.
+
+    Raises:
+        VolumeError: an array is missing, of another format or of other axes.
+    """
+    formats = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
+    if format not in formats:
+        raise VolumeError(f"format {format!r} is not known; use {', '.join(formats)}")
+    container = absolute(path)
+    folder = container / key.strip("/")
+    _check_levels(folder, multiscale, formats[format])
+    create_groups(container, f"{key}/{multiscale.levels[0].key}".strip("/"), formats[format])
+    _write_group(folder, multiscale, format, {"volpipe": dict(attributes)} if attributes else {})
+
+
+def _write_group(folder: Location, multiscale: Multiscale, format: str, own: Tree) -> None:
+    """Write what a group, and in some formats its arrays, say of its levels; `own` goes beside it."""
+    if format == "ome-zarr-0.5":
+        old = (read_json(folder / "zarr.json") or {}).get("attributes") or {}
+        merge_json(folder / "zarr.json", {"attributes": old | ome.group_attributes(multiscale, "0.5", own)})
+    elif format == "ome-zarr-0.4":
+        merge_json(folder / ".zattrs", ome.group_attributes(multiscale, "0.4", own))
+    elif format == "n5":
+        for level in multiscale.levels:
+            merge_json(folder / level.key / n5.FILE, n5.array_attributes(multiscale, level))
+        merge_json(folder / n5.FILE, n5.group_attributes(multiscale) | plain(own))
+    else:
+        for level in multiscale.levels if multiscale.voxel_size_nm else ():
+            merge_json(folder / level.key / ".zattrs", {"transform": cosem.transform(multiscale, level)})
+        merge_json(folder / ".zattrs", {"multiscales": [cosem.multiscale(multiscale)], **own})
+
+
+def _check_levels(folder: Location, multiscale: Multiscale, format: str) -> None:
+    for level in multiscale.levels:
+        header = read_header(folder / level.key)
+        if header is None or header.format != format:
+            raise VolumeError(f"{folder / level.key} is no {format} array; create it before its group")
+        if len(header.shape) != len(multiscale.axes):
+            raise VolumeError(f"{folder / level.key} has {len(header.shape)} axes, the group says {multiscale.axes}")

@@ -1,0 +1,158 @@
+"""Voxels that lie one after another in a file, in C order: read where they lie, run by run; written plane by plane.
+
+Not here: where in which file they start (npy, mrc, tiff). Files are read, not mapped into memory: a file cut short, or
+a disk that fails, is then an error and not the end of the process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box
+from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.storage.tensorstore import Index
+
+Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
+
+NEAR_BYTES = 4096  # runs closer than a page of the disk's cache are read as one,
+MAX_JOINED_BYTES = 2**23  # if that takes little memory
+
+
+class RawFile:
+    """A file that several threads may read, each where it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read_into(self, offset: int, target: np.ndarray) -> None:
+        """Fill `target`, contiguous, with the bytes from `offset` on."""
+        left = target.reshape(-1).view(np.uint8).data
+        tensorstore.count(read=len(left))
+        while left:
+            count = os.preadv(self._descriptor, [left], offset)
+            if count == 0:
+                raise OSError(f"{self.path} ends at byte {offset}, {len(left)} bytes too early; copy it again")
+            left, offset = left[count:], offset + count
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes from `offset` on."""
+        data = np.empty(count, np.uint8)
+        self.read_into(offset, data)
+        return data.tobytes()
+
+
+class FlatArray:
+    """An array of a file, from `offset` on, of type `stored`, in any byte order; `shape` in C order."""
+
+    def __init__(self, file: RawFile, offset: int, stored: np.dtype, shape: tuple[int, ...]) -> None:
+        self._file = file
+        self._offset = offset
+        self._stored = stored
+        self._shape = shape
+
+    def read(self, index: Index) -> np.ndarray:
+        """Return the voxels at `index`, in native byte order; no more is held in memory than them and one run."""
+        ranges = [
+            range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in _pairs(index, self._shape)
+        ]
+        out = np.empty([len(positions) for positions in ranges], self._stored)
+        if out.size:
+            self._fill(out, ranges)
+        if not out.dtype.isnative:
+            out = out.byteswap(inplace=True).view(out.dtype.newbyteorder("="))
+        return out.reshape([n for n, i in zip(out.shape, index, strict=True) if not isinstance(i, int)])
+
+    def _fill(self, out: np.ndarray, ranges: list[range]) -> None:
+        """Fill `out`: axes that are read as a whole go with the run of the axis before them."""
+        steps = self._strides()
+        last = len(ranges) - 1
+        while last and len(ranges[last]) == self._shape[last]:
+            last -= 1
+        if ranges[last].step > 1 and last < len(ranges) - 1:
+            last += 1  # else what is stepped over would be read
+        elif self._joins(ranges, last, steps):
+            last -= 1
+        inner = tuple(slice(p[0] - p.start, p[-1] + 1 - p.start, p.step) for p in ranges[last:])
+        shape = [p[-1] + 1 - p.start for p in ranges[last:]]
+        for place, start in _starts(ranges[:last], steps[:last]):
+            first = sum(p.start * step for p, step in zip(ranges[last:], steps[last:], strict=True))
+            self._read_runs(out[place], self._offset + start + first, shape, steps[last:], inner)
+
+    def _joins(self, ranges: list[range], last: int, steps: list[int]) -> bool:
+        """Tell whether the runs of axis `last` lie so near each other that they are read as one."""
+        if not last or ranges[last - 1].step != 1:
+            return False
+        run = (ranges[last][-1] + 1 - ranges[last].start) * steps[last]
+        return steps[last - 1] - run <= NEAR_BYTES and len(ranges[last - 1]) * steps[last - 1] <= MAX_JOINED_BYTES
+
+    def _read_runs(
+        self, out: np.ndarray, offset: int, shape: list[int], steps: Sequence[int], inner: tuple[slice, ...]
+    ) -> None:
+        """Fill `out` from the one run of bytes at `offset` that holds all of it."""
+        count = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) // self._stored.itemsize + 1
+        if out.flags.c_contiguous and out.size == count:
+            self._file.read_into(offset, out)
+            return
+        run = np.empty(count, self._stored)
+        self._file.read_into(offset, run)
+        out[...] = np.lib.stride_tricks.as_strided(run, shape, steps)[inner]
+
+    def _strides(self) -> list[int]:
+        steps = [self._stored.itemsize]
+        for n in reversed(self._shape[1:]):
+            steps.insert(0, steps[0] * n)
+        return steps
+
+
+def _pairs(index: Index, shape: tuple[int, ...]) -> Iterator[tuple[slice | int, int]]:
+    return zip(index, shape, strict=True)
+
+
+def _starts(ranges: list[range], steps: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield each place of the outer axes in what is read, and its first byte."""
+    for place in np.ndindex(*(len(positions) for positions in ranges)):
+        yield place, sum(p[i] * step for p, i, step in zip(ranges, place, steps, strict=True))
+
+
+class Turned:
+    """An array in Fortran order: the axes of `array`, reversed."""
+
+    def __init__(self, array: FlatArray) -> None:
+        self._array = array
+
+    def read(self, index: Index) -> np.ndarray:
+        return self._array.read(index[::-1]).T
+
+
+def check_size(path: Path, offset: int, shape: tuple[int, ...], stored: np.dtype) -> None:
+    """Raise unless the file is large enough for an array of `shape` from byte `offset` on."""
+    check_end(path, offset + num_bytes(shape, stored))
+
+
+def check_end(path: Path, end: int) -> None:
+    """Raise unless the file reaches byte `end`."""
+    size = path.stat().st_size
+    if size < end:
+        raise VolumeError(f"{path} has {size} bytes, its header asks for {end}: it is cut short; copy it again")
+
+
+def num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def write_planes(stream: BinaryIO, offset: int, depth: int, z: int, data: np.ndarray) -> None:
+    """Write `data` (c, z, y, x), whole planes from plane `z` on, into an array (c, depth, y, x) at byte `offset`."""
+    plane = num_bytes(data.shape[2:], data.dtype)
+    for channel, planes in enumerate(data):
+        stream.seek(offset + (channel * depth + z) * plane)
+        stream.write(np.ascontiguousarray(planes).data)

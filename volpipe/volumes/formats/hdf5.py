@@ -1,0 +1,391 @@
+"""HDF5: any dataset of numbers, chunked, contiguous, external or virtual, by its key; voxel sizes in common dialects.
+
+Not here: paths and groups of levels (container). The only file that imports h5py, and only where a file is opened.
+The library reads one thing at a time, so threads take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.formats import zarr
+from volpipe.volumes.formats.flat import Part
+from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.storage.metadata import (
+    ArraySpec,
+    Header,
+    Place,
+    Tree,
+    flat_chunk,
+    floats,
+    named_axes,
+    place,
+    plain,
+    usual_axes,
+    voxel_dtype,
+    voxels,
+)
+from volpipe.volumes.storage.paths import check_beside
+from volpipe.volumes.storage.tensorstore import Index
+
+if TYPE_CHECKING:
+    import h5py
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+MAX_DEPTH = 12
+CHECKSUM_BYTES = 4
+MAX_OBJECTS = 10_000
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf",
+           32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}  # fmt: skip
+CODECS = ("gzip", "lzf", "szip", "blosc", "blosc2", "lz4", "bitshuffle", "zstd")  # the rest only prepare or check
+_lock = threading.RLock()
+log = logging.getLogger(__name__)
+
+
+def read_header(file: Path, key: str) -> Header | None:
+    """Return the header of the dataset `key` in `file`, None where it is a group or nothing.
+
+    Raises:
+        VolumeError: the file is damaged or cut short, or the dataset holds what volpipe cannot read.
+    """
+    with _Opened(file) as opened:
+        node = _get(opened.file, key)
+        return None if node is None or not _is_dataset(node) else _header(file, key, node)
+
+
+def read_attributes(file: Path, key: str) -> Tree:
+    """Return the attributes of the group or dataset `key` in `file`, {} where there is none."""
+    with _Opened(file) as opened:
+        node = _get(opened.file, key)
+        return {} if node is None else _attributes(node)
+
+
+def exists(file: Path, key: str) -> bool:
+    with _Opened(file) as opened:
+        return _get(opened.file, key) is not None
+
+
+def walk(file: Path, key: str) -> Iterator[str]:
+    """Yield the keys, counted from the group `key`, of all volumes in it, sorted.
+
+    Those are the datasets of numbers with three axes or more, or, where there are none, those with two: what has
+    fewer is a table, as most small things in such files are.
+
+    Raises:
+        VolumeError: there are too many objects to look at.
+    """
+    with _Opened(file) as opened:
+        group = _get(opened.file, key)
+        ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
+    least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
+    yield from sorted(name for name, rank in ranks.items() if rank >= least)
+
+
+def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
+    """Return the number of axes of each dataset of numbers below `group`, by its key there."""
+    ranks: dict[str, int] = {}
+    stack, num_objects = [""], 0
+    while stack:
+        key = stack.pop()
+        num_objects += 1
+        try:
+            node = _get(group, key)
+        except VolumeError as error:  # a link to another folder; the others are still listed
+            log.warning("%s", error)
+            continue
+        if num_objects > MAX_OBJECTS:
+            raise VolumeError(f"{file} has more than {MAX_OBJECTS} groups and datasets; name the dataset by its key")
+        if node is None:
+            continue
+        if not _is_dataset(node):
+            stack += [f"{key}/{name}".lstrip("/") for name in _members(node)] if key.count("/") < MAX_DEPTH else []
+        elif node.shape and node.dtype.kind in "iufb" and 0 not in node.shape:
+            ranks[key] = len(node.shape)
+    return ranks
+
+
+class Hdf5Array:
+    """An open dataset, which several threads may read in turn."""
+
+    def __init__(self, header: Header, cache_bytes: int) -> None:
+        settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
+        self._file = header.known["file"]
+        self._opened = _Opened(self._file, **settings)
+        with _damage_of(self._file), _lock:
+            self._dataset = self._opened.file[header.known["key"]]
+            self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
+            self._short = _short_chunks(self._dataset)
+
+    def read(self, index: Index) -> np.ndarray:
+        with _lock:
+            self._check_short(index)
+            data = np.asarray(self._dataset[index])
+        tensorstore.count(read=round(data.nbytes * self._compression))  # HDF5 does not tell
+        return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+
+    def _check_short(self, index: Index) -> None:
+        ranges = [range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in self._pairs(index)]
+        for corner, size in self._short.items():
+            sides = zip(ranges, corner, self._dataset.chunks, strict=True)
+            if all(r and r[0] < a + c and r[-1] >= a for r, a, c in sides):
+                raise VolumeError(f"{self._file}: the chunk at {corner} has {size} bytes, less than its checksum")
+
+    def _pairs(self, index: Index) -> Iterator[tuple[slice | int, int]]:
+        return zip(index, self._dataset.shape, strict=True)
+
+
+def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
+    """Return the corners and bytes of chunks too short to hold their checksum, which make HDF5 2.0 crash.
+
+    All are checked: damaged trees hold a chunk twice, and the library may report the one that it does not read.
+    """
+    short: dict[tuple[int, ...], int] = {}
+
+    def look(stored: Any) -> None:  # Any: h5py's StoreInfo
+        if stored.size < CHECKSUM_BYTES:
+            short[tuple(map(int, stored.chunk_offset))] = int(stored.size)
+
+    if dataset.fletcher32:
+        dataset.id.chunk_iter(look)
+    return short
+
+
+def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
+    """Return the dataset of `header`; `cache_bytes` of decoded chunks are kept in memory."""
+    return Hdf5Array(header, cache_bytes)
+
+
+class _Opened:
+    """A file that is open for reading until the `with` ends, or for as long as this lives."""
+
+    def __init__(self, file: Path, **settings: int) -> None:
+        import h5py
+
+        self._path = file
+        try:
+            with _lock:
+                self.file = h5py.File(file, "r", locking="best-effort", **settings)
+        except Exception as error:  # damaged bytes make h5py raise errors of many kinds
+            sizes = f" ({file.stat().st_size} bytes)" if file.is_file() else ""
+            raise VolumeError(f"{file}{sizes} cannot be opened as HDF5: {error}") from error
+
+    def __enter__(self) -> _Opened:
+        _lock.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            with _damage_of(self._path):
+                self.file.close()
+                if error is not None:
+                    raise error
+        finally:
+            _lock.release()
+
+
+@contextmanager
+def _damage_of(file: Path) -> Iterator[None]:
+    """Turn the many kinds of errors that h5py raises of damaged bytes into one that names the file."""
+    try:
+        yield
+    except VolumeError:
+        raise
+    except Exception as error:
+        raise VolumeError(f"{file} is damaged: {error}") from error
+
+
+def _get(group: h5py.Group, key: str) -> h5py.Group | h5py.Dataset | None:
+    """Return the object `key` below `group`, None where there is none or its link leads nowhere.
+
+    Raises:
+        VolumeError: a link leads to a file elsewhere.
+    """
+    node, file = group, Path(group.file.filename)
+    try:
+        for part in filter(None, key.split("/")):
+            link = node.get(part, getlink=True)
+            if hasattr(link, "filename"):
+                check_beside(link.filename, Path(node.file.filename))
+            node = node[part]
+    except VolumeError:
+        raise
+    except (KeyError, OSError, RuntimeError, AttributeError):  # RuntimeError: links in a circle; a dataset has no parts
+        return None
+    check_beside(node.file.filename, file)  # a soft link may have led through another
+    return node
+
+
+def _members(group: h5py.Group) -> list[str]:
+    names = list(group) if hasattr(group, "keys") else []  # a stored type has none
+    return [name for name in names if name not in (".", "..")]  # which would lead out of the file
+
+
+def _is_dataset(node: h5py.Group | h5py.Dataset) -> bool:
+    return hasattr(node, "chunks")
+
+
+def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
+    name = f"{file}/{key}"
+    if not dataset.shape or 0 in dataset.shape:
+        raise VolumeError(f"{name} has shape {dataset.shape}; it holds no voxels")
+    _check_sources(dataset)
+    shape = voxels(dataset.shape, "shape", Path(name))
+    dtype = voxel_dtype(dataset.dtype, name)
+    attributes = _attributes(dataset)
+    return Header(
+        folder=file / key,
+        format="hdf5",
+        shape=shape,
+        dtype=dtype,
+        chunks=tuple(map(int, dataset.chunks)) if dataset.chunks else flat_chunk(shape),
+        shards=None,
+        codec=_codec(dataset, name),
+        axes=_axes(dataset, attributes),
+        attributes=attributes,
+        known={"file": file, "key": key},
+        unsupported="an HDF5 file",
+    )
+
+
+def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = ()) -> None:
+    """Raise where a file that a dataset is made of is missing or lies elsewhere, or a dataset is made of itself.
+
+    HDF5 shows fill in place of what is missing, and a dataset that is made of itself overflows its stack.
+    """
+    file = Path(dataset.file.filename)
+    for name, _, _ in dataset.external or ():
+        check_beside(name, file)
+        if not Path(name).is_absolute() and "HDF5_EXTFILE_PREFIX" not in os.environ and Path.cwd() != file.parent:
+            raise VolumeError(
+                f"{file}{dataset.name} has its voxels in {name}, which HDF5 looks for in the current folder; set "
+                "HDF5_EXTFILE_PREFIX to '${ORIGIN}', so that it looks beside the file"
+            )
+    here = (str(file), dataset.name)
+    if here in chain or len(chain) > MAX_DEPTH:
+        raise VolumeError(f"{file}{dataset.name} is a virtual dataset that is made of itself; it is damaged")
+    sources = {(s.file_name, s.dset_name) for s in dataset.virtual_sources()} if dataset.is_virtual else set()
+    for name, key in sorted(sources):
+        if "%b" in name + key:
+            _check_numbered(file, name)
+        elif name == ".":
+            _check_source(dataset.file, key, (*chain, here))
+        else:
+            path = check_beside(name, file)
+            if not path.exists() and "HDF5_VDS_PREFIX" not in os.environ:
+                raise VolumeError(
+                    f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
+                )
+            if path.exists():
+                with _Opened(path) as opened:
+                    _check_source(opened.file, key, (*chain, here))
+
+
+def _check_source(file: h5py.File, key: str, chain: tuple[tuple[str, str], ...]) -> None:
+    node = _get(file, key)
+    if node is not None and _is_dataset(node):
+        _check_sources(node, chain)
+
+
+def _check_numbered(file: Path, name: str) -> None:
+    """Raise unless the files that `name` stands for, with a number for %b, hold no virtual datasets themselves."""
+    pattern = check_beside("itself" if name == "." else name, file)
+    paths = [file] if name == "." else pattern.parent.glob(pattern.name.replace("%b", "*"))
+    for path in paths:
+        with _Opened(path) as opened:
+            own = [key for key in _ranks(opened.file, path) if opened.file[key].is_virtual]
+        if own:
+            raise VolumeError(
+                f"{file} is made of {path}, whose {own[0]} is virtual; volpipe follows numbered files once"
+            )
+
+
+def _codec(dataset: h5py.Dataset, name: str) -> str:
+    """Return the codec of the chunks, for people; raise if it is not installed."""
+    import h5py
+
+    settings = dataset.id.get_create_plist()
+    label = "raw"
+    for i in range(settings.get_nfilters()):
+        number, _, values, label_bytes = settings.get_filter(i)
+        known = FILTERS.get(number, label_bytes.decode(errors="replace") or "unknown")
+        if not h5py.h5z.filter_avail(number):
+            raise VolumeError(
+                f"{name} is compressed with HDF5 filter {number} ({known}), which is not installed here; point "
+                "HDF5_PLUGIN_PATH to it (pip install hdf5plugin brings the usual ones) or write gzip with h5repack"
+            )
+        if known in CODECS:
+            label = f"{known} {values[0]}" if known == "gzip" and values else known
+    return label
+
+
+def _axes(dataset: h5py.Dataset, attributes: Tree) -> tuple[str, ...] | None:
+    """Return the axes as labels of dimensions (netCDF, h5py) or vigra's and ilastik's `axistags` name them."""
+    rank = len(dataset.shape)
+    labels = attributes.get("DIMENSION_LABELS")  # not dims[i].label: on damaged ones it crashes, in HDF5 2.0
+    tags = [tag.get("key") for tag in _axistags(attributes)]
+    return named_axes(labels, rank) or named_axes(attributes.get("axes"), rank) or named_axes(tags, rank)
+
+
+def _axistags(attributes: Tree) -> list[Tree]:
+    try:
+        tree = json.loads(attributes.get("axistags", ""))
+    except (TypeError, ValueError):
+        return []
+    axes = tree.get("axes") if isinstance(tree, dict) else None
+    return [tag for tag in axes if isinstance(tag, dict)] if isinstance(axes, list) else []
+
+
+def read_place(header: Header) -> Place:
+    """Return where a dataset says that it lies: as Zarr's do, or by ImageJ's and plant-seg's `element_size_um`."""
+    size = floats(header.attributes.get("element_size_um"))
+    result = zarr.read_place(header)
+    if result.voxel_size_nm is not None or size is None or len(size) != 3:
+        return result
+    axes = header.axes or usual_axes(len(header.shape))
+    by_axis = {axis: value for axis, value in zip("zyx", size, strict=True) if axis in axes}
+    return place(by_axis, {}, dict.fromkeys(by_axis, "um"))
+
+
+def _attributes(node: h5py.Group | h5py.Dataset) -> Tree:
+    """Return the attributes as JSON values; others are left out."""
+    return {name: value for name in node.attrs if (value := _value(node.attrs, name)) is not None}
+
+
+def _value(attributes: Mapping[str, Any], name: str) -> object:
+    try:
+        value = attributes[name]
+        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        value = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, list) and all(isinstance(entry, bytes) for entry in value):
+            value = [entry.decode() for entry in value]
+        return plain({name: value})[name]
+    except (VolumeError, OSError, TypeError, UnicodeDecodeError) as error:  # a type that only its own software knows
+        if "allocation failed" in str(error):
+            raise MemoryError(f"attribute {name} asks for too much memory") from error
+        return None
+
+
+def write(path: Path, key: str, spec: ArraySpec, parts: Iterable[Part]) -> None:
+    """Write an array to the file `path`, at `key`, from its parts, whole chunks, in any order."""
+    import h5py
+
+    codec = {"gzip": {"compression": "gzip", "compression_opts": spec.codec_level}}.get(spec.codec, {})
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset(key, spec.shape, spec.dtype, chunks=spec.chunks, **codec)
+        for axis, dim in zip(spec.axes, dataset.dims, strict=True):
+            dim.label = axis
+        for name, value in spec.attributes.items():
+            dataset.attrs[name] = value
+        for box, data in parts:
+            whole = (slice(0, len(data)),) if len(spec.shape) == 4 else ()
+            dataset[whole + box.slices] = data if whole else data[0]

@@ -1,0 +1,191 @@
+"""Arrays made of TIFF pages: which strips and tiles a box touches, read, decoded and put in their place.
+
+Not here: where pages lie and how they are decoded (tiff). Pages that are not compressed are read row by row (flat).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.formats.flat import FlatArray, RawFile
+from volpipe.volumes.storage import decoded_size
+from volpipe.volumes.storage.metadata import voxel_dtype
+from volpipe.volumes.storage.tensorstore import Index
+
+MOST_GROWTH = 4  # a picture may have colours, or fill a tile up, that are then cut off
+OPEN_FILES = 16  # of one array; an OME-TIFF may be spread over many
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where the strips or tiles of a page lie."""
+
+    file: Path
+    offsets: tuple[int, ...]
+    counts: tuple[int, ...]
+    jpegtables: bytes | None
+
+    @property
+    def is_one_run(self) -> bool:
+        places = zip(self.offsets[1:], self.offsets, self.counts, strict=False)
+        return all(following == offset + count for following, offset, count in places)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the pages of a series make up its array.
+
+    Attributes:
+        shape: of the series.
+        num_outer: axes of the series before those of a page.
+        page: shape of a page (samples, depth, length, width, samples); one of the two samples is 1.
+        segment: shape of a strip or tile, likewise.
+        stored: type of the voxels, in the file's byte order.
+        plain: whether a page whose strips lie one after another can be read without decoding.
+        decode: tifffile's, of a strip or tile.
+        jpegheader: for `decode`.
+    """
+
+    shape: tuple[int, ...]
+    num_outer: int
+    page: tuple[int, ...]
+    segment: tuple[int, ...]
+    stored: np.dtype
+    plain: bool
+    decode: Callable[..., Any]  # Any: tifffile's signature differs by codec
+    jpegheader: bytes | None
+
+    def page_box(self, index: Index) -> tuple[slice, ...]:
+        """Return the box of a page that holds all of `index`, which is of the page's axes in the series."""
+        ranges = iter(
+            range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
+            for i, n in zip(index, self.shape[self.num_outer :], strict=True)
+            if n > 1
+        )
+        full = (next(ranges) if n > 1 else range(1) for n in self.page)
+        return tuple(slice(p[0], p[-1] + 1) if p else slice(0, 0) for p in full)
+
+
+class PagedArray:
+    """An array made of pages, compressed or not, that several threads may read."""
+
+    def __init__(self, pages: list[Page], layout: Layout, cache_bytes: int) -> None:
+        self._pages = pages
+        self._layout = layout
+        self._dtype = voxel_dtype(layout.stored, "a page")
+        self._open = lru_cache(maxsize=OPEN_FILES)(RawFile)
+        self._known = _Known(cache_bytes)
+
+    def read(self, index: Index) -> np.ndarray:
+        """Return the voxels at `index`, in native byte order; page by page."""
+        at = self._layout.num_outer
+        counts, sizes = self._layout.shape[:at], self._layout.shape[at:]
+        numbers = np.arange(math.prod(counts)).reshape(counts)[index[:at]]
+        box = self._layout.page_box(index[at:])
+        spans = [n if isinstance(i, int) else len(range(*i.indices(n))) for i, n in zip(index[at:], sizes, strict=True)]
+        shape = [n for n, i in zip(spans, index[at:], strict=True) if not isinstance(i, int)]
+        out = np.empty((*np.shape(numbers), *shape), self._dtype)
+        if out.size:
+            within = tuple(0 if isinstance(i, int) else slice(None, None, i.step) for i in index[at:])
+            for place in np.ndindex(np.shape(numbers)):
+                out[place] = self._read_page(self._pages[int(numbers[place])], box)[within]
+        return out
+
+    def _read_page(self, page: Page, box: tuple[slice, ...]) -> np.ndarray:
+        """Return the voxels of a page's `box`, with the axes that the series has of it."""
+        layout = self._layout
+        long = iter(b.stop - b.start for b, n in zip(box, layout.page, strict=True) if n > 1)
+        shape = [next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :]]
+        file = self._open(page.file)
+        if layout.plain and page.is_one_run:
+            return FlatArray(file, page.offsets[0], layout.stored, layout.page).read(box).reshape(shape)
+        return self._read_segments(file, page, box).reshape(shape)
+
+    def _read_segments(self, file: RawFile, page: Page, box: tuple[slice, ...]) -> np.ndarray:
+        """Return the voxels of a page's `box`, (samples, depth, length, width, samples); what is left out is 0."""
+        layout = self._layout
+        out = np.zeros([b.stop - b.start for b in box], self._dtype)
+        counts = [-(-n // s) for n, s in zip(layout.page, layout.segment, strict=True)]
+        touched = [range(b.start // s, -(-b.stop // s)) for b, s in zip(box, layout.segment, strict=True)]
+        for place in np.ndindex(*map(len, touched)):
+            index = [r[i] for r, i in zip(touched, place, strict=True)]
+            number = int(np.ravel_multi_index(index[:4], counts[:4]))
+            data = self._known.get((page.file, page.offsets[number]), partial(self._decode, file, page, number))
+            if data is not None:
+                _paste(out, box, data, [i * s for i, s in zip(index, layout.segment, strict=True)])
+        return out
+
+    def _decode(self, file: RawFile, page: Page, number: int) -> np.ndarray | None:
+        """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""
+        if not page.counts[number]:
+            return None
+        text = file.read(page.offsets[number], page.counts[number])
+        values = decoded_size.count_values(text)
+        if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} unpacks to {values} values and has "
+                f"{math.prod(self._layout.segment)}: it is damaged"
+            )
+        try:
+            data, _, _ = self._layout.decode(
+                text, number, jpegtables=page.jpegtables, jpegheader=self._layout.jpegheader
+            )
+        except Exception as error:  # each codec has errors of its own
+            raise VolumeError(f"{page.file}: the strip or tile at byte {page.offsets[number]}: {error}") from error
+        return None if data is None else self._checked(np.asarray(data), page, number)[np.newaxis]
+
+    def _checked(self, data: np.ndarray, page: Page, number: int) -> np.ndarray:
+        """Return `data`, a strip or tile; raise where a picture in it has other voxels than the page says."""
+        stored = self._layout.stored.newbyteorder("=")
+        is_bilevel = stored.kind == "b" and (data.dtype.kind == "b" or not (data > 1).any())
+        if data.dtype != stored and not is_bilevel:
+            raise VolumeError(
+                f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
+            )
+        return data
+
+
+def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: list[int]) -> None:
+    """Copy the part of `data`, which lies at `corner` of the page, that is in `box` to `out`, which is that box."""
+    into, part = [], []
+    for b, n, a in zip(box, data.shape, corner, strict=True):
+        low, high = max(b.start, a), min(b.stop, a + n)
+        into.append(slice(low - b.start, high - b.start))
+        part.append(slice(low - a, high - a))
+    out[tuple(into)] = data[tuple(part)]
+
+
+class _Known:
+    """The strips and tiles that were decoded last, up to `limit` bytes; for several threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._entries: OrderedDict[object, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: object, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return self._entries[key]
+        data = make()
+        if data is None or data.nbytes > self._limit:
+            return data
+        with self._lock:
+            if key not in self._entries:
+                self._entries[key] = data
+                self._bytes += data.nbytes
+            while self._bytes > self._limit:
+                self._bytes -= self._entries.popitem(last=False)[1].nbytes
+        return data

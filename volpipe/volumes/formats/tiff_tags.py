@@ -1,0 +1,162 @@
+"""Axes and voxel sizes in TIFF files: OME-XML, ImageJ's and tifffile's descriptions, resolution tags.
+
+Not here: pages and voxels (tiff). Objects of tifffile come in as arguments; nothing is opened.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.storage.metadata import Lengths, Place, nanometres, place
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPage, TiffPageSeries
+
+UNNAMED = "IQ"  # tifffile's letters for axes of which the file says nothing
+CENTIMETER = 3  # of the tag ResolutionUnit
+
+
+def axes(series: TiffPageSeries, file: Path) -> tuple[str, ...]:
+    """Return the axes of a series as t, c, z, y, x; samples (colours) are channels, others in lower case.
+
+    Axes without a name are taken for z, then c, then t, the fastest first.
+
+    Raises:
+        VolumeError: it has channels and samples, or another axis twice.
+    """
+    names = ["c" if letter == "S" else letter.lower() for letter in series.axes]
+    left = iter([name for name in "zct" if name not in names])
+    for i in reversed(range(len(names))):
+        if series.axes[i] in UNNAMED:
+            names[i] = next(left, f"d{i}")
+    if len(set(names)) < len(names):
+        raise VolumeError(
+            f"{file} has axes {series.axes} of {tuple(series.shape)}; save channels, colours and times on their own"
+        )
+    return tuple(names)
+
+
+def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
+    """Return the voxel size of series `number`, whose axes are `names`; no origin is read.
+
+    OME's, or else the spacing and unit of ImageJ's or tifffile's description with the resolution of the first page.
+    Without a unit there only a resolution per centimetre counts: one per inch is about printing. Of an image of two
+    dimensions that does not say how thick it is, the size is unknown.
+    """
+    series = tif.series[number]
+    if series.kind == "ome":
+        sizes, units = _ome(tif.ome_metadata or "", number)
+    else:
+        is_stack = series.kind == "imagej" and "z" in names
+        sizes, units = _described(_description(tif, number), series.keyframe, is_stack=is_stack)
+    missing = [axis for axis in "zyx" if axis not in sizes]
+    if missing and sizes:
+        known = ", ".join(f"{axis} {sizes[axis]:g} {units[axis]}" for axis in "zyx" if axis in sizes)
+        return Place(reason=f"it says {known}, and nothing of {', '.join(missing)}")
+    return place(sizes, {}, units)
+
+
+def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return voxel size and unit per axis of image `number` of an OME-XML document; µm where no unit is said."""
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError:
+        return {}, {}
+    pixels = [element.attrib for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
+    attributes = pixels[number] if number < len(pixels) else {}
+    sizes = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    units = {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in "zyx"}
+    return {axis: size for axis, size in sizes.items() if size}, units
+
+
+def _described(
+    description: dict[str, Any], page: TiffPage, *, is_stack: bool
+) -> tuple[dict[str, float], dict[str, str]]:  # Any: text or number
+    """Return voxel size and unit per axis; an ImageJ stack without a spacing has one of 1, which ImageJ leaves out."""
+    unit, *others = (unescaped(str(description.get(name, ""))) for name in ("unit", "yunit", "zunit"))
+    sizes = {
+        axis: size for axis, name in (("y", "YResolution"), ("x", "XResolution")) if (size := _inverse(page, name))
+    }
+    if nanometres(unit) is None:
+        tag = page.tags.get("ResolutionUnit")
+        return (sizes, {"y": "cm", "x": "cm"}) if tag is not None and tag.value == CENTIMETER else ({}, {})
+    spacing = _number(description.get("spacing", 1.0 if is_stack else None))
+    units = {"x": unit} | {axis: other or unit for axis, other in zip("yz", others, strict=True)}
+    return sizes | ({"z": spacing} if spacing else {}), units
+
+
+def unescaped(text: str) -> str:
+    """Return `text` with the letters that ImageJ writes as \\u00B5 and the like."""
+    return re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
+
+
+def _description(tif: TiffFile, number: int) -> dict[str, Any]:  # Any: text or number
+    """Return the description by ImageJ or tifffile on the first page of a series."""
+    if tif.is_imagej:
+        return dict(tif.imagej_metadata or {})
+    shaped = tif.shaped_metadata or ()
+    return dict(shaped[number]) if number < len(shaped) else {}
+
+
+def _inverse(page: TiffPage, name: str) -> float | None:
+    """Return the edge of a pixel, in the unit of the resolution tag `name`, a fraction."""
+    tag = page.tags.get(name)
+    value = None if tag is None else tag.value
+    if not isinstance(value, tuple) or len(value) != 2 or 0 in value:
+        return None
+    return _number(value[1] / value[0])
+
+
+def _number(value: object) -> float | None:
+    """Return `value` as a length: above zero and finite; None where it is none."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def channel_names(tif: TiffFile, number: int) -> tuple[str, ...]:
+    """Return the names of the channels of series `number`, as OME has them; () where not all have one."""
+    if tif.series[number].kind != "ome":
+        return ()
+    try:
+        root = ElementTree.fromstring(tif.ome_metadata or "")
+    except ElementTree.ParseError:
+        return ()
+    pixels = [element for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
+    channels = pixels[number].iter() if number < len(pixels) else ()
+    names = tuple(e.get("Name", "") for e in channels if e.tag.rpartition("}")[2] == "Channel")
+    return names if all(names) else ()
+
+
+def coarser(finest: Place, names: tuple[str, ...], series: TiffPageSeries, level: int) -> Place:
+    """Return where a level lies: its voxels join as many of the finest as their numbers say."""
+    if finest.voxel_size_nm is None or not level:
+        return finest
+    coarse = series.levels[level]
+    factors = {axis: full / n for axis, full, n in zip(names, series.shape, coarse.shape, strict=True) if axis in "zyx"}
+    size = [v * factors.get(axis, 1.0) for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    shift = [(factors.get(axis, 1.0) - 1) / 2 * v for axis, v in zip("zyx", finest.voxel_size_nm, strict=True)]
+    return Place((size[0], size[1], size[2]), (shift[0], shift[1], shift[2]))
+
+
+def write_arguments(
+    style: str, letters: str, voxel_size_nm: Lengths | None
+) -> dict[str, Any]:  # Any: arguments of tifffile
+    """Return the arguments with which tifffile writes axes and voxel size (z, y, x) in a `style` of description."""
+    metadata: dict[str, object] = {"axes": letters}
+    if voxel_size_nm is None:
+        return {"metadata": metadata}
+    z, y, x = voxel_size_nm
+    if style == "ome":
+        for axis, size in zip("ZYX", voxel_size_nm, strict=True):
+            metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "nm"}
+        return {"metadata": metadata}
+    metadata |= {"spacing": z, "unit": "nm"}
+    return {"metadata": metadata, "resolution": (1 / x, 1 / y), "resolutionunit": "none"}

@@ -1,0 +1,244 @@
+"""The identity of a volume: its metadata, the state of its files and the voxels of some boxes; and its changes.
+
+Not here: its users (driver, labelling). Of a container only the metadata and the chunk files with the first voxels of
+the boxes are read: a volume of a million files costs as much as one of ten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from volpipe.errors import RunError, VolumeError
+from volpipe.geometry.grid import Box
+from volpipe.volumes.formats import single_file
+from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.reader import METADATA_FILES
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.object_store import Stamp
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import Volume
+
+SAMPLED_BOXES, SAMPLED_EDGE, SEED = 16, 64, 0
+UNREADABLE = "unreadable"
+MOST_NAMED = 2
+
+
+class Sampled(BaseModel):
+    """A box of voxels (z, y, x), a hash of them, and the file that holds the first of them; "" where none is known."""
+
+    model_config = ConfigDict(frozen=True)
+
+    box: str
+    voxels: str
+    file: str
+
+
+class Identity(BaseModel):
+    """The identity of a volume.
+
+    Attributes:
+        name: of the volume, for messages.
+        metadata: what its metadata say, by name.
+        files: state of its metadata, and of the files of the boxes, by name; None for one that is not there.
+        boxes: those that were sampled, the same ones always.
+        fingerprint: a hash of `metadata` and of the voxels of all boxes.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    metadata: dict[str, str]
+    paths: dict[str, Stamp | None]
+    boxes: tuple[Sampled, ...]
+    fingerprint: str
+
+
+def identify(volume: Volume) -> Identity:
+    """Return the present identity of `volume`; a box that cannot be read is marked as unreadable."""
+    metadata = {
+        "format": volume.format, "shape": volume.shape, "type": str(volume.dtype), "chunks": volume.chunks,
+        "shards": volume.shards, "codec": volume.codec, "axes": volume.axes,
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps([*metadata.values()]).encode())
+    boxes, places = _boxes(volume), _places(volume)
+    contents: dict[Box, bytes] = {}
+    for box in boxes:
+        if box not in contents:
+            contents[box] = _content(volume, box)
+        digest.update(contents[box])
+    sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
+    names = [*_metadata_files(volume), *(sample.file for sample in sampled if sample.file)]
+    return Identity(
+        name=str(volume),
+        metadata={name: json.dumps(value) for name, value in metadata.items()},
+        files={name: paths.stamp(_root(volume) / name) for name in dict.fromkeys(names)},
+        boxes=tuple(sampled),
+        fingerprint=digest.hexdigest()[:32],
+    )
+
+
+def fingerprint(volume: Volume) -> str:
+    """Return a hash of what the metadata of `volume` say and of the voxels of some boxes, the same ones always."""
+    return identify(volume).fingerprint
+
+
+def _boxes(volume: Volume) -> list[Box]:
+    rng, shape = np.random.default_rng(SEED), volume.spatial_shape
+    starts = [
+        tuple(int(rng.integers(-(-n // SAMPLED_EDGE))) * SAMPLED_EDGE for n in shape) for _ in range(SAMPLED_BOXES)
+    ]
+    stops = [tuple(min(a + SAMPLED_EDGE, n) for a, n in zip(start, shape, strict=True)) for start in starts]
+    return [Box(start, stop) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _content(volume: Volume, box: Box) -> bytes:
+    try:
+        return np.ascontiguousarray(volume.open().read(box)).tobytes()
+    except VolumeError:
+        return UNREADABLE.encode()
+
+
+def _hash(content: bytes) -> str:
+    return UNREADABLE if content == UNREADABLE.encode() else hashlib.sha256(content).hexdigest()[:16]
+
+
+def _root(volume: Volume) -> Location:
+    """Return the folder that names of the files of `volume` count from."""
+    within = single_file.split(volume.folder)
+    return volume.folder if within is None else within[0].parent
+
+
+def _metadata_files(volume: Volume) -> list[str]:
+    within = single_file.split(volume.folder)
+    if within is not None:
+        return [within[0].name]
+    return [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
+
+
+def _places(volume: Volume) -> Callable[[Box], str]:
+    """Return a function from a box to the file with its first voxel, "" for a volume in one file."""
+    header = read_header(volume.folder)
+    if header is None or single_file.split(volume.folder) is not None:
+        return lambda box: ""
+    if "names" in header.known:  # a folder of slices
+        return lambda box: str(header.known["names"][box.start[0]])
+    chunk_files = ChunkFiles(header)
+
+    def name(box: Box) -> str:
+        first = [box.start["zyx".index(axis)] if axis in "zyx" else 0 for axis in volume.axes]
+        return chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
+
+    return name
+
+
+def changes(old: Identity, new: Identity) -> list[str]:
+    """Return the differences of two states of a volume, in words; unreadable boxes do not count."""
+    pairs = ((name, old.metadata.get(name), now) for name, now in new.metadata.items())
+    differences = [f"{name} {before} is now {now}" for name, before, now in pairs if before != now]
+    unread = {sample.file for sample in (*old.boxes, *new.boxes) if sample.voxels == UNREADABLE}
+    both = [name for name in old.files if name in new.files and name not in unread]
+    differences += _some(
+        [
+            f"{name} was {_state(old.files[name])} and is now {_state(new.files[name])}"
+            for name in both
+            if not paths.is_same(old.files[name], new.files[name])
+        ]
+    )
+    if differences or not is_alike(old, new):
+        differences.append(_voxels(old, new))
+    return differences
+
+
+def is_alike(old: Identity, new: Identity) -> bool:
+    """Return whether metadata and sampled voxels are the same, whatever the times of files say."""
+    return old.metadata == new.metadata and not _other_boxes(old, new)
+
+
+def _other_boxes(old: Identity, new: Identity) -> list[str]:
+    before = {sample.box: sample.voxels for sample in old.boxes}
+    return [
+        sample.box for sample in new.boxes
+        if sample.voxels != before.get(sample.box) and UNREADABLE not in (sample.voxels, before.get(sample.box))
+    ]  # fmt: skip
+
+
+def _voxels(old: Identity, new: Identity) -> str:
+    num, other = len(new.boxes), _other_boxes(old, new)
+    boxes = "1 box" if num == 1 else f"{num} boxes"
+    if not other:
+        return f"the voxels that were compared ({boxes}) are the same"
+    return f"the voxels that were compared differ in {len(other)} of {boxes}, such as {other[0]}"
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    rest = len(lines) - MOST_NAMED
+    return [*lines[:MOST_NAMED], *([f"{rest} more files likewise"] if rest > 0 else [])]
+
+
+def _state(stamp: Stamp | None) -> str:
+    if stamp is None:
+        return "not there"
+    when = time.strftime("%F %T", time.localtime(stamp.time_ns / 1e9)) if stamp.time_ns else f"tag {stamp.tag}"
+    return f"{stamp.num_bytes:,} bytes of {when}"
+
+
+def read_identities(file: Path) -> dict[str, Identity] | None:
+    """Return the identities that are noted in `file`, by their part in the run; None where there is no such file.
+
+    Raises:
+        RunError: it cannot be understood.
+    """
+    if not file.is_file():
+        return None
+    try:
+        return {what: Identity.model_validate(tree) for what, tree in json.loads(file.read_bytes()).items()}
+    except (ValueError, AttributeError, ValidationError) as error:
+        raise RunError(f"{file} cannot be understood; run with --fresh to start over") from error
+
+
+def store_identities(file: Path, identities: Mapping[str, Identity]) -> None:
+    """Write the identities of volumes to `file`, whole or not at all."""
+    trees = {what: identity.model_dump(mode="json") for what, identity in identities.items()}
+    paths.write(file, json.dumps(trees, indent=1).encode())
+
+
+def check_same_inputs(file: Path, now: Mapping[str, Identity], *, accept: bool, noted: str = "") -> None:
+    """Refuse to go on with volumes that have changed since they were noted in `file`.
+
+    Args:
+        file: of the run; where there is none, as by an earlier version, `noted` counts, the fingerprint in the output.
+        now: the volumes by what they are, such as "volume" and "mask".
+        accept: whether files of other times or sizes will do where the voxels that are compared are the same.
+        noted: "" where there is none.
+
+    Raises:
+        RunError: with what differs, and what to do.
+    """
+    before = read_identities(file)
+    if before is None:
+        if noted and noted != now["volume"].fingerprint:
+            raise RunError(
+                f"the volume {now['volume'].name} is not the one that this output was made of: its metadata or the "
+                "voxels of 16 boxes differ; put it back, choose another --out, or use --fresh to start over"
+            )
+        return
+    for what, identity in now.items():
+        if what not in before or not (differences := changes(before[what], identity)):
+            continue
+        alike = is_alike(before[what], identity)
+        if alike and accept:
+            continue
+        touched = "If it was only copied or touched, --same-input goes on with it; else use --fresh to start over"
+        other = "Put the old one back, choose another --out, or use --fresh to start over"
+        raise RunError(
+            f"the {what} {identity.name} has changed since this output was begun: {'; '.join(differences)}. "
+            f"{touched if alike else other}"
+        )

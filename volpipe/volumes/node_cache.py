@@ -1,0 +1,297 @@
+"""Chunks of the input on a node's own disk: each file is fetched once for all workers of the node, and kept there.
+
+Not here: who names the folder on that disk (the site: `VOLPIPE_NODE_DIRECTORY` in a worker's environment). Where that
+disk fails, the volume is read directly. Each process that uses a cache holds a shared lock on it, which the system
+takes from a killed process; the next process deletes caches that nobody holds. Every file in a cache is whole.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import math
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.volumes.storage import paths, tensorstore
+from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.volume import Reader, Volume
+
+LOCK_FILE = "lock"
+PREFIX = "volpipe"
+FREE_SHARE = 0.05  # of a node's disk, which others need as well, is left free
+PARTIAL = ".partial"
+VARIABLE = "VOLPIPE_NODE_DIRECTORY"
+# Of a cached file: chunk files are fetched whole, and of a larger shard a block needs only a part.
+LARGEST_BYTES = 64 * 2**20
+
+FETCHERS = 16  # files of a box at a time
+
+_warnings: dict[str, bool] = {}  # for the driver, and whether each was taken
+_caches: dict[tuple[str, str], NodeCache] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class NodeCache:
+    """A folder of this user and this run, held by this process from `open_cache` until it ends or closes it."""
+
+    folder: Path
+    lock: int
+
+    def get(self, name: str, fetch: Callable[[], bytes | None]) -> bytes | None:
+        """Return the bytes of the file `name`, fetched on first use; None where there is no such file.
+
+        One worker of a node fetches it; the others wait.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        file = self.folder / name.replace("/", "_")
+        with contextlib.suppress(FileNotFoundError):
+            return file.read_bytes()
+        partial = file.with_name(file.name + PARTIAL)
+        with partial.open("ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                return file.read_bytes()
+            data = fetch()
+            if data is None:
+                partial.unlink(missing_ok=True)
+                return None
+            self._make_room(len(data))
+            stream.truncate(0)  # left by a killed writer
+            stream.write(data)
+            stream.flush()
+            partial.rename(file)
+        return data
+
+    def drop(self, name: str) -> None:
+        """Delete the file `name`, if it is here."""
+        (self.folder / name.replace("/", "_")).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the cache, and delete it if nobody else holds it."""
+        os.close(self.lock)
+        remove_stale(self.folder.parent)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete the oldest files until there is room: a run reads a volume in order."""
+        if self._has_room(num_bytes):
+            return
+        paths = sorted(self._files(), key=_age)
+        for file in paths[: len(paths) // 2 + 1]:
+            file.unlink(missing_ok=True)
+        if not self._has_room(num_bytes):
+            raise OSError(errno.ENOSPC, f"less than {FREE_SHARE:.0%} of the disk is free", str(self.folder))
+
+    def _has_room(self, num_bytes: int) -> bool:
+        disk = shutil.disk_usage(self.folder)
+        return disk.free - num_bytes >= FREE_SHARE * disk.total
+
+    def _files(self) -> Iterator[Path]:
+        return (file for file in self.folder.iterdir() if file.name != LOCK_FILE and file.suffix != PARTIAL)
+
+
+def _age(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def open_cache(base: Path, run: str) -> NodeCache:
+    """Return the cache of `run` below `base`; caches that nobody holds, as killed workers leave them, are deleted.
+
+    Raises:
+        OSError: it cannot be made, or its folder is another user's.
+    """
+    remove_stale(base)
+    folder = base / f"{PREFIX}-{os.getuid()}-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
+    base.mkdir(parents=True, exist_ok=True)
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EACCES, "is another user's", str(folder))
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # deleted just now
+            continue
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _is_at(lock, folder / LOCK_FILE):
+            return NodeCache(folder, lock)
+        os.close(lock)
+
+
+def remove_stale(base: Path) -> None:
+    """Delete this user's caches below `base` that nobody holds."""
+    for folder in base.glob(f"{PREFIX}-{os.getuid()}-*"):
+        try:
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:  # deleted meanwhile, or not ours
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, folder / LOCK_FILE):
+                # Renamed first: a process that opens it meanwhile makes a new one.
+                shutil.rmtree(folder.rename(f"{folder}-{uuid.uuid4().hex}"), ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Return whether `descriptor` is still the file at `file`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedVolume(Volume):
+    """A volume read through the cache of `run` below `base`."""
+
+    base: str
+    run: str
+
+    def open(self, *, cache_bytes: int = 0) -> Reader:
+        reader = super().open(cache_bytes=cache_bytes)
+        reader.read_through(lambda header, array: _cached_array(header, array, self, cache_bytes))
+        return reader
+
+
+def _cached_array(
+    header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int
+) -> tensorstore.StoredArray:
+    # Arrays that only zarr-python reads are not cached.
+    is_cached = isinstance(array, tensorstore.TensorStoreArray)
+    return CachedArray(header, array, volume, cache_bytes) if is_cached else array
+
+
+class CachedArray:
+    """An array read through a node's cache, or directly where the cache fails."""
+
+    def __init__(self, header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int) -> None:
+        self._header, self._array, self._volume = header, array, volume
+        self._here = tensorstore.ArrayInMemory(header, cache_bytes)
+        self._lock = threading.Lock()  # one thread may read what another drops from memory
+
+    def read(self, index: tensorstore.Index) -> np.ndarray:
+        names = list(files_at(self._header, index))
+        try:
+            return self._read(names, index)
+        except Exception as error:  # of the node's disk: the volume itself may be readable
+            data = self._array.read(index)
+            warn(f"the input is read straight, not by way of {self._volume.base}: {type(error).__name__}: {error}")
+            return data
+
+    def _read(self, names: list[str], index: tensorstore.Index) -> np.ndarray:
+        cache = node_cache(self._volume.base, self._volume.run)
+        contents = fetchers().map(lambda name: cache.get(name, lambda: self._fetch(name)), names)
+        stored = [(name, data) for name, data in zip(names, contents, strict=True) if data is not None]
+        with self._lock:
+            try:
+                for name, data in stored:
+                    self._here.put(name, data)
+                return self._here.read(index)
+            except ValueError:  # a chunk that cannot be decoded
+                for name in names:
+                    cache.drop(name)
+                raise
+            finally:
+                for name, _ in stored:
+                    self._here.drop(name)
+
+    def _fetch(self, name: str) -> bytes | None:
+        data = paths.read(self._header.folder / name, LARGEST_BYTES + 1)
+        if data is not None and len(data) > LARGEST_BYTES:
+            raise OSError(f"{name} has more than {LARGEST_BYTES >> 20} MiB")
+        tensorstore.count(read=len(data or b""))
+        return data
+
+
+def files_at(header: Header, index: tensorstore.Index) -> Iterator[str]:
+    """Yield the name, in the array's folder, of every chunk file or shard that holds voxels at `index`."""
+    ranges = []
+    for i, n, unit in zip(index, header.shape, header.write_unit, strict=True):
+        positions = range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
+        ranges.append(range(positions[0] // unit, positions[-1] // unit + 1) if positions else range(0))
+    return map(ChunkFiles(header).name, itertools.product(*ranges))
+
+
+def through_cache(volume: Volume, run: str) -> Volume:
+    """Return `volume`, read through this node's cache if the site names a directory and there is no `obstacle`."""
+    base = os.path.expanduser(os.path.expandvars(os.environ.get(VARIABLE, "")))  # noqa: PTH111  # "" is no path
+    if not base or obstacle(volume):
+        return volume
+    values = {field.name: getattr(volume, field.name) for field in fields(volume)}
+    return CachedVolume(**values, base=base, run=f"{run} {volume.path} {volume.key}")
+
+
+def obstacle(volume: Volume) -> str:
+    """Return why `volume` cannot be read through a node's cache, "" where it can."""
+    if volume.format not in CHUNKED:
+        return f"{volume.format} is read in parts of files"
+    size = math.prod(volume.shards or volume.chunks) * volume.dtype.itemsize
+    if size > LARGEST_BYTES:
+        return f"its shards hold {size / 2**20:.0f} MiB, more than {LARGEST_BYTES >> 20}, and are read in part"
+    return ""
+
+
+def node_cache(base: str, run: str) -> NodeCache:
+    """Return this process's cache of `run` below `base`, held until the process ends.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not Path(base).is_absolute() or "$" in base:
+        raise OSError(f"{VARIABLE} is {base!r} on this node, which is no absolute path")
+    with _lock:
+        if (base, run) not in _caches:
+            _caches[base, run] = open_cache(Path(base), run)
+        return _caches[base, run]
+
+
+@atexit.register
+def close_caches() -> None:
+    """Release all caches of this process."""
+    while _caches:
+        _caches.popitem()[1].close()
+
+
+@lru_cache(maxsize=1)
+def fetchers() -> ThreadPoolExecutor:
+    """Return this process's threads that fetch files; they mostly wait."""
+    return ThreadPoolExecutor(FETCHERS, "volpipe-fetch")
+
+
+def warn(text: str) -> None:
+    """Add a warning for the driver's log, once in each process."""
+    with _lock:
+        _warnings.setdefault(text, False)
+
+
+def take_warnings() -> tuple[str, ...]:
+    """Return the warnings that were not yet taken."""
+    with _lock:
+        fresh = tuple(text for text, was_taken in _warnings.items() if not was_taken)
+        _warnings.update(dict.fromkeys(fresh, True))
+    return fresh

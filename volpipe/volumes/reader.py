@@ -1,0 +1,385 @@
+"""Access to the voxels of stored arrays: references that travel as values, and what reads and writes them.
+
+Not here: which array a name means (volume), or what the formats write (formats). Importing this costs numpy;
+tensorstore comes with the first voxel.
+
+A volume keeps its axes as stored; what a `Reader` reads is always (c, z, y, x)::
+
+    stored (z, y, x)  ->  (1, z, y, x)        stored (y, x)           ->  (1, 1, y, x)
+    stored (c, z, y, x) as it is              stored (t=1, x, y, z, c) -> (c, z, y, x)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, mirror
+from volpipe.volumes.formats import single_file, zarr
+from volpipe.volumes.formats.container import absolute, read_attributes, read_header
+from volpipe.volumes.indexing import plain_index
+from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned
+from volpipe.volumes.storage.paths import Location
+
+log = logging.getLogger(__name__)
+
+MAX_NAMED = 20
+METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of an array that is read, and its place, as given by the user; None: all, and as the array says.
+
+    Attributes:
+        channel: the only one that is read, from 0; a name until the array is open.
+        time: the point in time that is read, from 0.
+        voxel_size_nm, origin_nm: (z, y, x).
+    """
+
+    channel: int | str | None = None
+    time: int | None = None
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths | None = None
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A reference to one array: cheap, picklable by value, opened where it is used.
+
+    Attributes:
+        path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
+        key: the array in it, "" where the path itself is the array.
+        format: "n5", "zarr2", "zarr3", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
+        shape: as stored, C order (that of N5 is reversed).
+        dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
+        chunks: what is read and decoded at once, in stored axes.
+        shards: what is written at once where that is more than a chunk, None otherwise.
+        axes: of t, c, z, y, x, one per stored axis; other names as they are.
+        voxel_size_nm: (z, y, x), None where it or its unit is unknown; an axis that the array lacks has 1.
+        origin_nm: centre of the first voxel, (z, y, x).
+        codec: for people, such as "gzip 5".
+        levels: keys of all levels of the multiscale group that the array is one of, finest first; () if of none.
+        view: what is read of it, where that is given.
+        channel_names: of all its channels, () where they have none.
+        notes: what a user should know of it, a phrase each: a guess, or why a size is unknown.
+    """
+
+    path: str
+    key: str
+    format: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    axes: tuple[str, ...]
+    voxel_size_nm: Lengths | None
+    origin_nm: Lengths
+    codec: str
+    levels: tuple[str, ...]
+    view: View = View()
+    channel_names: tuple[str, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        if "://" in self.path:
+            return str(self.folder)
+        return f"{self.path}:{self.key}" if self.key else self.path
+
+    @property
+    def folder(self) -> Location:
+        """Where the array lies."""
+        return absolute(self.path) / self.key
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def spatial_shape(self) -> tuple[int, int, int]:
+        """Voxels (z, y, x); an axis that the array lacks has one."""
+        length = dict(zip(self.axes, self.shape, strict=True))
+        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+
+    @property
+    def spatial_chunks(self) -> tuple[int, int, int]:
+        """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
+        length = dict(zip(self.axes, self.chunks, strict=True))
+        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+
+    @property
+    def num_channels(self) -> int:
+        """How many channels are read: one where it is chosen, else all that are stored."""
+        return self.num_stored_channels if self.view.channel is None else 1
+
+    @property
+    def num_stored_channels(self) -> int:
+        return dict(zip(self.axes, self.shape, strict=True)).get("c", 1)
+
+    @property
+    def channels(self) -> str:
+        """The stored channels, for people: "3 channels, 0 DAPI, 1 GFP, 2 RFP"."""
+        if self.num_stored_channels == 1:
+            return "1 channel"
+        names = [f"{i} {name}" for i, name in enumerate(self.channel_names[:MAX_NAMED])]
+        names += ["…"] if len(self.channel_names) > MAX_NAMED else []
+        return f"{self.num_stored_channels} channels, {', '.join(names) or f'0 to {self.num_stored_channels - 1}'}"
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        """The array's own attributes, as they are stored now."""
+        return read_attributes(self.folder)
+
+    def open(self, *, cache_bytes: int = 0) -> Reader:
+        """Return this process's reader of the volume; the same one each time.
+
+        Args:
+            cache_bytes: decoded chunks kept in memory, shared by the readers of this process with the same number.
+                Only for arrays that nobody writes to.
+
+        Raises:
+            VolumeError: the array is gone or has changed since the reference was made.
+        """
+        folder = self.folder
+        return _once(folder, (self, cache_bytes), lambda: Reader(self, cache_bytes))
+
+
+class Reader:
+    """An open array; it may be used by several threads, and pickles as the volume that it reads."""
+
+    def __init__(self, volume: Volume, cache_bytes: int = 0) -> None:
+        folder = volume.folder
+        header = read_header(folder)
+        if header is None:
+            raise VolumeError(f"no array at {folder} any more")
+        if header.shape != volume.shape or header.dtype != volume.dtype:
+            raise VolumeError(
+                f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
+            )
+        self.volume = volume
+        self._folder = folder
+        self._cache_bytes = cache_bytes
+        damage.check_chunk(header)
+        self._header = header
+        self._array = _open_for_reading(header, cache_bytes)
+        self._through: tensorstore.StoredArray | None = None
+
+    def read_through(self, wrap: Callable[[Header, tensorstore.StoredArray], tensorstore.StoredArray]) -> None:
+        """Read voxels through the array that `wrap` returns; only the first call counts."""
+        with _lock:
+            self._through = self._through or wrap(self._header, self._array)
+
+    def __reduce__(self) -> tuple[Callable[[Volume, int], Reader], tuple[Volume, int]]:
+        return _reopen, (self.volume, self._cache_bytes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.volume.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.volume.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.volume.ndim
+
+    def read(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box` (z, y, x), which lies in the volume, as (c, z, y, x).
+
+        Raises:
+            VolumeError: the box is empty or leaves the volume, a chunk is damaged, or the array has a time axis.
+        """
+        return self._canonical(self._read(self._stored_index(box)))
+
+    def is_stored(self, box: Box) -> bool:
+        """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.
+
+        True also for an array of which only a read can tell.
+        """
+        if not isinstance(self._array, tensorstore.TensorStoreArray):
+            return True
+        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
+        index = self._stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))
+        with _naming(self.volume, box, self._folder):
+            return self._array.is_stored(index)
+
+    def _stored_index(self, box: Box) -> tensorstore.Index:
+        """Return `box` (z, y, x) as an index of the stored axes."""
+        volume, shape = self.volume, self.volume.spatial_shape
+        if len(box.start) != 3 or box.is_empty or not Box.of(shape).contains(box):
+            raise VolumeError(f"{volume}: box {box} is empty or leaves the volume {shape} (z, y, x)")
+        index: list[slice | int] = []
+        for axis, n in zip(volume.axes, volume.shape, strict=True):
+            if axis in "zyx":
+                i = "zyx".index(axis)
+                index.append(slice(box.start[i], box.stop[i]))
+            elif axis == "c":
+                first, last = (0, n - 1) if volume.view.channel is None else (int(volume.view.channel),) * 2
+                index.append(slice(first, last + 1))
+            elif axis == "t" and volume.view.time is not None:
+                index.append(volume.view.time)
+            elif n == 1:
+                index.append(0)
+            else:
+                raise VolumeError(
+                    f"{volume}: axis {axis} has {n} entries; volpipe reads (c, z, y, x), so save one "
+                    "entry as an array of its own"
+                )
+        return tuple(index)
+
+    def _canonical(self, data: np.ndarray) -> np.ndarray:
+        """Return `data`, in stored order and without the axes that are neither c nor space, as (c, z, y, x)."""
+        axes = [axis for axis in self.volume.axes if axis in "czyx"]
+        data = data.transpose([axes.index(axis) for axis in "czyx" if axis in axes])
+        missing = tuple(i for i, axis in enumerate("czyx") if axis not in axes)
+        return np.ascontiguousarray(np.expand_dims(data, missing))
+
+    def read_mirrored(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box` (z, y, x) as (c, z, y, x), mirrored at the volume's faces outside of it.
+
+        Each voxel that is needed is read once, however often it is seen.
+        """
+        if box.is_empty:
+            raise VolumeError(f"{self.volume}: box {box} is empty")
+        shape = self.volume.spatial_shape
+        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
+        low = tuple(int(positions.min()) for positions in sources)
+        data = self.read(Box(low, tuple(int(positions.max()) + 1 for positions in sources)))
+        for i, (positions, start, a, b, n) in enumerate(zip(sources, low, box.start, box.stop, shape, strict=True)):
+            if a < 0 or b > n:
+                data = data.take(positions - start, axis=i + 1)
+        return data
+
+    def read_raw(self, index: object) -> np.ndarray:
+        """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes."""
+        return self._read(plain_index(index, self.shape))
+
+    def __getitem__(self, index: object) -> np.ndarray:
+        return self.read_raw(index)
+
+    def _read(self, index: tensorstore.Index) -> np.ndarray:
+        data = damage.read(self.volume, self._header, self._through or self._array, index)
+        return data.view(np.uint8) if data.dtype == np.bool_ else data
+
+
+class Writer:
+    """An open array to be written by whole chunks or shards, which appear whole or not at all."""
+
+    def __init__(self, folder: Location, into: Location | None = None) -> None:
+        if isinstance(folder, object_store.Remote):
+            object_store.check_writable(folder)
+        header = read_header(folder)
+        if header is None:
+            raise VolumeError(f"no array at {folder}; create it before writing to it")
+        header = header if into is None else replace(header, folder=into)
+        if header.unsupported:
+            raise VolumeError(f"{folder}: {header.unsupported} cannot be written")
+        self.header = header
+        self.shape = header.shape
+        self.dtype = header.dtype
+        try:
+            self._array = tensorstore.open_array(header, write=True)
+        except ValueError as error:
+            raise VolumeError(f"{folder}: cannot be written to: {error}") from error
+
+    def write(self, box: Box, data: np.ndarray) -> None:
+        """Write `data` to `box`, both in stored axes.
+
+        Raises:
+            VolumeError: another dtype or shape, a box that is not made of whole chunks (shards, where there are any) or
+                that leaves the array, or a disk that is full.
+        """
+        folder = self.header.folder
+        if data.dtype != self.dtype:
+            raise VolumeError(f"{folder} holds {self.dtype}, the data is {data.dtype}; cast it first")
+        if data.shape != box.shape:
+            raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
+        check_aligned(self.header, box.start, box.shape)
+        with _naming(folder, box, folder):
+            self._array.write(box.slices, data)
+
+    def read(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box`, in stored axes, as they are on disk now."""
+        if box.is_empty or not Box.of(self.shape).contains(box):
+            raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
+        return damage.read(self.header.folder, self.header, self._array, box.slices)
+
+
+def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:
+    """Return this process's writer of an array that `create_array` made; the same one each time.
+
+    Args:
+        path: the container.
+        key: the array in it.
+        into: where its chunks go; beside its metadata where it is not said.
+    """
+    folder = absolute(path) / key.strip("/")
+    return _once(folder, ("write", into), lambda: Writer(folder, into))
+
+
+T = TypeVar("T", Reader, Writer)
+_opened: dict[tuple[int, Location, object], tuple[object, Reader | Writer]] = {}
+_lock = threading.Lock()
+
+
+def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
+    """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
+    place = (os.getpid(), folder, purpose)
+    now = state(folder)
+    known = _opened.get(place)
+    if known is None or known[0] != now:
+        with _lock:
+            known = _opened.get(place)
+            if known is None or known[0] != now:
+                known = _opened[place] = (now, make())
+    return known[1]  # type: ignore[return-value]  # the purpose decides which
+
+
+def state(folder: Location) -> tuple[object, ...]:
+    """Return a value that changes when an array's metadata do; those of slices are their names."""
+    within = single_file.split(folder)
+    if within is not None:
+        return paths.state(within[0].parent, [within[0].name])
+    states = paths.state(folder, METADATA_FILES.values())
+    return states if states or not isinstance(folder, Path) else paths.state(folder.parent, [folder.name])
+
+
+def _reopen(volume: Volume, cache_bytes: int) -> Reader:
+    return volume.open(cache_bytes=cache_bytes)
+
+
+def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArray:
+    """Return the array through its format, or through tensorstore, or zarr-python what tensorstore does not know."""
+    if header.format in single_file.FORMATS:
+        return single_file.open_array(header, cache_bytes)
+    try:
+        if not header.unsupported:
+            return tensorstore.open_array(header, cache_bytes=cache_bytes)
+    except ValueError as error:
+        if header.format == "n5":
+            raise VolumeError(f"{header.folder}: {error}") from error
+        log.info("%s: %s; zarr-python is tried", header.folder, error)
+    return zarr.ZarrArray(header)
+
+
+@contextmanager
+def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
+    """Turn errors of a chunk into one that names the array and the box."""
+    try:
+        yield
+    except VolumeError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = object_store.explain(folder, error) if isinstance(folder, object_store.Remote) else error
+        raise VolumeError(f"{what}, voxels {where}: {reason}") from error

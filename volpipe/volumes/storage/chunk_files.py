@@ -1,0 +1,112 @@
+"""The chunk and shard files of an array: their names, and the chunks in a shard.
+
+Not here: voxels (store), or sampling (survey).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from volpipe.geometry.grid import Grid
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.metadata import Header, Tree
+from volpipe.volumes.storage.paths import Location
+
+ABSENT = np.uint64(2**64 - 1)  # offset and length of a chunk that a shard lacks
+OFFSET_BYTES, CHECKSUM_BYTES = 16, 4
+
+
+@dataclass(frozen=True)
+class ChunkFiles:
+    """The files of the array of `header`, one for each chunk, or for each shard where it has any."""
+
+    header: Header
+
+    @property
+    def grid(self) -> Grid:
+        """The chunks or shards, in stored axes: one is one file."""
+        return Grid(self.header.shape, self.header.write_unit)
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks of the whole array, in shards or not."""
+        return math.prod(Grid(self.header.shape, self.header.chunks).counts)
+
+    def name(self, index: tuple[int, ...]) -> str:
+        """Return the name of the file at `index` of the grid, counted from the array's folder."""
+        prefix, separator = self._naming
+        numbers = index[::-1] if self.header.format == "n5" else index
+        return prefix + separator.join(map(str, numbers))
+
+    def index(self, name: str) -> tuple[int, ...] | None:
+        """Return where in the grid the file `name` belongs, None where it is no chunk's or shard's."""
+        prefix, separator = self._naming
+        numbers = name.removeprefix(prefix).split(separator)
+        if not name.startswith(prefix) or not all(number.isdecimal() for number in numbers):
+            return None
+        index = tuple(map(int, numbers[::-1] if self.header.format == "n5" else numbers))
+        counts = self.grid.counts
+        inside = len(index) == len(counts) and all(i < n for i, n in zip(index, counts, strict=True))
+        return index if inside else None
+
+    @property
+    def _naming(self) -> tuple[str, str]:
+        """The prefix of a file's name, and the separator of its numbers."""
+        known = self.header.known
+        if self.header.format == "n5":
+            return "", "/"
+        if self.header.format == "zarr2":
+            return "", str(known["dimension_separator"])
+        encoding = known["chunk_key_encoding"]
+        settings = encoding.get("configuration") or {}
+        if encoding.get("name") == "v2":
+            return "", str(settings.get("separator", "."))
+        separator = str(settings.get("separator", "/"))
+        return f"c{separator}", separator
+
+    def count_in_shard(self, index: tuple[int, ...]) -> int | None:
+        """Return how many chunks of the array lie in the shard at `index`, which exists.
+
+        None where it is unknown: nested or transposed shards, an index with its own encoding, a damaged file.
+        """
+        places = self.places_in_shard(index)
+        if places is None:
+            return None
+        is_stored = (places != ABSENT).any(axis=-1)
+        return int(is_stored[self._inside(index, is_stored.shape)].sum())
+
+    def places_in_shard(self, index: tuple[int, ...]) -> np.ndarray | None:
+        """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
+        settings, shards = self._sharding(), self.header.shards
+        if settings is None or shards is None:
+            return None
+        counts = tuple(s // c for s, c in zip(shards, self.header.chunks, strict=True))
+        num_bytes = OFFSET_BYTES * math.prod(counts)
+        entries = self._read_index(self.header.folder / self.name(index), num_bytes, settings)
+        return None if entries is None else np.frombuffer(entries, "<u8").reshape(*counts, 2)
+
+    def _inside(self, index: tuple[int, ...], counts: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return which of a shard's chunks lie in the array, which may end within the shard."""
+        total = Grid(self.header.shape, self.header.chunks).counts
+        return tuple(slice(0, n - i * per) for n, i, per in zip(total, index, counts, strict=True))
+
+    def _sharding(self) -> Tree | None:
+        """Return the settings of the array's shards, None where they are not of the usual kind."""
+        codecs = self.header.known.get("codecs") or []
+        if len(codecs) != 1 or codecs[0]["name"] != "sharding_indexed":
+            return None
+        settings: Tree = codecs[0]["configuration"]
+        inner = [codec["name"] for codec in settings["codecs"]]
+        index = [codec["name"] for codec in settings.get("index_codecs") or []]
+        usual = index in (["bytes"], ["bytes", "crc32c"]) and "sharding_indexed" not in inner
+        little = usual and (settings["index_codecs"][0].get("configuration") or {}).get("endian", "little") == "little"
+        return settings if little else None
+
+    def _read_index(self, file: Location, num_bytes: int, settings: Tree) -> bytes | None:
+        tail = CHECKSUM_BYTES if len(settings["index_codecs"]) == 2 else 0
+        at_end = settings.get("index_location", "end") == "end"
+        data = paths.read_end(file, num_bytes + tail) if at_end else paths.read(file, num_bytes)
+        return data[:num_bytes] if data is not None and len(data) >= num_bytes else None

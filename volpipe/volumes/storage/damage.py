@@ -1,0 +1,272 @@
+"""Damaged chunks, named by dataset, chunk and file; also those that libraries read without an error.
+
+Not here: reading (store, single, zarr). Each check reads a few bytes of a file, once for each chunk.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import ChunkError, RemoteError, VolumeError
+from volpipe.volumes.storage import decoded_size, object_store, paths
+from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
+from volpipe.volumes.storage.metadata import Header, check_memory
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
+
+PASSING = {
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
+MAX_TRIED = 100_000  # chunks of one box that are read again to find which is damaged
+CHUNKED = ("n5", "zarr2", "zarr3")
+KNOWN_CHUNKS = 2**16
+BLOSC_BYTES = 16
+XZ_BYTES = 2**16  # of headers and tables, at most, beside what an xz stream holds
+N5_SIZES = 4  # where the sizes of an N5 chunk stand: after its mode and its number of axes, 2 bytes each
+
+Spans = list[tuple[int, int]]  # first voxel, and one past the last, per stored axis
+
+
+def read(what: object, header: Header, array: StoredArray, index: Index) -> np.ndarray:
+    """Return the voxels at `index` of `array`, in stored axes.
+
+    Args:
+        what: the array, for errors.
+        header: of `array`.
+        array: open.
+        index: what to read.
+
+    Raises:
+        ChunkError: a chunk is damaged, cut short, of a wrong length, or unpacks to more than a chunk.
+        VolumeError: it is more than memory holds, or cannot be read for another reason.
+    """
+    check_process()
+    spans = _spans(header, index)
+    check_memory(math.prod(b - a for a, b in spans) * header.dtype.itemsize, f"{what}: a box to be read at once")
+    place = f"{what}, voxels {','.join(f'{a}:{b}' for a, b in spans)}"
+    _check_before(place, header, spans)
+    with _named(place, header, array, spans):
+        data = array.read(index)
+    _check_after(place, header, index, data)
+    return data
+
+
+def check_chunk(header: Header) -> None:
+    """Raise where a chunk, which is decoded whole, is more than memory holds."""
+    if header.codec != "raw" or header.format in CHUNKED:
+        size = math.prod(header.chunks) * header.dtype.itemsize
+        check_memory(size, f"{header.folder}: a chunk {header.chunks} of {header.dtype}")
+
+
+@contextmanager
+def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iterator[None]:
+    """Turn errors of reading `spans` of `array` into one that names array, box, chunk and file."""
+    try:
+        yield
+    except RemoteError:
+        raise
+    except (VolumeError, ValueError, OSError, RuntimeError, MemoryError, OverflowError) as error:
+        if isinstance(error, MemoryError):
+            raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
+        if isinstance(header.folder, object_store.Remote) and not object_store.is_damage(error):
+            raise VolumeError(f"{place}: {object_store.explain(header.folder, error)}") from error
+        chunk, reason = _find(header, array, spans) or (None, error)
+        if chunk is None:
+            raise VolumeError(f"{place}: {_message(reason)}") from error
+        raise ChunkError(
+            f"{place}: chunk {chunk} in {file_of(header, chunk)} cannot be read: {_message(reason)}",
+            may_mend=_is_of_system(reason),
+        ) from error
+
+
+def _find(header: Header, array: StoredArray, spans: Spans) -> tuple[tuple[int, ...], Exception] | None:
+    """Return the first chunk in `spans` that cannot be read, and why; None where each can."""
+    for chunk in itertools.islice(_chunks(header, spans), MAX_TRIED):
+        cells = zip(chunk, header.chunks, spans, strict=True)
+        inner = tuple(slice(max(a, i * c), min(b, (i + 1) * c)) for i, c, (a, b) in cells)
+        try:
+            array.read(inner)
+        except (VolumeError, ValueError, OSError, RuntimeError) as error:
+            return chunk, error
+    return None
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Return whether `error` is a passing failure of the system, not damage of the file."""
+    match = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore says it
+    number = int(match[1]) if match else getattr(error, "errno", None)
+    return number in PASSING
+
+
+def _message(error: Exception) -> str:
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())
+
+
+def _spans(header: Header, index: Index) -> Spans:
+    spans = []
+    for i, n in zip(index, header.shape, strict=True):
+        positions = range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
+        spans.append((positions[0], positions[-1] + 1) if positions else (0, 0))
+    return spans
+
+
+def _chunks(header: Header, spans: Spans) -> Iterator[tuple[int, ...]]:
+    """Yield the index of every chunk in `spans`, in C order."""
+    counts = [range(a // c, -(-b // c)) for (a, b), c in zip(spans, header.chunks, strict=True)]
+    return itertools.product(*counts)
+
+
+def file_of(header: Header, chunk: Sequence[int]) -> Location:
+    """Return the file that holds the chunk of the array of `header` at the index `chunk`, stored axes."""
+    if "names" in header.known:
+        return header.folder / str(header.known["names"][chunk[0]])
+    if header.format in CHUNKED:
+        units = zip(chunk, header.chunks, header.write_unit, strict=True)
+        return header.folder / ChunkFiles(header).name(tuple(i * c // unit for i, c, unit in units))
+    file = header.known.get("file")
+    return file if isinstance(file, Path) else header.folder
+
+
+def _check_before(place: str, header: Header, spans: Spans) -> None:
+    """Raise where a blosc chunk in `spans` says that it unpacks to more than a chunk; on disks alone.
+
+    Blosc takes that memory, up to 2 GiB, before it looks at the data; the other codecs unpack as they are read.
+
+    Raises:
+        ChunkError: with both numbers.
+    """
+    if header.format == "n5" and header.known["compression"]["type"] == "xz":
+        _check_xz_chunks(place, header, spans)
+    offset = _blosc_offset(header)
+    if offset is None or not isinstance(header.folder, Path):
+        return
+    places: dict[Location, np.ndarray | None] = {}
+    most = math.prod(header.chunks) * header.dtype.itemsize
+    for chunk in _chunks(header, spans):
+        file = file_of(header, chunk)
+        assert isinstance(file, Path)
+        if header.shards:
+            start = _place_in_shard(header, chunk, places)
+            if start is None:
+                continue
+            offset = start
+        try:
+            _check_blosc(file, offset, most)
+        except ChunkError as error:
+            raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
+
+
+def _check_xz_chunks(place: str, header: Header, spans: Spans) -> None:
+    """Raise where an xz chunk in `spans` is damaged; it costs unpacking it twice.
+
+    Raises:
+        ChunkError: as `inflation.check_xz`.
+    """
+    offset, most = N5_SIZES + 4 * len(header.shape), math.prod(header.chunks) * header.dtype.itemsize
+    for chunk in _chunks(header, spans):
+        file = file_of(header, chunk)
+        text = paths.read(file, offset + 2 * most + XZ_BYTES)
+        try:
+            if text is not None and len(text) >= offset:
+                decoded_size.check_xz(text[offset:], most)
+        except ChunkError as error:
+            raise ChunkError(f"{place}: chunk {chunk} in {file} cannot be read: {error}") from error
+
+
+def _blosc_offset(header: Header) -> int | None:
+    """Return at which byte of a chunk's file the header of blosc stands, None where it is another codec."""
+    known = header.known
+    if header.format == "n5":
+        return N5_SIZES + 4 * len(header.shape) if known["compression"]["type"] == "blosc" else None
+    if header.format == "zarr2":
+        return 0 if (known["compressor"] or {}).get("id") == "blosc" else None
+    codecs = known.get("codecs", ())
+    while codecs and codecs[-1]["name"] == "sharding_indexed":
+        codecs = codecs[-1]["configuration"]["codecs"]
+    names = [codec["name"] for codec in codecs if codec["name"] != "crc32c"]
+    return 0 if names[-1:] == ["blosc"] else None
+
+
+def _place_in_shard(header: Header, chunk: tuple[int, ...], known: dict[Location, np.ndarray | None]) -> int | None:
+    """Return the first byte of `chunk` in its shard's file, None where it is not stored or unknown.
+
+    The indices of shards are `known` for as long as one reading lasts: a shard may be written anew.
+    """
+    per = [u // c for u, c in zip(header.write_unit, header.chunks, strict=True)]
+    shard = tuple(i // n for i, n in zip(chunk, per, strict=True))
+    file = file_of(header, chunk)
+    if file not in known:
+        known[file] = ChunkFiles(header).places_in_shard(shard)
+    places = known[file]
+    if places is None:
+        return None
+    place = int(places[tuple(i % n for i, n in zip(chunk, per, strict=True))][0])
+    return None if place == ABSENT else place
+
+
+@lru_cache(maxsize=KNOWN_CHUNKS)  # of valid chunks: one that raises is checked again
+def _check_blosc(file: Path, offset: int, most: int) -> None:
+    text = paths.read_part(file, offset, BLOSC_BYTES)
+    if len(text) == BLOSC_BYTES:
+        size = int.from_bytes(text[4:8], "little")
+        if size > most:
+            raise ChunkError(f"{file} unpacks to {size} bytes and a chunk has {most}: it is damaged")
+
+
+def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> None:
+    """Raise where an N5 chunk holds fewer voxels than it should; tensorstore takes the rest for zeros.
+
+    N5 chunks say their own shape, and only at the end of an array may it be less than a chunk's. What is missing is
+    zero in `data`, the voxels at `index`, so the files are looked at only where a chunk's last voxel there is zero.
+
+    Raises:
+        ChunkError: with both shapes.
+    """
+    if header.format != "n5" or not data.size:
+        return
+    axes = zip(index, header.shape, header.chunks, strict=True)
+    chunks, last = zip(*(_last_of_chunks(i, n, c) for i, n, c in axes), strict=True)
+    ends = tuple(at for i, at in zip(index, last, strict=True) if not isinstance(i, int))
+    corners = data[np.ix_(*ends)] if ends else data
+    for zero in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
+        chunk = tuple(int(numbers[k]) for numbers, k in zip(chunks, zero, strict=True))
+        expected = tuple(min(c, n - k * c) for k, c, n in zip(chunk, header.chunks, header.shape, strict=True))
+        try:
+            _check_n5(file_of(header, chunk), expected)
+        except ChunkError as error:
+            raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
+
+
+def _last_of_chunks(i: slice | int, n: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the chunks that `i` touches on an axis of `n`, and the last position in each."""
+    numbers = np.arange(*((i, i + 1) if isinstance(i, int) else i.indices(n))) // chunk
+    last = np.flatnonzero(np.diff(numbers, append=-1))
+    return numbers[last], last
+
+
+@lru_cache(maxsize=KNOWN_CHUNKS)
+def _check_n5(file: Location, expected: tuple[int, ...]) -> None:
+    """Raise where the N5 chunk in `file`, if there is one, says that it has fewer voxels than `expected`, C order."""
+    end = N5_SIZES + 4 * len(expected)
+    text = paths.read(file, end) or b""
+    if len(text) == end:
+        shape = struct.unpack(f">{len(expected)}I", text[N5_SIZES:])[::-1]
+        if any(f < n for f, n in zip(shape, expected, strict=True)):
+            raise ChunkError(f"{file} holds {shape} voxels instead of {expected}: it is damaged")

@@ -1,0 +1,480 @@
+"""What formats have in common: metadata files, read and written, checked, in C order and nanometres.
+
+Not here: what any one format calls things (n5, zarr, ome), or the voxels (store).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import Location
+
+Lengths = tuple[float, float, float]
+Tree = dict[str, Any]  # Any: JSON, checked where it is used
+
+MAX_RANK = 8
+MAX_LENGTH = 2**62  # voxels per axis; beyond it sums of offsets overflow
+MAX_BYTES = 2**63 - 1  # beyond it products of lengths overflow
+MAX_CHUNK_BYTES = 2**36  # a chunk is held in memory whole
+MAX_JSON_BYTES = 2**24  # which takes up to 20 times that as objects
+AXES = ("t", "c", "z", "y", "x")
+SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
+MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22}
+NANOMETRES = {
+    "picometer": 1e-3,
+    "pm": 1e-3,
+    "angstrom": 0.1,
+    "ångström": 0.1,
+    "å": 0.1,
+    "nanometer": 1.0,
+    "nm": 1.0,
+    "micrometer": 1e3,
+    "micron": 1e3,
+    "um": 1e3,
+    "µm": 1e3,
+    "μm": 1e3,
+    "millimeter": 1e6,
+    "mm": 1e6,
+    "centimeter": 1e7,
+    "cm": 1e7,
+    "meter": 1e9,
+    "m": 1e9,
+}  # both micro signs: U+00B5 and U+03BC
+LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+-]*)\s*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array lies, (z, y, x): voxel size, None where unknown, and the centre of its first voxel.
+
+    `reason` says why a size that is incomplete, or in another unit, counts as unknown; "" where there is none.
+    """
+
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked metadata of one array, in C order.
+
+    Attributes:
+        folder: where it lies, in a file or a folder.
+        format: "n5", "zarr2", "zarr3", "hdf5", "tiff", "mrc" or "npy".
+        shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
+        dtype: in native byte order; bool is uint8, 0 or 1.
+        codec: for people, such as "gzip 5".
+        axes: as the array itself names them, None where it does not.
+        is_guessed: whether `axes` are a guess of the format's.
+        channel_names: as the array itself has them, () where it has none.
+        attributes: what users stored with it.
+        known: its metadata less all that tensorstore does not know; or what else its format needs to open it.
+        unsupported: why tensorstore cannot read it, "" where it can.
+        place: where it lies, None where its attributes and those around it say so.
+        notes: what a user should know of it, each a sentence.
+    """
+
+    folder: Location
+    format: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    codec: str
+    axes: tuple[str, ...] | None = None
+    is_guessed: bool = False
+    channel_names: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
+    known: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
+    unsupported: str = ""
+    place: Place | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.chunks) != len(self.shape):
+            raise VolumeError(f"{self.folder}: shape {self.shape} and chunk {self.chunks} differ in axes")
+        if math.prod(self.shape) * self.dtype.itemsize > MAX_BYTES:
+            raise VolumeError(f"{self.folder}: shape {self.shape} of {self.dtype} is more bytes than can be counted")
+        size = math.prod(self.chunks) * self.dtype.itemsize
+        if size > MAX_CHUNK_BYTES:
+            raise VolumeError(
+                f"{self.folder}: a chunk {self.chunks} of {self.dtype} takes {size >> 30} GiB; "
+                f"volpipe reads chunks of up to {MAX_CHUNK_BYTES // 2**30} GiB"
+            )
+
+    @property
+    def path(self) -> Path:
+        """Where it lies on a disk, which arrays of formats that are files always do."""
+        assert isinstance(self.folder, Path)
+        return self.folder
+
+    @property
+    def write_unit(self) -> tuple[int, ...]:
+        """Voxels per stored axis that are written at once: a shard, or a chunk."""
+        return self.shards or self.chunks
+
+
+@dataclass(frozen=True)
+class Level:
+    """One array of a multiscale group: its key there, and how many voxels (z, y, x) of the finest it joins in one."""
+
+    key: str
+    factor: Lengths = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Display:
+    """How viewers show a channel at first: its name, the least and greatest value, and those shown black and white."""
+
+    name: str
+    limits: tuple[float, float]
+    window: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Multiscale:
+    """A group of arrays that show the same volume, finest first.
+
+    Attributes:
+        levels: each voxel of level l is the mean, or the like, of `factor` voxels (z, y, x) of the finest.
+        axes: of every array, C order, such as ("c", "z", "y", "x").
+        voxel_size_nm: of the finest level (z, y, x), None where unknown.
+        origin_nm: centre of the finest level's first voxel (z, y, x).
+        name: for people.
+        displays: of each channel, as OME-Zarr has them; () where nothing is known of them.
+        is_labels: whether voxels are numbers of objects.
+    """
+
+    levels: tuple[Level, ...]
+    axes: tuple[str, ...] = ("z", "y", "x")
+    voxel_size_nm: Lengths | None = None
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
+    name: str = "volume"
+    displays: tuple[Display, ...] = ()
+    is_labels: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.levels or len({level.key for level in self.levels}) != len(self.levels):
+            raise VolumeError(f"a multiscale group needs levels of different keys, not {self.levels}")
+
+    def scale(self, level: Level) -> tuple[float, ...]:
+        """Return the voxel size of `level` per axis of the array: in nm, or in finest voxels if unknown."""
+        size = self.voxel_size_nm or (1.0, 1.0, 1.0)
+        return self._by_axis(tuple(f * v for f, v in zip(level.factor, size, strict=True)), 1.0)
+
+    def shift(self, level: Level) -> tuple[float, ...]:
+        """Return the centre of the first voxel of `level` per axis: (factor - 1) / 2 past the finest's."""
+        size = self.voxel_size_nm or (1.0, 1.0, 1.0)
+        places = zip(self.origin_nm, level.factor, size, strict=True)
+        return self._by_axis(tuple(o + (f - 1) / 2 * v for o, f, v in places), 0.0)
+
+    def factors(self, level: Level) -> tuple[float, ...]:
+        """Return the factor of `level` per axis of the array."""
+        return self._by_axis(level.factor, 1.0)
+
+    def _by_axis(self, values: Sequence[float], other: float) -> tuple[float, ...]:
+        named = dict(zip("zyx", values, strict=True))
+        return tuple(named.get(axis, other) for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array to be made; shapes in voxels, one entry per stored axis, C order.
+
+    Attributes:
+        codec: "zstd", "gzip" or "raw".
+        codec_level: up to 22 for zstd and 9 for gzip; "raw" has none.
+        fill: the value of voxels that were never written.
+        attributes: JSON to be stored with the array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None = None
+    axes: tuple[str, ...] = ("z", "y", "x")
+    codec: str = "zstd"
+    codec_level: int = 1
+    fill: int | float = 0
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)  # Any: JSON
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).newbyteorder("="))
+        for name in ("shape", "chunks", "shards", "axes"):
+            value = getattr(self, name)
+            if value is not None:
+                plain = tuple(value) if name == "axes" else tuple(int(n) for n in value)
+                object.__setattr__(self, name, plain)
+        self._check_shapes()
+        if self.dtype.kind not in "iuf":
+            raise VolumeError(f"dtype {self.dtype} cannot be stored; use an integer or float type")
+        if self.codec not in MAX_LEVEL:
+            raise VolumeError(f"codec {self.codec!r} is not known; use {', '.join(MAX_LEVEL)}")
+        if self.codec != "raw" and not 0 <= self.codec_level <= MAX_LEVEL[self.codec]:
+            raise VolumeError(f"{self.codec} has levels 0 to {MAX_LEVEL[self.codec]}, not {self.codec_level}")
+        if self.dtype.kind in "iu" and (int(self.fill) != self.fill or not _fits(int(self.fill), self.dtype)):
+            raise VolumeError(f"fill {self.fill} is no {self.dtype}")
+
+    def _check_shapes(self) -> None:
+        rank = len(self.shape)
+        shards = self.shards or self.chunks
+        if not 1 <= rank <= MAX_RANK or {len(self.chunks), len(shards), len(self.axes)} != {rank}:
+            raise VolumeError(
+                f"shape {self.shape}, chunk {self.chunks}, shard {self.shards} and axes "
+                f"{self.axes} must have the same 1 to {MAX_RANK} axes"
+            )
+        for axis, n, c, s in zip(self.axes, self.shape, self.chunks, shards, strict=True):
+            if min(n, c, s) < 1:
+                raise VolumeError(f"axis {axis}: shape {n}, chunk {c} and shard {s} must be at least 1")
+            if s % c:
+                raise VolumeError(
+                    f"axis {axis}: shard {s} is not a multiple of chunk {c}; use {s // c * c or c} or {-(-s // c) * c}"
+                )
+
+
+def _fits(value: int, dtype: np.dtype) -> bool:
+    limits = np.iinfo(dtype)
+    return int(limits.min) <= value <= int(limits.max)
+
+
+def check_memory(num_bytes: int, what: object) -> None:
+    """Raise where `what` takes more memory than this machine has, or this process may have."""
+    most = _memory_bytes()
+    if num_bytes > most:
+        raise VolumeError(
+            f"{what} takes {num_bytes / 2**30:,.1f} GiB and this process may have {most / 2**30:,.1f}; read smaller "
+            "boxes, or if it is a chunk, copy the volume to smaller chunks on a machine with more memory"
+        )
+
+
+@cache
+def _memory_bytes() -> int:
+    """Return the memory of this machine, or of the control group or the limit that this process runs under."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits)
+
+
+def read_json(file: Location) -> Tree | None:
+    """Return the JSON object in `file`, None where there is no such file.
+
+    Raises:
+        VolumeError: it cannot be read, is no JSON object, or is absurdly large.
+    """
+    text = paths.read(file, MAX_JSON_BYTES + 1)
+    if text is None:
+        return None
+    if len(text) > MAX_JSON_BYTES:
+        raise VolumeError(f"{file} is larger than {MAX_JSON_BYTES >> 20} MiB; that is no array metadata")
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or an integer of 5000 digits
+        raise VolumeError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise VolumeError(f"{file} holds a JSON {type(tree).__name__}, not an object")
+    return tree
+
+
+def write_json(file: Location, tree: Mapping[str, Any]) -> None:  # Any: JSON
+    """Write `tree` to `file`, whole or not at all, also through a crash; its folders are made."""
+    paths.write(file, json.dumps(tree, indent=1).encode())
+
+
+def merge_json(file: Location, tree: Mapping[str, Any]) -> None:  # Any: JSON
+    """Add `tree` to the object in `file`; a file that says all of it already is not touched."""
+    old = read_json(file) or {}
+    new = old | plain(tree)
+    if new != old:
+        write_json(file, new)
+
+
+def plain(tree: Mapping[str, Any]) -> Tree:  # Any: JSON
+    """Return `tree` as it comes back from a file: tuples as lists, keys as text.
+
+    Raises:
+        VolumeError: it holds what JSON cannot.
+    """
+    try:
+        copy: Tree = json.loads(json.dumps(tree))
+    except (TypeError, ValueError) as error:
+        raise VolumeError(f"attributes cannot be written as JSON: {error}") from error
+    return copy
+
+
+def voxels(value: object, what: str, file: Location, *, rank: int | None = None) -> tuple[int, ...]:
+    """Return `value`, a list of positive integers in the metadata `file`, as a tuple.
+
+    Raises:
+        VolumeError: it is something else, or absurd.
+    """
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_RANK:
+        raise VolumeError(f"{file}: {what} {_short(value)} is not a list of 1 to {MAX_RANK} integers")
+    if rank is not None and len(value) != rank:
+        raise VolumeError(f"{file}: {what} {_short(value)} has {len(value)} axes, the shape has {rank}")
+    for n in value:
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LENGTH:
+            raise VolumeError(f"{file}: {what} {_short(value)} holds {_short(n)}, no number of voxels")
+    return tuple(value)
+
+
+def mapping(value: object, what: str, file: Location) -> Tree:
+    """Return `value`, a JSON object in `file`, {} where it is absent.
+
+    Raises:
+        VolumeError: it is something else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise VolumeError(f"{file}: {what} {_short(value)} is not an object")
+    return value
+
+
+def voxel_dtype(stored: np.dtype, what: object) -> np.dtype:
+    """Return the type as which voxels of type `stored` are read: native byte order, bool as uint8.
+
+    Raises:
+        VolumeError: they are no numbers that volpipe reads; `what` is named.
+    """
+    if stored.kind == "b":
+        return np.dtype(np.uint8)
+    if stored.kind not in "iuf" or stored.itemsize > 8 or stored.names is not None:
+        raise VolumeError(f"{what} holds {stored}; volpipe reads integers, floats of 16 to 64 bits, and bool")
+    return stored.newbyteorder("=")
+
+
+def flat_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one plane, which is contiguous in an uncompressed file."""
+    return (1,) * (len(shape) - 2) + shape[-2:]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def floats(value: object) -> tuple[float, ...] | None:
+    """Return `value` as a tuple of finite floats, None where it is no list of numbers."""
+    if not isinstance(value, list | tuple):
+        return None
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in value):
+        return None
+    try:
+        numbers = tuple(float(v) for v in value)
+    except OverflowError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def nanometres(unit: object) -> float | None:
+    """Return how many nanometres one `unit` has, None where it is unknown or no length."""
+    if not isinstance(unit, str):
+        return None
+    name = unit.strip().lower()
+    if len(name) > 2:
+        name = name.removesuffix("s").replace("metre", "meter")
+    return NANOMETRES.get(name)
+
+
+def lengths(value: object) -> Lengths | None:
+    """Return three lengths z, y, x in nm, from numbers (of nm) or text: "16x8x8nm", "1, 0.5, 0.5 um", ["8 nm", …].
+
+    In a text, a unit counts for the numbers before it that have none; a text without any is none.
+    """
+    if isinstance(value, str):
+        parts = [LENGTH.fullmatch(part) for part in re.split(r"\s*[,×]\s*|\s*x\s*(?=[-+.\d])", value.strip())]
+        pairs = [(part[1], part[2]) for part in parts if part is not None]
+        units = [unit or next((u for _, u in pairs[i:] if u), "") for i, (_, unit) in enumerate(pairs)]
+        factors = [nanometres(unit) for unit in units]
+        if len(pairs) != len(parts) or None in factors:
+            return None
+        numbers = floats([float(number) * (factor or 1.0) for (number, _), factor in zip(pairs, factors, strict=True)])
+    elif isinstance(value, list | tuple) and any(isinstance(entry, str) for entry in value):
+        return lengths(", ".join(f"{entry} nm" if isinstance(entry, int | float) else str(entry) for entry in value))
+    else:
+        numbers = floats(value)
+    if numbers is not None and len(numbers) == 3:
+        return numbers[0], numbers[1], numbers[2]
+    return None
+
+
+def named_axes(names: object, rank: int) -> tuple[str, ...] | None:
+    """Return `names` in lower case, with channel as c and time as t; None where they say nothing."""
+    if not isinstance(names, list | tuple) or len(names) != rank:
+        return None
+    if not all(isinstance(name, str) for name in names):
+        return None
+    axes = tuple(SYNONYMS.get(name.lower(), name.lower()) for name in names)
+    return axes if len(set(axes)) == rank and {"x", "y"} & set(axes) else None
+
+
+def usual_axes(rank: int) -> tuple[str, ...]:
+    """Return the names assumed for `rank` unnamed axes: x, yx, zyx, czyx, tczyx; further ones are d0, d1 …"""
+    extra = max(0, rank - len(AXES))
+    return tuple(f"d{i}" for i in range(extra)) + AXES[len(AXES) - rank + extra :]
+
+
+def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping[str, object]) -> Place:
+    """Return the place of an array from its voxel sizes, shifts and units per axis name.
+
+    An axis that the array lacks counts as one voxel of 1 nm. Where a unit is unknown or a size is not above zero the
+    voxel size is None and the origin zero: a wrong size would do more harm than none.
+    """
+    spatial = {axis: scale[axis] for axis in "zyx" if axis in scale}
+    factors = {axis: nanometres(units.get(axis)) for axis in spatial}
+    if not spatial:
+        return Place()
+    if None in factors.values() or min(spatial.values()) <= 0:
+        return Place(reason=_why_unknown(spatial, units, factors))
+    size = [spatial.get(axis, 1.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
+    origin = [shift.get(axis, 0.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
+    return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+
+
+def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:
+    """Return why sizes without a known unit, or not above zero, count as unknown."""
+    numbers = f"{', '.join(spatial)} {' × '.join(f'{size:g}' for size in spatial.values())}"
+    odd = next((units.get(axis) for axis, factor in factors.items() if factor is None), None)
+    if None not in factors.values():
+        return f"it says {numbers}, which must be above 0"
+    return f"it says {numbers} in the unit {str(odd)[:20]!r}" if odd else f"it says {numbers} without a unit"
+
+
+def check_aligned(header: Header, start: Sequence[int], shape: Sequence[int]) -> None:
+    """Raise unless a box is made of whole write units of the array, or ends where the array ends.
+
+    A part of a unit would have to be read, changed and written back, and two tasks that do so lose voxels.
+    """
+    name = str(header.folder)
+    rank = len(header.shape)
+    if len(start) != rank or len(shape) != rank:
+        raise VolumeError(f"{name} has {rank} axes, the box at {tuple(start)} of shape {tuple(shape)} has not")
+    axes = header.axes or tuple(map(str, range(rank)))
+    word = "shard" if header.shards else "chunk"
+    for axis, a, n, unit, size in zip(axes, start, shape, header.write_unit, header.shape, strict=True):
+        if n < 1 or a < 0 or a + n > size:
+            raise VolumeError(f"{name}: box {a}:{a + n} on axis {axis} is empty or outside 0:{size}")
+        if a % unit or ((a + n) % unit and a + n != size):
+            raise VolumeError(
+                f"{name}: box {a}:{a + n} on axis {axis} is not made of whole {word}s of {unit} "
+                f"voxels (the array ends at {size}); write whole {word}s"
+            )

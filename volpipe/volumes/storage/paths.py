@@ -1,0 +1,298 @@
+"""Small files on a disk or in a remote place: read, written whole, found, listed, deleted.
+
+Not here: access to remote places (remote), or the content of the files (metadata).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.object_store import Remote, Stamp
+
+log = logging.getLogger(__name__)
+
+Location = Path | Remote
+
+DELETE_ATTEMPTS, DELETE_PAUSE_SECONDS = 20, 0.1
+PARTIAL = r"\..+\.[0-9a-f]{32}"  # names that `whole_file` gives
+
+_num_changes = itertools.count(1)
+_last_change = 0  # to files in remote places, by this process
+
+
+def locate(location: str | os.PathLike[str] | Remote) -> Location:
+    """Return the place that `location` names: an absolute path, links unresolved, or a remote place.
+
+    Links stay because their targets may differ between machines.
+    """
+    if isinstance(location, Remote):
+        return location
+    text = os.fspath(location).removeprefix("file://")
+    return object_store.parse(text) if "://" in text else Path(os.path.abspath(text))  # noqa: PTH100
+
+
+def read(file: Location, limit: int) -> bytes | None:
+    """Return the first `limit` bytes of `file`, None where there is no such file.
+
+    Raises:
+        VolumeError: it is there but cannot be read.
+    """
+    if isinstance(file, Remote):
+        return object_store.read(file, limit)
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            return stream.read(limit)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name that no file can have
+        return None
+    except OSError as error:
+        raise VolumeError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Open a file; a pipe without a writer does not block."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def check_beside(name: str, file: Path) -> Path:
+    """Return the file that `name`, found in `file`, means; it may lie beside that, below, or in VOLPIPE_LINKS.
+
+    Else a file from a stranger could show others of the user's as voxels. Links that the user made are followed.
+
+    Raises:
+        VolumeError: it lies elsewhere.
+    """
+    target = Path(os.path.abspath(file.parent / name))  # noqa: PTH100  # links stay as they are
+    allowed = [file.parent, *map(Path, filter(None, os.environ.get("VOLPIPE_LINKS", "").split(os.pathsep)))]
+    if not any(target.is_relative_to(folder) for folder in allowed):
+        raise VolumeError(
+            f"{file} refers to {name}, which does not lie in its folder {file.parent}; put it there, or set "
+            f"VOLPIPE_LINKS to the folder {target.parent} if you trust {file.name}"
+        )
+    return target
+
+
+def read_end(file: Location, num_bytes: int) -> bytes | None:
+    """Return the last `num_bytes` of `file`, all of a shorter one; None where there is no such file."""
+    if isinstance(file, Remote):
+        return object_store.read_end(file, num_bytes)
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_part(file: Path, offset: int, count: int) -> bytes:
+    """Return up to `count` bytes of `file` from `offset` on, b"" where there are none."""
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            stream.seek(offset)
+            return stream.read(count)
+    except (OSError, ValueError, OverflowError):  # reading the chunk gives the error
+        return b""
+
+
+def size(file: Location) -> int | None:
+    """Return the bytes of `file`, None where there is no such file."""
+    if isinstance(file, Remote):
+        return object_store.size(file)
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
+
+
+def stamp(file: Location) -> Stamp | None:
+    """Return the stamp of `file` (or of a folder's list); None where it does not exist or may not be read."""
+    if isinstance(file, Remote):
+        return object_store.stamp(file)
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def is_same(old: Stamp | None, new: Stamp | None) -> bool:
+    """Return whether a file is as it was; a tag, which says what is in it, counts before its time."""
+    if old is None or new is None or not (old.tag and new.tag):
+        return old == new
+    return (old.num_bytes, old.tag) == (new.num_bytes, new.tag)
+
+
+def write(file: Location, data: bytes) -> None:
+    """Write `file`, whole or not at all, also through a crash; its folders are made."""
+    if isinstance(file, Remote):
+        object_store.write(file, data)
+        _note_change()
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(file, data)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write the file at `path`, in a folder that exists, whole or not at all, also through a crash."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def partial_files(folder: Path) -> list[Path]:
+    """Return the unfinished files in `folder`, left by killed writers or still being written."""
+    return [path for path in folder.glob(".*") if re.fullmatch(PARTIAL, path.name)]
+
+
+def delete_file(file: Location) -> None:
+    """Delete `file`, if it is there."""
+    if isinstance(file, Remote):
+        object_store.delete_file(file)
+        _note_change()
+        return
+    file.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_file(file: Location) -> bool:
+    return object_store.size(file) is not None if isinstance(file, Remote) else file.is_file()
+
+
+def is_folder(folder: Location) -> bool:
+    """Return whether there is such a folder; a remote one is there when something lies under it."""
+    return object_store.exists(folder) if isinstance(folder, Remote) else folder.is_dir()
+
+
+def exists(place: Location) -> bool:
+    """Return whether there is such a file or folder."""
+    if isinstance(place, Remote):
+        return object_store.size(place) is not None or object_store.exists(place)
+    return place.exists()
+
+
+def list_folders(folder: Location) -> list[str]:
+    """Return the names of the folders in `folder`, sorted, hidden ones left out.
+
+    Raises:
+        VolumeError: a remote place cannot be listed; a folder on a disk that cannot be is logged, and has none.
+    """
+    if isinstance(folder, Remote):
+        return [name for name in object_store.list_folders(folder) if not name.startswith(".")]
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as error:
+        log.warning("%s cannot be listed: %s", folder, error.strerror)
+        return []
+
+
+def list_names(folder: Location, most: int) -> list[str]:
+    """Return the names of `most` files and folders in `folder`, whichever come first."""
+    if isinstance(folder, Remote):
+        names = (name for name, _ in object_store.list_files(folder)) if folder.is_s3 else ()
+        return list(dict.fromkeys(name.partition("/")[0] for name in itertools.islice(names, most)))
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in itertools.islice(entries, most)]
+
+
+def list_files(folder: Location) -> Iterator[tuple[str, int]]:
+    """Yield every file under `folder`: its key there, and its bytes; those that go meanwhile are left out.
+
+    Raises:
+        VolumeError: it cannot be listed.
+    """
+    if isinstance(folder, Remote):
+        yield from object_store.list_files(folder)
+        return
+    stack = [""]
+    while stack:
+        key = stack.pop()
+        try:
+            with os.scandir(folder / key) as entries:
+                for entry in entries:
+                    inner = f"{key}{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(f"{inner}/")
+                    else:
+                        yield inner, entry.stat().st_size
+        except FileNotFoundError:
+            log.info("%s/%s changed while it was listed", folder, key)
+        except OSError as error:
+            raise VolumeError(f"{folder / key} cannot be listed: {error.strerror}") from error
+
+
+def delete_remote(folder: Remote) -> None:
+    """Delete all that lies under `folder`, if anything does."""
+    object_store.delete(folder)
+    _note_change()
+
+
+def state(folder: Location, names: Iterable[str]) -> tuple[object, ...]:
+    """Return a value that changes when one of the files `names` in `folder` does.
+
+    In a remote place only changes by this process count: asking would cost a request for each block.
+    """
+    if isinstance(folder, Remote):
+        return (_last_change,)
+    states = []
+    for name in names:
+        try:
+            status = (folder / name).stat()
+        except OSError:
+            continue
+        states.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(states)
+
+
+def _note_change() -> None:
+    global _last_change
+    _last_change = next(_num_changes)
+
+
+def delete(path: Location) -> None:
+    """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
+    if not isinstance(path, Path):
+        delete_remote(path)
+        return
+    for _ in range(DELETE_ATTEMPTS):
+        try:
+            shutil.rmtree(path)
+        except OSError as error:  # what was listed has gone, or what was empty has been written to
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+        if not path.exists():
+            return
+        time.sleep(DELETE_PAUSE_SECONDS)
+    shutil.rmtree(path)

@@ -1,0 +1,233 @@
+"""Voxels through tensorstore: arrays opened from metadata that was read, checked and cleaned elsewhere.
+
+Not here: metadata (n5, zarr, ome). The only file that imports tensorstore, and only in the process that reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.paths import Location
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+Index = tuple[slice | int, ...]
+DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
+COUNTERS = ("bytes_read", "bytes_written")
+# Of requests to S3 and web servers. Left alone tensorstore tries 32 times, up to 32 s apart, and waits without end for
+# a server that says nothing. It reads the environment at its first request.
+RETRIES = {"max_retries": 3, "initial_delay": "500ms", "max_delay": "4s"}
+TIMEOUTS = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+
+_contexts: dict[int, ts.Context] = {}
+_owner: int | None = None  # the process that uses tensorstore
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """Stored bytes, that is compressed ones, read and written."""
+
+    read: int = 0
+    written: int = 0
+
+    def __add__(self, other: Transferred) -> Transferred:
+        return Transferred(self.read + other.read, self.written + other.written)
+
+    def __sub__(self, other: Transferred) -> Transferred:
+        return Transferred(self.read - other.read, self.written - other.written)
+
+
+class StoredArray(Protocol):
+    """An open array in stored axes, C order, native byte order."""
+
+    def read(self, index: Index) -> np.ndarray:
+        """Return the voxels at `index`: slices with a positive step, and integers."""
+
+
+class TensorStoreArray:
+    """An array that tensorstore reads and writes; a chunk, or a shard, is written whole or not at all."""
+
+    def __init__(self, array: ts.TensorStore, *, sharded: bool = False) -> None:
+        self._array = array
+        self._sharded = sharded
+
+    def read(self, index: Index) -> np.ndarray:
+        check_process()
+        data: np.ndarray = self._array[index].read(order="C").result()
+        return data
+
+    def is_stored(self, index: Index) -> bool:
+        """Return whether some chunk at `index` is stored; no chunk is read."""
+        check_process()
+        return not self._array[index].storage_statistics(query_not_stored=True).result().not_stored
+
+    def write(self, index: Index, data: np.ndarray) -> None:
+        import tensorstore as ts
+
+        check_process()
+        if not self._sharded:
+            self._array[index].write(data).result()
+            return
+        with ts.Transaction() as transaction:  # so that all chunks of a shard go into one write of its file
+            self._array.with_transaction(transaction)[index].write(data).result()
+
+
+def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
+    """Return the array of `header`; its metadata on disk is not looked at again.
+
+    Args:
+        header: as read by the format's own file.
+        write: whether it will be written to.
+        cache_bytes: decoded chunks kept in memory, shared by all arrays of the process opened with the same number.
+
+    Raises:
+        ValueError: tensorstore does not know this metadata.
+    """
+    return _open_array(header, _kvstore(header.folder), write=write, cache_bytes=cache_bytes)
+
+
+def _open_array(
+    header: Header,
+    kvstore: dict[str, Any],
+    *,
+    write: bool = False,
+    cache_bytes: int = 0,  # Any: JSON
+) -> TensorStoreArray:
+    import tensorstore as ts
+
+    spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, "metadata": dict(header.known)}
+    if cache_bytes:
+        spec["recheck_cached_data"] = "open"  # no look at the file for a chunk that is in memory
+    own = context(cache_bytes)
+    try:
+        array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()
+    except OverflowError as error:
+        raise ValueError(f"a number is out of range: {error}") from error
+    turned = array.T if header.format == "n5" else array  # N5's axes are x, y, z
+    return TensorStoreArray(turned, sharded=header.shards is not None)
+
+
+class ArrayInMemory:
+    """An array of `header` to be read, of which only those chunk files are stored that are here in memory."""
+
+    def __init__(self, header: Header, cache_bytes: int = 0) -> None:
+        import tensorstore as ts
+
+        place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
+        self._files = ts.KvStore.open(place, context=context(cache_bytes)).result()
+        self._array = _open_array(header, place, cache_bytes=cache_bytes)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store the chunk file `name`."""
+        self._files.write(name, data).result()
+
+    def drop(self, name: str) -> None:
+        """Forget the chunk file `name`."""
+        self._files.write(name, None).result()
+
+    def read(self, index: Index) -> np.ndarray:
+        return self._array.read(index)
+
+
+def _kvstore(folder: Location) -> dict[str, Any]:  # Any: JSON
+    if isinstance(folder, object_store.Remote):
+        return object_store.kvstore(folder)
+    return {"driver": "file", "path": f"{folder}/"}
+
+
+def context(cache_bytes: int = 0) -> ts.Context:
+    """Return this process's tensorstore context with a chunk cache of `cache_bytes`.
+
+    Chunk files are on disk before they are renamed into place: a mark in the journal never speaks of what a power cut
+    takes away.
+
+    Raises:
+        VolumeError: this process was forked from one that had used tensorstore, whose threads it lacks.
+    """
+    import tensorstore as ts
+
+    global _owner
+    check_process()
+    with _lock:
+        _owner = os.getpid()
+        if cache_bytes not in _contexts:
+            threads = {"limit": num_threads()}
+            settings: dict[str, Any] = {"file_io_sync": True}  # Any: JSON
+            settings |= {"data_copy_concurrency": threads, "file_io_concurrency": threads}
+            settings |= {"s3_request_retries": RETRIES, "http_request_retries": RETRIES}
+            for name, seconds in TIMEOUTS.items():
+                os.environ.setdefault(name, seconds)
+            if cache_bytes:
+                settings["cache_pool"] = {"total_bytes_limit": int(cache_bytes)}
+            _contexts[cache_bytes] = ts.Context(settings)
+        return _contexts[cache_bytes]
+
+
+def check_process() -> None:
+    """Raise in a process forked from one that used tensorstore, which would abort it at the next call."""
+    if _owner not in (None, os.getpid()):
+        raise VolumeError(
+            "this process was forked from one that had opened volumes, and cannot read any; start "
+            'workers with multiprocessing.get_context("spawn"), or open volumes only in workers'
+        )
+
+
+def num_threads() -> int:
+    """Return how many threads read and decode in this process: VOLPIPE_THREADS, or one per core."""
+    text = os.environ.get("VOLPIPE_THREADS", "")
+    if not text:
+        return os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise VolumeError(f"VOLPIPE_THREADS is {text!r}; it must be a number of threads, at least 1")
+    return int(text)
+
+
+_elsewhere = Transferred()
+
+
+def transferred() -> Transferred:
+    """Return the stored bytes of chunks that this process has read and written so far, by all of its threads."""
+    # Another thread may be importing it at this moment, and nothing was read then.
+    collect = getattr(sys.modules.get("tensorstore"), "experimental_collect_matching_metrics", None)
+    counts = dict.fromkeys(COUNTERS, 0)
+    for metric in collect("/tensorstore/kvstore/") if collect is not None else ():
+        name = metric["name"].rpartition("/")[2]
+        if name in counts:
+            counts[name] += sum(value["value"] for value in metric["values"])
+    return Transferred(*counts.values()) + _elsewhere
+
+
+def count(read: int = 0, written: int = 0) -> None:
+    """Add stored bytes that went past tensorstore to what `transferred` returns."""
+    global _elsewhere
+    with _lock:
+        _elsewhere += Transferred(read, written)
+
+
+def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndarray:
+    """Return `data` coarser by `factors` per axis, same dtype: the "mean" (integers round half to even) or the "mode".
+
+    A voxel at the end that `data` fills only in part is made from the part that is there.
+    """
+    import tensorstore as ts
+
+    known: Literal["mean", "mode"] = "mode" if method == "mode" else "mean"
+    coarse: np.ndarray = ts.downsample(ts.array(data), list(factors), known).read(order="C").result()
+    return coarse
