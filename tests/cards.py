@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from volpipe.descriptions import NetFacts
 from volpipe.nets import describe
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 
 MOST_BYTES = 8_000_000
 

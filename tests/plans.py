@@ -13,7 +13,7 @@ from volpipe.descriptions import NetFacts
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Shape, Triple, unravel
 from volpipe.plan import Plan, make_plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Volume
 from volpipe.wanted import Selection
 

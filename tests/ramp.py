@@ -11,7 +11,7 @@ from inline import Inline
 
 from volpipe.driver import Report, execute, prepare
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.

@@ -17,7 +17,7 @@ TRAINED = """
 import sys
 from pathlib import Path
 from volpipe.train import train
-from volpipe.training import load_training
+from volpipe.recipes.training import load_training
 train(load_training(Path("recipe.toml")), Path("t"))
 print(sorted(name for name in sys.modules if name == "torch" or name.startswith("torch._dynamo")))
 """

@@ -13,12 +13,12 @@ from inline import Inline
 
 from volpipe.driver import execute, prepare
 from volpipe.geometry.affinities import OFFSETS
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample
 from volpipe.samples import Sampler
 from volpipe.targets import histograms, roc_auc, targets
-from volpipe.training import load_training
 from volpipe.volumes.volume import open_volume
 
 RECIPE = shipped_recipe(Path("affinities"))

@@ -22,7 +22,7 @@ from volpipe.net_geometry import SlowNetError
 from volpipe.nets import describe
 from volpipe.plan import Plan
 from volpipe.reach import Watch, measure_geometry
-from volpipe.recipe import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, load_recipe
 
 # Nets by what they say and do; each sees three voxels to each side unless its name says otherwise.
 NETS = """

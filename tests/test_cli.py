@@ -469,7 +469,11 @@ def test_sizes_and_times_are_for_people() -> None:
             "volpipe.course.run_training",
             "the same command again goes on from the newest checkpoint",
         ),
-        (["train", "mine.toml"], "volpipe.training.load_training", ""),  # before it could say what the command does
+        (
+            ["train", "mine.toml"],
+            "volpipe.recipes.training.load_training",
+            "",
+        ),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.sweep.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.tune.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),

@@ -31,7 +31,7 @@ from volumes import fingerprint, noise
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes import convert as module
 from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.volumes.storage.quota import Quota

@@ -30,7 +30,7 @@ from volpipe.dataset import ChunkSampler, WindowDataset
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
 
 SHAPE, WINDOW, OVERLAP, BLOCK = (40, 34, 29), (16, 14, 12), (4, 7, 0), (2, 3, 2)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from volpipe import descriptions
 from volpipe.descriptions import FILE, NetFacts, facts_key, look_up, models_folder
 from volpipe.nets import _output_shape, build_net, describe, examine
-from volpipe.recipe import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volumes.volume import ArraySpec, create_array
 

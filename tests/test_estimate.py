@@ -26,7 +26,7 @@ from volpipe.journal import Totals
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.schedule import Schedule
 from volpipe.stage import bundle_size
 from volpipe.sums import Sums, missed_share

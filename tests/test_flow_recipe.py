@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 
 from volpipe.errors import RecipeError
-from volpipe.flow import find_flow
-from volpipe.label_recipe import SegmentRecipe
-from volpipe.recipe import Recipe
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.workflow import find_flow
 from volpipe.resolve import shipped_recipe
 
 TWO = """

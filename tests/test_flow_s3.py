@@ -17,13 +17,13 @@ from volumes import write_volume
 from volpipe import limits
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
-from volpipe.flow import find_flow
 from volpipe.flow_cost import forecast_flow
 from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done
 from volpipe.folder import RunFolder
 from volpipe.provenance import read_origin
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.workflow import find_flow
 from volpipe.volumes.storage import paths as files
 from volpipe.volumes.storage.quota import Quota
 

@@ -15,7 +15,7 @@ from volpipe.errors import PlanError, RecipeError
 from volpipe.geometry.grid import Box
 from volpipe.measure import affine, measure, sampled_affine
 from volpipe.ops import Affine
-from volpipe.recipe import Normalise, load_recipe
+from volpipe.recipes.inference import Normalise, load_recipe
 from volpipe.sample import Sample
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume

@@ -14,8 +14,8 @@ from conftest import ROOT
 
 from volpipe.cli import app
 from volpipe.cli_options import GROUPS
-from volpipe.complaints import keys
-from volpipe.recipe import Recipe
+from volpipe.recipes.complaints import keys
+from volpipe.recipes.inference import Recipe
 from volpipe.resolve import shipped, shipped_recipes
 
 HEAVY = ("torch", "parsl", "tensorstore", "zarr", "z5py", "h5py", "dask")

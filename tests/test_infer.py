@@ -27,7 +27,7 @@ from volpipe.measure import affine
 from volpipe.ops import Affine
 from volpipe.output import create_output
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.tensors import Tensors
 from volpipe.usage import measured

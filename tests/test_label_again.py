@@ -21,8 +21,8 @@ from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Box
 from volpipe.geometry.levels import level_shape
 from volpipe.label_audit import num_misfits
-from volpipe.label_recipe import NEAREST
 from volpipe.output import levels_of
+from volpipe.recipes.segmentation import NEAREST
 from volpipe.volumes.volume import Multiscale, create_multiscale, open_volume, open_writer
 
 SHAPE, BLOCKS = (13, 16, 11), 2 * 2 * 2

@@ -33,9 +33,9 @@ from volpipe.label_cost import (
 )
 from volpipe.label_graph import solve
 from volpipe.label_plan import SegmentPlan, fit
-from volpipe.label_recipe import SegmentRecipe
 from volpipe.label_tasks import FragmentGraph
 from volpipe.labelling import plan_segmentation, segment
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes.placeholder import affinities, zeros_like
 from volpipe.volumes.volume import Volume
 

@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csgraph
 
 from volpipe import label_graph
 from volpipe.label_graph import Edges, agglomerate, connected_components
-from volpipe.label_recipe import Objects
+from volpipe.recipes.segmentation import Objects
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)

@@ -17,15 +17,15 @@ from inline import Stopped
 from test_labelling import Crowd, labelled, tree
 
 from volpipe.errors import PlanError, RunError, RunStopped
-from volpipe.flow import VOLUME
 from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
 from volpipe.journal import read_records
 from volpipe.label_plan import SegmentPlan
-from volpipe.label_recipe import NEAREST, SegmentRecipe
 from volpipe.labelling import plan_segmentation, segment
+from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
+from volpipe.recipes.workflow import VOLUME
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
 

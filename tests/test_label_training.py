@@ -14,11 +14,11 @@ from volpipe.errors import PlanError, RecipeError
 from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.geometry.grid import Box
 from volpipe.models.unet3d import unet3d
+from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.sample import Sample, write_sample
 from volpipe.samples import Sampler
 from volpipe.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
 from volpipe.train import make_train_state, train
-from volpipe.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.training_logs import read_log
 
 SHAPE = (24, 30, 36)

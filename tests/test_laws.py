@@ -19,7 +19,7 @@ from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.nets import build_net
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 
 

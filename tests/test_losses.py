@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from volpipe.losses import RAREST, balance, consistency, cropped, loss_terms
-from volpipe.training import Affinities, Loss
+from volpipe.recipes.training import Affinities, Loss
 
 RNG = np.random.default_rng(9)
 OUT, TRUTH = RNG.normal(size=(2, 2, 1, 4, 5, 6)).astype(np.float32)

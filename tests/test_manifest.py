@@ -19,7 +19,7 @@ from volumes import fingerprint
 
 from volpipe.course import run_training
 from volpipe.interrupts import INTERRUPTED
-from volpipe.training import WEIGHTS, load_training
+from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
 
 RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")

@@ -20,7 +20,7 @@ from volpipe.measure import (
     needs_measuring,
     percentile,
 )
-from volpipe.recipe import Normalise
+from volpipe.recipes.inference import Normalise
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "float32", "float64"]
 

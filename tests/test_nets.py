@@ -16,7 +16,7 @@ from torch import nn
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets import build_net, check_shapes, describe, normalising_layers, weights_hash
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 
 USERS = """
 import torch

@@ -23,7 +23,7 @@ from volpipe.models.unet3d import unet3d
 from volpipe.nets import build_net, check_shapes, describe, normalising_layers
 from volpipe.onnx_nets import load_onnx
 from volpipe.reach import measure_geometry
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume
 
 node = helper.make_node

@@ -24,7 +24,7 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.geometry.grid import Box
 from volpipe.output import create_output, levels_of, promised
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]

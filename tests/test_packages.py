@@ -20,7 +20,7 @@ from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets import build_net, describe
 from volpipe.package_nets import PackageNet, compare
 from volpipe.packages import Tolerance
-from volpipe.recipe import NetChoice, Normalise, Recipe
+from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.volumes.volume import open_volume
 
 FORMS = ("0.4", "0.5")

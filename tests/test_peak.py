@@ -19,7 +19,7 @@ from volpipe.driver import prepare, preview
 from volpipe.folder import RunFolder
 from volpipe.journal import read_records
 from volpipe.memory import GPU_BYTES, net_bytes
-from volpipe.recipe import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.show import forecast_summary, rendered
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.

@@ -11,7 +11,7 @@ from plans import facts, volume
 from volpipe.errors import PlanError
 from volpipe.output import create_output, promised
 from volpipe.plan import Plan, make_plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 
 

@@ -27,9 +27,9 @@ from volpipe.course import run_training
 from volpipe.errors import RunStopped, SiteError
 from volpipe.journal import Record
 from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
+from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
 from volpipe.train import train
-from volpipe.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.training_logs import last_step
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")

@@ -20,7 +20,7 @@ from volpipe.models.unet3d import unet3d
 from volpipe.net_geometry import Geometry, UnmeasurableError
 from volpipe.nets import describe
 from volpipe.reach import measure_geometry
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume
 
 SOME = (

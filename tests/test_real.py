@@ -12,7 +12,7 @@ from inline import Inline
 from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 pytestmark = pytest.mark.real

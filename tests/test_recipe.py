@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from volpipe.complaints import keys
 from volpipe.errors import RecipeError
-from volpipe.recipe import Recipe, load_recipe
-from volpipe.recipe_toml import differences, set_value
+from volpipe.recipes.complaints import keys
+from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.recipes.toml import differences, set_value
 
 FOREIGN = ("Input", "Value error", "Path(", "<class", "datetime", "None", "True", "NaN", "validator", "such a value")
 

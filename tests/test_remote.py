@@ -27,7 +27,7 @@ from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,

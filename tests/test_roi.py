@@ -25,7 +25,7 @@ from volpipe.folder import RunFolder
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,

@@ -13,9 +13,9 @@ from volpipe.degrade import context, degrade
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.training import TrainRecipe
 from volpipe.samples import Sampler
-from volpipe.training import TrainRecipe
 
 SHAPE = (24, 30, 36)
 

@@ -13,7 +13,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import OFFSETS
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
 from volpipe.sample import Sample, write_sample
 from volpipe.volumes.volume import open_volume

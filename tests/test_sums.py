@@ -14,7 +14,7 @@ from volpipe.driver import prepare
 from volpipe.folder import RunFolder
 from volpipe.output import create_output
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.worker import Job
 
 RECIPE = ["net.name=shift", "normalise.method=none", "output.levels=0", "output.dtype=float32"]

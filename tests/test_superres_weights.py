@@ -15,9 +15,9 @@ from test_scores import Here
 from volpipe.driver import execute, prepare
 from volpipe.evaluate import evaluate, plan_evaluation
 from volpipe.geometry.grid import Box
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.training import load_training
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 FACTORS = {"superres_z4": 4, "superres_z2": 2, "superres_z4_sharp": 4}

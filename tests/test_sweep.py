@@ -15,9 +15,9 @@ from trainings import Threads, losses_in, make_folder
 from volpipe import train as module
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.interrupts import INTERRUPTED
+from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train
-from volpipe.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
 from volpipe.trials import TrialResult, with_overrides
 from volpipe.tune import load_tuning

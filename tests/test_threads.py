@@ -13,7 +13,7 @@ from volumes import fingerprint, noise, write_volume
 
 from volpipe.errors import RecipeError
 from volpipe.nets import build_net
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
 
 WINDOW = (36, 52, 52)  # oneDNN sums the default net's in another order with two threads; of 32 or 40 voxels it does not

@@ -19,9 +19,9 @@ from trainings import make_folder
 from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
 from volpipe.models.superres import superres
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.train import train
-from volpipe.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
 from volpipe.training_logs import last_step
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import open_volume

@@ -20,10 +20,10 @@ from volpipe.course import check_trainable, run_training
 from volpipe.degrade import context
 from volpipe.errors import PlanError, RecipeError
 from volpipe.nets import build_net
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
+from volpipe.recipes.training import TrainRecipe, load_training
 from volpipe.sweep import load_sweep, run_sweep
 from volpipe.train import make_train_state
-from volpipe.training import TrainRecipe, load_training
 from volpipe.tune import load_tuning, run_tuning
 
 TABLES = """

@@ -14,8 +14,8 @@ from trainings import Threads, make_folder
 import volpipe
 from volpipe.course import run_training
 from volpipe.errors import RunError, RunStopped, SiteError
+from volpipe.recipes.training import load_training
 from volpipe.sweep import load_sweep, run_sweep
-from volpipe.training import load_training
 from volpipe.tune import load_tuning, run_tuning
 
 TABLES = """

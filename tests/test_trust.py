@@ -25,7 +25,7 @@ from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.folder import RunFolder
 from volpipe.nets import build_net, check_shapes, describe
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume
 
 

@@ -16,7 +16,7 @@ from volpipe.driver import prepare, preview
 from volpipe.estimate import upper_bounds
 from volpipe.memory import array_bytes, net_bytes
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 
 NET = """
 import time, torch

@@ -20,8 +20,8 @@ from volpipe import tune
 from volpipe.checkpoints import checkpoints
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.interrupts import INTERRUPTED
+from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.train import train
-from volpipe.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training_logs import last_step
 from volpipe.trials import TrialResult
 from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning

@@ -11,8 +11,8 @@ import pytest
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import trials
+from volpipe.recipes.training import LOSSES, STOP, WEIGHTS
 from volpipe.train import TrainLog, TrainState
-from volpipe.training import LOSSES, STOP, WEIGHTS
 from volpipe.trials import Trial
 from volpipe.tune import Study, load_tuning, run_tuning
 

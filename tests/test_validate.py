@@ -20,10 +20,10 @@ from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.models.superres import superres
+from volpipe.recipes.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
 from volpipe.samples import Sampler
 from volpipe.train import train
-from volpipe.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.training_logs import EVENT_FILE, read_log
 from volpipe.validate import NUM_WINDOWS, middle
 from volpipe.volumes.volume import open_volume

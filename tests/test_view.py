@@ -19,10 +19,10 @@ from volumes import noise
 
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.label_recipe import SegmentRecipe
 from volpipe.labelling import plan_segmentation
 from volpipe.plan import check_thickness
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes.storage.metadata import lengths
 from volpipe.volumes.volume import View, open_volume, with_view
 

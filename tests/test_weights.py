@@ -27,7 +27,7 @@ from volpipe.nets import build_net, load_weights
 from volpipe.plan import Plan
 from volpipe.programs import code_hash
 from volpipe.provenance import read_provenance
-from volpipe.recipe import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, load_recipe
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """

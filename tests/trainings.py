@@ -15,7 +15,7 @@ import tifffile
 from inline import perform
 
 from volpipe.errors import WorkerLost
-from volpipe.training import LOSSES
+from volpipe.recipes.training import LOSSES
 
 LEANING = """
 [net]

@@ -18,7 +18,7 @@ from test_trust import script
 from torch import nn
 
 from volpipe.nets import describe
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 
 ABOUT = {
     "type": "model", "name": "Small net", "description": "of a test", "authors": [{"name": "Nobody"}], "license": "MIT",

@@ -16,8 +16,8 @@ from torch.nn.functional import interpolate
 
 from volpipe.adam import Adam
 from volpipe.geometry.grid import Triple
+from volpipe.recipes.training import Adversary
 from volpipe.resolve import load_function
-from volpipe.training import Adversary
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple
-from volpipe.recipe import Augment
+from volpipe.recipes.inference import Augment
 
 if TYPE_CHECKING:
     import torch

@@ -67,11 +67,11 @@ from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, er
 if TYPE_CHECKING:
     from volpipe.appraisal import Forecast
     from volpipe.driver import Listener, Report
-    from volpipe.flow import Flow
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.pool import Start
-    from volpipe.recipe import Recipe
+    from volpipe.recipes.inference import Recipe
+    from volpipe.recipes.workflow import Flow
     from volpipe.run import Progress
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
@@ -435,7 +435,7 @@ def _find_flow(
     recipe: Path | None, settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool
 ) -> Flow | None:
     """Return the stages that the recipe's file declares; None where it is the recipe of one net."""
-    from volpipe.flow import find_flow
+    from volpipe.recipes.workflow import find_flow
 
     if recipe is None:
         return None
@@ -453,7 +453,7 @@ def _choose(
     The volume is opened first: most mistakes are about it, and should not wait for heavy packages.
     """
     from volpipe.output import with_format
-    from volpipe.recipe import load_recipe
+    from volpipe.recipes.inference import load_recipe
     from volpipe.volumes.formats.container import locate
     from volpipe.volumes.storage import paths
     from volpipe.volumes.volume import open_volume

@@ -47,7 +47,7 @@ def info(
 ) -> None:
     """Print shape, type and voxel size of VOLUME, its intensities, and what lies on disk."""
     from volpipe.errors import SeveralVolumesError
-    from volpipe.recipe import typed_view
+    from volpipe.recipes.inference import typed_view
     from volpipe.volumes.volume import open_volume
 
     if fast and codecs:
@@ -148,7 +148,7 @@ def convert(
     parents: Parents = False,
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT appears once the copy is whole."""
-    from volpipe.recipe import typed_view
+    from volpipe.recipes.inference import typed_view
     from volpipe.volumes.convert import Choice, container_of, parse_sizes
     from volpipe.volumes.convert import convert as copy
     from volpipe.volumes.volume import open_volume

@@ -21,13 +21,13 @@ from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.driver import Listener, Report
-    from volpipe.flow import Flow
     from volpipe.flow_cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
     from volpipe.pool import Start, WorkerPool
+    from volpipe.recipes.workflow import Flow
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
@@ -59,8 +59,8 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
 
     Return the folder of the run.
     """
-    from volpipe.flow import VOLUME, Comparison, named
     from volpipe.output import check_name
+    from volpipe.recipes.workflow import VOLUME, Comparison, named
     from volpipe.volumes.formats.container import absolute
     from volpipe.volumes.volume import open_volume
 

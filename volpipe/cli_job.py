@@ -14,7 +14,7 @@ from volpipe.errors import RemoteError, VolpipeError
 from volpipe.terminal import err
 
 if TYPE_CHECKING:
-    from volpipe.recipe import ArrayInput, NetChoice
+    from volpipe.recipes.inference import ArrayInput, NetChoice
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 
@@ -29,20 +29,20 @@ def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  #
     if name in ("run", "plan"):
         _check_run(given, folder if is_here else None)
     elif name == "segment":
-        from volpipe.label_recipe import load_segmentation
+        from volpipe.recipes.segmentation import load_segmentation
 
         chosen = load_segmentation(given.get("recipe"), given.get("settings") or [])
         check_volume(given["affinities"], folder if is_here else None, chosen.input)
     elif name == "train" and is_here:
-        from volpipe.training import load_training
+        from volpipe.recipes.training import load_training
 
         load_training(given["recipe"], given.get("settings") or [])
 
 
 def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: values of options
-    from volpipe.flow import VOLUME, Comparison, find_flow
-    from volpipe.label_recipe import SegmentRecipe
-    from volpipe.recipe import Recipe, load_recipe
+    from volpipe.recipes.inference import Recipe, load_recipe
+    from volpipe.recipes.segmentation import SegmentRecipe
+    from volpipe.recipes.workflow import VOLUME, Comparison, find_flow
 
     recipe, settings = given.get("recipe"), given.get("settings") or []
     flow = None if recipe is None else find_flow(recipe, settings)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.label_cost import SegmentTimes
-    from volpipe.label_recipe import SegmentRecipe
     from volpipe.labelling import SegmentationResult, SegmentPlan
     from volpipe.pool import WorkerPool
+    from volpipe.recipes.segmentation import SegmentRecipe
 
 INCOMPLETE = 1
 
@@ -60,7 +60,7 @@ def segment(
     parents: Parents = False,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
-    from volpipe.label_recipe import load_segmentation
+    from volpipe.recipes.segmentation import load_segmentation
 
     check_target("--json", json_out, parents=parents)
     target = out_path or _default_output(affinities)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from volpipe.descriptions import NetFacts
     from volpipe.net_geometry import Geometry
-    from volpipe.recipe import Recipe
+    from volpipe.recipes.inference import Recipe
 
 UNTRUE = 1
 HALF_A_GREY_LEVEL = 0.5 / 127.5  # of uint8 voxels between -1 and 1
@@ -55,7 +55,7 @@ def net(
     from volpipe.descriptions import with_normalisation
     from volpipe.net_geometry import UnmeasurableError
     from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
-    from volpipe.recipe import load_recipe
+    from volpipe.recipes.inference import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
     chosen = load_recipe(recipe, [f"net.name={json.dumps(name)}", *(settings or []), *trust])

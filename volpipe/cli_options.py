@@ -93,27 +93,27 @@ def complete_net(incomplete: str) -> Choices:
 
 def complete_setting(incomplete: str) -> Choices:
     """Yield the keys of a run's recipe that begin so, each with its =."""
-    from volpipe.recipe import Recipe
+    from volpipe.recipes.inference import Recipe
 
     yield from _keys(Recipe, incomplete)
 
 
 def complete_label_setting(incomplete: str) -> Choices:
     """Yield the keys of a labelling's recipe that begin so."""
-    from volpipe.label_recipe import SegmentRecipe
+    from volpipe.recipes.segmentation import SegmentRecipe
 
     yield from _keys(SegmentRecipe, incomplete)
 
 
 def complete_train_setting(incomplete: str) -> Choices:
     """Yield the keys of a training's recipe that begin so."""
-    from volpipe.training import TrainRecipe
+    from volpipe.recipes.training import TrainRecipe
 
     yield from _keys(TrainRecipe, incomplete)
 
 
 def _keys(model: type[BaseModel], incomplete: str) -> Choices:
-    from volpipe.complaints import keys
+    from volpipe.recipes.complaints import keys
 
     yield from ((f"{key}=", "") for key in keys(model) if key.startswith(incomplete))
 

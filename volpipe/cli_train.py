@@ -17,7 +17,7 @@ from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
-    from volpipe.training import TrainRecipe
+    from volpipe.recipes.training import TrainRecipe
 
 
 def train(
@@ -39,7 +39,7 @@ def train(
     parents: Parents = False,
 ) -> None:
     """Train a net by RECIPE; the same command again goes on from the newest checkpoint."""
-    from volpipe.training import load_training
+    from volpipe.recipes.training import load_training
 
     chosen = load_training(recipe, settings or [])
     folder = out_path or Path(f"{recipe.stem}.train")

@@ -18,7 +18,7 @@ from volpipe.descriptions import NetFacts
 from volpipe.geometry.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets import build_net
-from volpipe.recipe import Infer, NetChoice
+from volpipe.recipes.inference import Infer, NetChoice
 from volpipe.runner import is_shortage
 from volpipe.usage import peak_bytes
 

@@ -24,10 +24,10 @@ from volpipe.pool import Start, WorkerPool
 from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
 from volpipe.programs import PACKAGE, is_program, kind_of
-from volpipe.recipe import NetChoice
-from volpipe.recipe_toml import Section
+from volpipe.recipes.inference import NetChoice
+from volpipe.recipes.toml import Section
+from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
-from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.training_data import check_data
 from volpipe.training_logs import last_step
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from volpipe import programs
 from volpipe.errors import PlanError
-from volpipe.recipe import NetChoice, Normalise, Recipe
+from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]

@@ -33,7 +33,7 @@ from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Driver, Presence, StageNote, find_driver, present
 from volpipe.provenance import begin_session, is_sealed, origin, recognise, seal
-from volpipe.recipe import Recipe
+from volpipe.recipes.inference import Recipe
 from volpipe.rehearsal import OnTry, unheard
 from volpipe.run import TOLERATED_SHARE, Loop, Progress
 from volpipe.schedule import Schedule

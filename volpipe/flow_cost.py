@@ -16,7 +16,6 @@ from volpipe.appraisal import Forecast, PendingInput, forecast, forecast_calibra
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
-from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
@@ -27,6 +26,7 @@ from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.logs import logging_to
 from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
+from volpipe.recipes.workflow import VOLUME, named
 from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation
 from volpipe.volumes.placeholder import zeros_like

@@ -13,15 +13,15 @@ from volpipe import label_output
 from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
-from volpipe.flow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.folder import RunFolder
 from volpipe.label_plan import SegmentPlan, check_offsets, fit
-from volpipe.label_recipe import SegmentInput, SegmentRecipe
 from volpipe.labelling import plan_segmentation
 from volpipe.limits import check_access, check_apart, check_window
 from volpipe.output import promised
 from volpipe.plan import Plan
-from volpipe.recipe import Input
+from volpipe.recipes.inference import Input
+from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
+from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view

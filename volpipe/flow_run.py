@@ -20,7 +20,6 @@ from volpipe import labelling
 from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run
 from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
-from volpipe.flow import VOLUME, named
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
 from volpipe.journal import Totals, read_records
@@ -30,6 +29,7 @@ from volpipe.logs import logging_to
 from volpipe.plan import Plan
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
+from volpipe.recipes.workflow import VOLUME, named
 from volpipe.run import TOLERATED_SHARE
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json

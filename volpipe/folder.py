@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from volpipe.errors import RunError
 from volpipe.plan import Plan
 from volpipe.programs import short_hash
-from volpipe.recipe_toml import differences
+from volpipe.recipes.toml import differences
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
 from volpipe.wanted import Selection, read_selection

@@ -19,7 +19,7 @@ from volpipe.sample import Sample
 from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
-    from volpipe.recipe import Recipe
+    from volpipe.recipes.inference import Recipe
 
 
 SEED = 0  # of the invented volume

@@ -11,7 +11,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.label_plan import SegmentPlan
-from volpipe.label_recipe import NEAREST
+from volpipe.recipes.segmentation import NEAREST
 from volpipe.volumes.reader import Reader
 
 FULL = 255

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.label_fields import FULL
-from volpipe.label_recipe import Objects
+from volpipe.recipes.segmentation import Objects
 
 FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = slice(2, 5), slice(5, 8)

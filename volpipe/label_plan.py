@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from volpipe.errors import PlanError, RunError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
-from volpipe.label_recipe import NEAREST, SegmentRecipe
+from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.volumes.storage.paths import atomic_write
 from volpipe.volumes.volume import View, Volume, open_volume, with_view
 
@@ -141,7 +141,7 @@ class SegmentPlan(BaseModel):
 
     def changes(self, new: SegmentPlan) -> list[str]:
         """Return one line per difference from `new`."""
-        from volpipe.recipe_toml import differences
+        from volpipe.recipes.toml import differences
 
         changed = differences(self.recipe, new.recipe)
         for name in SegmentPlan.model_fields:

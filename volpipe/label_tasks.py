@@ -28,7 +28,7 @@ from volpipe.label_graph import Edges, solve
 from volpipe.label_output import coarse_labels, write_labels
 from volpipe.label_pieces import COLUMNS, find_fragments
 from volpipe.label_plan import SegmentPlan, load_segment_plan
-from volpipe.label_recipe import NEAREST
+from volpipe.recipes.segmentation import NEAREST
 from volpipe.task import Outcomes, work
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader

@@ -24,7 +24,6 @@ from volpipe.journal import Journal, Record, Totals, read_records
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
-from volpipe.label_recipe import SegmentRecipe, load_segmentation
 from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
@@ -32,6 +31,7 @@ from volpipe.output import level_key, sweep
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Presence, StageNote, present
 from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
+from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.tasks import finished
 from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volumes.formats.container import create_groups

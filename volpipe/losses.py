@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_entropy_with_logits
 
 from volpipe.geometry.grid import Triple
+from volpipe.recipes.training import Affinities, Loss
 from volpipe.targets import NEAR, UNKNOWN
-from volpipe.training import Affinities, Loss
 
 ROOM = (0, 2, 3, 4)  # all axes but the channels'
 RAREST = 0.05  # share of the voxels, as of a small window that no membrane cuts

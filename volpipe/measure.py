@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.errors import PlanError
 from volpipe.ops import Affine
-from volpipe.recipe import Normalise
+from volpipe.recipes.inference import Normalise
 
 NUM_BINS = 4096
 

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from volpipe import descriptions, programs
-from volpipe.complaints import complain
 from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up
 from volpipe.net_geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.programs import short_hash
 from volpipe.reach import find_disagreement, find_nondeterminism, measure_geometry
-from volpipe.recipe import NetChoice
+from volpipe.recipes.complaints import complain
+from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
 from volpipe.state_dicts import load_state
 from volpipe.volumes.storage import paths

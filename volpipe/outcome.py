@@ -12,8 +12,8 @@ from volpipe.measure import affine
 from volpipe.ops import Affine
 from volpipe.picture import curve, panel
 from volpipe.provenance import settings_of
-from volpipe.recipe import Normalise, Recipe
-from volpipe.training import WEIGHTS, Data, TrainRecipe
+from volpipe.recipes.inference import Normalise, Recipe
+from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.training_data import resolve_address
 from volpipe.training_logs import read_log
 from volpipe.trials import SCORES

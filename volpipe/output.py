@@ -18,7 +18,7 @@ from volpipe.geometry.affinities import name_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.ops import Affine, Tally, to_dtype, unit_scale
 from volpipe.plan import Plan
-from volpipe.recipe import Output, Recipe
+from volpipe.recipes.inference import Output, Recipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage.metadata import Display

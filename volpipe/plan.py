@@ -22,7 +22,7 @@ from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.programs import code_hash
-from volpipe.recipe import Output, Recipe
+from volpipe.recipes.inference import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import View, Volume, open_volume

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
-from volpipe.recipe import Normalise
+from volpipe.recipes.inference import Normalise
 
 if TYPE_CHECKING:
     import torch

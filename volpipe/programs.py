@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
-from volpipe.recipe import NetChoice
+from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import load_function, told
 
 if TYPE_CHECKING:

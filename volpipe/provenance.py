@@ -27,8 +27,8 @@ from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan, Source
 from volpipe.programs import short_hash
-from volpipe.recipe import Recipe
-from volpipe.recipe_toml import NO_RECIPE, Section
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes

@@ -20,8 +20,8 @@ from volpipe.journal import Totals
 from volpipe.label_audit import inspect_labels
 from volpipe.lesson import Training
 from volpipe.presence import Driver, StageNote, find_driver
+from volpipe.recipes.training import LOSSES
 from volpipe.sweep import SWEEP_FILE
-from volpipe.training import LOSSES
 from volpipe.training_logs import last_step
 from volpipe.trials import TABLE
 from volpipe.tune import STUDY

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, is_complete, log_session
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.pool import Start
 from volpipe.presence import present
-from volpipe.recipe_toml import load_tree, typed
+from volpipe.recipes.complaints import show_value
+from volpipe.recipes.toml import load_tree, typed
+from volpipe.recipes.training import VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.training import VARIED, TrainRecipe
 from volpipe.trials import (
     Trial,
     TrialPool,

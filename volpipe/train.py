@@ -31,8 +31,8 @@ from volpipe.geometry.grid import Triple
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets import build_net, describe
 from volpipe.ranks import RankGroup
+from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.samples import Sampler
-from volpipe.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.training_logs import open_log
 from volpipe.validate import HeldOut, predict, prepare_held_out, validate
 from volpipe.windows import ahead

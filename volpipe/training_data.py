@@ -17,9 +17,9 @@ from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.measure import needs_measuring
-from volpipe.recipe import Normalise
+from volpipe.recipes.inference import Normalise
+from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.region import find_roi
-from volpipe.training import Data, TrainRecipe
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from volpipe.training import EVENTS, LOSSES
+from volpipe.recipes.training import EVENTS, LOSSES
 
 EVENT_FILE = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums

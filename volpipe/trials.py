@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from volpipe.complaints import show_value
 from volpipe.course import (
     BOOKKEEPING,
     TICK_SECONDS,
@@ -30,7 +29,8 @@ from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.lesson import Training
 from volpipe.pool import WorkerPool
-from volpipe.training import TrainRecipe, check_same
+from volpipe.recipes.complaints import show_value
+from volpipe.recipes.training import TrainRecipe, check_same
 from volpipe.training_logs import read_log
 
 log = logging.getLogger(__name__)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.complaints import show_value
 from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
-from volpipe.recipe_toml import Section, differences, load_tree, typed
+from volpipe.recipes.complaints import show_value
+from volpipe.recipes.toml import Section, differences, load_tree, typed
+from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.training import STOP, VARIED, TrainRecipe
 from volpipe.trials import (
     Trial,
     TrialPool,

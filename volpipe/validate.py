@@ -20,12 +20,12 @@ from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
 from volpipe.output import finish
 from volpipe.plan import make_plan
-from volpipe.recipe import Infer, Output, Recipe
+from volpipe.recipes.inference import Infer, Output, Recipe
+from volpipe.recipes.training import TrainRecipe
 from volpipe.runner import Runner
 from volpipe.samples import Sampler, SampleSource
 from volpipe.targets import accuracy, histograms, roc_auc
 from volpipe.tensors import DIMENSIONS, SOURCE_KEY
-from volpipe.training import TrainRecipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, batches

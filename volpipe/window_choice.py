@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.recipe import Windows
+from volpipe.recipes.inference import Windows
 
 AXES = "zyx"
 LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is

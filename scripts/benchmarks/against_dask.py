@@ -42,7 +42,7 @@ def overlapped(location: str, out: str) -> Callable[[Take], None]:
     from zarr.codecs import ZstdCodec
 
     from volpipe.nets import build_net
-    from volpipe.recipe import load_recipe
+    from volpipe.recipes.inference import load_recipe
 
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"

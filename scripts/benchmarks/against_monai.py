@@ -51,7 +51,7 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
     from monai.inferers.utils import sliding_window_inference  # type: ignore[import-not-found,unused-ignore]
 
     from volpipe.nets import build_net
-    from volpipe.recipe import load_recipe
+    from volpipe.recipes.inference import load_recipe
     from volpipe.volumes.volume import open_volume
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))

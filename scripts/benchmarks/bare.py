@@ -14,7 +14,7 @@ from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
 from volpipe.driver import prepare
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 
 WINDOWS_IN_MEMORY = 8
 

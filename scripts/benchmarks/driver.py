@@ -34,7 +34,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.apps.start import on_site
     from volpipe.driver import prepare
     from volpipe.journal import Journal, Record
-    from volpipe.recipe import load_recipe
+    from volpipe.recipes.inference import load_recipe
     from volpipe.run import Loop
     from volpipe.schedule import Schedule
     from volpipe.usage import peak_bytes

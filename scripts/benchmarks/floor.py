@@ -12,7 +12,7 @@ from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
 from volpipe.driver import prepare
 from volpipe.output import create_output, write_voxels
 from volpipe.plan import Plan
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.row import Outcome, Row, Setting
 from volpipe.nets import build_net, describe
-from volpipe.recipe import NetChoice, load_recipe
+from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.resolve import shipped_recipe
 
 if TYPE_CHECKING:

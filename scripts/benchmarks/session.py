@@ -21,7 +21,7 @@ from volpipe.apps.start import on_site
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import VolpipeError
 from volpipe.pool import WorkerPool
-from volpipe.recipe import load_recipe
+from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.paths import delete
 
 ROOT = Path(__file__).resolve().parents[2]

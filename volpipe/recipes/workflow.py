@@ -21,9 +21,9 @@ from pydantic import Field
 
 from volpipe.errors import RecipeError, VolpipeError
 from volpipe.geometry.grid import Triple
-from volpipe.label_recipe import SegmentRecipe
-from volpipe.recipe import Recipe
-from volpipe.recipe_toml import Section, load_tree, name_of, set_value, typed
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.toml import Section, load_tree, name_of, set_value, typed
 from volpipe.resolve import nearest
 
 VOLUME = "volume"  # what a stage reads that reads the command's argument

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
-from volpipe.recipe import NetChoice, Normalise
-from volpipe.recipe_toml import Section, differences, load_tree, typed
+from volpipe.recipes.inference import NetChoice, Normalise
+from volpipe.recipes.toml import Section, differences, load_tree, typed
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from volpipe.complaints import complain, show_value
 from volpipe.errors import RecipeError
+from volpipe.recipes.complaints import complain, show_value
 from volpipe.resolve import nearest, recipe_name, shipped_recipe, shipped_recipes
 
 NO_RECIPE = Path("none")  # the name of the recipe in which every key has its default

@@ -15,7 +15,7 @@ from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.blend import Family
 from volpipe.geometry.grid import Triple
-from volpipe.recipe_toml import Section, load_tree, typed
+from volpipe.recipes.toml import Section, load_tree, typed
 from volpipe.resolve import default_recipe
 from volpipe.volumes.reader import View
 from volpipe.volumes.storage.metadata import Lengths, lengths

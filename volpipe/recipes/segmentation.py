@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from volpipe.geometry.affinities import OFFSETS, Offset
-from volpipe.recipe import ArrayInput, Auto, Channel
-from volpipe.recipe_toml import Section, load_tree, typed
+from volpipe.recipes.inference import ArrayInput, Auto, Channel
+from volpipe.recipes.toml import Section, load_tree, typed
 from volpipe.volumes.reader import View
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))

@@ -1,0 +1,1 @@
+"""What users may set, typed, with defaults: recipes of runs, trainings, segmentations, workflows. Nothing is opened."""
