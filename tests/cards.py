@@ -7,8 +7,8 @@ from pathlib import Path
 
 from conftest import ROOT
 
-from volpipe.descriptions import NetFacts
-from volpipe.nets import describe
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import load_recipe
 
 MOST_BYTES = 8_000_000

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from volpipe.descriptions import NetFacts
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Shape, Triple, unravel
+from volpipe.nets.facts import NetFacts
 from volpipe.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Volume

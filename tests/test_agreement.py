@@ -15,13 +15,14 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import changed, smooth
 
-from volpipe import nets, reach, terminal
+from volpipe import terminal
 from volpipe.driver import prepare
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.net_geometry import SlowNetError
-from volpipe.nets import describe
+from volpipe.nets import load, receptive_field
+from volpipe.nets.load import describe
+from volpipe.nets.net_geometry import SlowNetError
+from volpipe.nets.receptive_field import Watch, measure_geometry
 from volpipe.plan import Plan
-from volpipe.reach import Watch, measure_geometry
 from volpipe.recipes.inference import NetChoice, load_recipe
 
 # Nets by what they say and do; each sees three voxels to each side unless its name says otherwise.
@@ -125,11 +126,11 @@ def test_what_a_net_says_of_itself_is_looked_at(folder: Path, name: str, words: 
 def test_halos_that_are_exact_or_larger_pass_and_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("says_3", "says_9", "pool_says_2"):
         planned(folder, name)
-    monkeypatch.setattr(nets, "find_disagreement", lambda *arguments: pytest.fail("it was looked at again"))
+    monkeypatch.setattr(load, "find_disagreement", lambda *arguments: pytest.fail("it was looked at again"))
     for name in ("says_3", "says_9", "pool_says_2"):
         planned(folder, name)
     (folder / "nets.py").write_text(NETS + "# edited\n")
-    monkeypatch.setattr(nets, "find_disagreement", lambda *arguments: "halo along z")
+    monkeypatch.setattr(load, "find_disagreement", lambda *arguments: "halo along z")
     with pytest.raises(PlanError, match="halo"):
         planned(folder, "says_3")
 
@@ -189,14 +190,14 @@ class Flat(nn.Module):
 def test_a_graph_of_fixed_slices_is_measured_slice_by_slice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_onnx(folder / "flat.onnx", Flat(), (1, 1, 128, 128), free=False)
     voxels = 0
-    plain = reach.run_net
+    plain = receptive_field.run_net
 
     def counted(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) -> torch.Tensor:
         nonlocal voxels
         voxels += windows.numel()
         return plain(net, windows)
 
-    for module in ("volpipe.reach", "volpipe.probes"):
+    for module in ("volpipe.nets.receptive_field", "volpipe.nets.receptive_field_probe"):
         monkeypatch.setattr(f"{module}.run_net", counted)
     facts = describe(NetChoice(name="flat.onnx"), str(folder))
     # y, x: one voxel of the second convolution, up to three to the end of a pool, one of the first
@@ -216,7 +217,7 @@ class Clock:
 
 
 def test_measuring_ends_in_time_and_says_what_is_known_and_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "volpipe.reach")
+    caplog.set_level("INFO", "volpipe.nets.receptive_field")
     with pytest.raises(SlowNetError) as caught:
         measure_geometry(Flat3d, 1, Watch(clock=Clock(1.0)))
     assert re.fullmatch(

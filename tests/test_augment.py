@@ -11,7 +11,7 @@ import torch
 from command import Ended, Give, giver, set_each
 from volumes import noise, write_volume
 
-from volpipe.augment import forms, mean_of_forms
+from volpipe.nets.tta import forms, mean_of_forms
 from volpipe.volumes.volume import open_volume
 
 # Each voxel, thrice its next neighbour along x and its next along z: no two forms of a window give the same.

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
-from volpipe.nets import build_net, describe
+from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.sample import MEMBRANE, Sample, write_sample
 from volpipe.volumes.volume import open_volume

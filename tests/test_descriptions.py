@@ -15,9 +15,9 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volpipe import descriptions
-from volpipe.descriptions import FILE, NetFacts, facts_key, look_up, models_folder
-from volpipe.nets import _output_shape, build_net, describe, examine
+from volpipe.nets import facts as descriptions
+from volpipe.nets.facts import FILE, NetFacts, facts_key, look_up, models_folder
+from volpipe.nets.load import _output_shape, build_net, describe, examine
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.resolve import shipped
 from volpipe.volumes.volume import ArraySpec, create_array

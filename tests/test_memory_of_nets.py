@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 from safetensors.torch import save_file
 
-from volpipe.nets import build_net, check_shapes, describe, weights_hash
+from volpipe.nets.load import build_net, check_shapes, describe, weights_hash
 from volpipe.recipes.inference import NetChoice
 
 SMALL = NetChoice(name="unet3d", options={"features": [2, 4]})
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_net_that_was_described_once_needs_no_torch() -> None:
     check_shapes(SMALL, describe(SMALL), (32, 32, 32))
     code = (
-        "import sys\nfrom volpipe.nets import check_shapes, describe\nfrom volpipe.recipes.inference import NetChoice\n"
+        "import sys\nfrom volpipe.nets.load import check_shapes, describe\nfrom volpipe.recipes.inference import NetChoice\n"
         f"choice = NetChoice(**{SMALL.model_dump()!r})\nfacts = describe(choice)\n"
         "check_shapes(choice, facts, (32, 32, 32))\nassert 'torch' not in sys.modules\nprint(facts.weights_sha256)\n"
     )

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets import build_net, check_shapes, describe, normalising_layers, weights_hash
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.load import build_net, check_shapes, describe, normalising_layers, weights_hash
 from volpipe.recipes.inference import NetChoice
 
 USERS = """

@@ -18,11 +18,11 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.graphs import GraphError, read_graph, with_random_weights
 from volpipe.models.unet3d import unet3d
-from volpipe.nets import build_net, check_shapes, describe, normalising_layers
-from volpipe.onnx_nets import load_onnx
-from volpipe.reach import measure_geometry
+from volpipe.nets.load import build_net, check_shapes, describe, normalising_layers
+from volpipe.nets.onnx import load_onnx
+from volpipe.nets.onnx_graph import GraphError, read_graph, with_random_weights
+from volpipe.nets.receptive_field import measure_geometry
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume
 

@@ -10,7 +10,7 @@ import pytest
 from zoo import facts_of, sha256, smooth, zipped
 
 from volpipe.errors import VolpipeError
-from volpipe.packages import open_package
+from volpipe.nets.bioimageio_spec import open_package
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import SEEN, Smooth, changed, description, facts_of, out_of, sha256, smooth, write_package, zipped
 
-from volpipe.descriptions import with_normalisation
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.nets import build_net, describe
-from volpipe.package_nets import PackageNet, compare
-from volpipe.packages import Tolerance
+from volpipe.nets.bioimageio import PackageNet, compare
+from volpipe.nets.bioimageio_spec import Tolerance
+from volpipe.nets.facts import with_normalisation
+from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.volumes.volume import open_volume
 

@@ -14,11 +14,11 @@ from inline import Inline
 from volumes import noise, write_volume
 
 from volpipe.appraisal import forecast
-from volpipe.descriptions import bytes_per_voxel
 from volpipe.driver import prepare, preview
 from volpipe.folder import RunFolder
 from volpipe.journal import read_records
 from volpipe.memory import GPU_BYTES, net_bytes
+from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.show import forecast_summary, rendered
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import blocks_by_shard, facts, planned, plans, volume, voxels_of_blocks
 
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
+from volpipe.nets.facts import NetFacts
 from volpipe.plan import ENOUGH_BLOCKS, Plan, load_plan
 from volpipe.window_choice import LARGEST_WASTE
 

@@ -17,9 +17,9 @@ from volumes import noise, write_volume
 from volpipe.errors import VolpipeError
 from volpipe.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
-from volpipe.net_geometry import Geometry, UnmeasurableError
-from volpipe.nets import describe
-from volpipe.reach import measure_geometry
+from volpipe.nets.load import describe
+from volpipe.nets.net_geometry import Geometry, UnmeasurableError
+from volpipe.nets.receptive_field import measure_geometry
 from volpipe.recipes.inference import NetChoice
 from volpipe.volumes.volume import open_volume
 

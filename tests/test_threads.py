@@ -12,7 +12,7 @@ from command import begin, finish, set_each
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.errors import RecipeError
-from volpipe.nets import build_net
+from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
 

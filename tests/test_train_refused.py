@@ -19,7 +19,7 @@ from zoo import Smooth, description, out_of, scripted, write_package, zipped
 from volpipe.course import check_trainable, run_training
 from volpipe.degrade import context
 from volpipe.errors import PlanError, RecipeError
-from volpipe.nets import build_net
+from volpipe.nets.load import build_net
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.training import TrainRecipe, load_training
 from volpipe.sweep import load_sweep, run_sweep

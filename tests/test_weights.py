@@ -23,9 +23,9 @@ from volpipe import runner as runner_module
 from volpipe.apps.start import on_site
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunStopped, VolpipeError
-from volpipe.nets import build_net, load_weights
+from volpipe.nets.files import code_hash
+from volpipe.nets.load import build_net, load_weights
 from volpipe.plan import Plan
-from volpipe.programs import code_hash
 from volpipe.provenance import read_provenance
 from volpipe.recipes.inference import NetChoice, load_recipe
 

@@ -17,7 +17,7 @@ from graphs import export_onnx
 from test_trust import script
 from torch import nn
 
-from volpipe.nets import describe
+from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 
 ABOUT = {

@@ -477,9 +477,9 @@ def _on_site(config: str, folder: RunFolder) -> Start:
 
 
 def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
-    from volpipe.descriptions import cautions
     from volpipe.driver import prepare
     from volpipe.limits import check_window
+    from volpipe.nets.facts import cautions
 
     with measuring_shown():
         plan = prepare(volume, chosen, target, Path.cwd())
@@ -491,7 +491,7 @@ def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
 
 def _default_output(volume: str, inner: str | None, net: str, output_format: str) -> str:
     """Return a name in this folder: of the container, the key in it where it was given, and the net."""
-    from volpipe.programs import label_of
+    from volpipe.nets.files import label_of
     from volpipe.volumes.formats.container import locate
 
     container, key = locate(volume, inner)

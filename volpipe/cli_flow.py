@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
-    from volpipe.descriptions import cautions
     from volpipe.flow_plan import plan_flow
+    from volpipe.nets.facts import cautions
     from volpipe.plan import Plan
 
     with measuring_shown():

@@ -94,8 +94,8 @@ def check_net(choice: NetChoice, folder: Path) -> None:
     Raises:
         VolpipeError: with what is wrong.
     """
-    from volpipe.descriptions import weights_path
-    from volpipe.programs import is_program
+    from volpipe.nets.facts import weights_path
+    from volpipe.nets.files import is_program
     from volpipe.resolve import nearest, shipped
 
     place = choice.name.rpartition(":")[0]

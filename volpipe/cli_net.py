@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from volpipe.descriptions import NetFacts
-    from volpipe.net_geometry import Geometry
+    from volpipe.nets.facts import NetFacts
+    from volpipe.nets.net_geometry import Geometry
     from volpipe.recipes.inference import Recipe
 
 UNTRUE = 1
@@ -52,9 +52,9 @@ def net(
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
-    from volpipe.descriptions import with_normalisation
-    from volpipe.net_geometry import UnmeasurableError
-    from volpipe.nets import build_net, cached_geometry, describe, normalising_layers
+    from volpipe.nets.facts import with_normalisation
+    from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
+    from volpipe.nets.net_geometry import UnmeasurableError
     from volpipe.recipes.inference import load_recipe
 
     trust = ["net.trust_model=true"] if trust_model else []
@@ -93,7 +93,7 @@ def _about_package(module: nn.Module) -> list[str]:
     """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
     if not hasattr(module, "package"):
         return []
-    from volpipe.package_nets import PackageNet
+    from volpipe.nets.bioimageio import PackageNet
 
     if not isinstance(module, PackageNet):
         return []
@@ -134,7 +134,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     import torch
 
     from volpipe.halo_search import halo_errors, real_window, trial_core
-    from volpipe.nets import build_net
+    from volpipe.nets.load import build_net
 
     core = trial_core(found)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from volpipe.descriptions import NetFacts
 from volpipe.geometry.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory, share_heap
-from volpipe.nets import build_net
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.load import build_net
 from volpipe.recipes.inference import Infer, NetChoice
 from volpipe.runner import is_shortage
 from volpipe.usage import peak_bytes

@@ -19,11 +19,11 @@ from volpipe.folder import RunFolder
 from volpipe.journal import Record
 from volpipe.lesson import Training
 from volpipe.logs import logging_to
-from volpipe.nets import describe
+from volpipe.nets.files import PACKAGE, is_program, kind_of
+from volpipe.nets.load import describe
 from volpipe.pool import Start, WorkerPool
 from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
-from volpipe.programs import PACKAGE, is_program, kind_of
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same

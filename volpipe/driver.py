@@ -15,7 +15,6 @@ from pathlib import Path
 
 from volpipe.appraisal import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.beats import listening
-from volpipe.descriptions import cautions, check_trained, with_normalisation
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.failures import Missing, last_line
@@ -24,7 +23,8 @@ from volpipe.geometry.grid import Box
 from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart
 from volpipe.logs import logging_to
-from volpipe.nets import check_geometry, check_shapes, describe
+from volpipe.nets.facts import cautions, check_trained, with_normalisation
+from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.pace import Prospect

@@ -18,8 +18,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
+from volpipe.nets.files import short_hash
 from volpipe.plan import Plan
-from volpipe.programs import short_hash
 from volpipe.recipes.toml import differences
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files

@@ -14,7 +14,7 @@ import numpy as np
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple, align_up
 from volpipe.measure import sampled_affine
-from volpipe.net_geometry import Geometry
+from volpipe.nets.net_geometry import Geometry
 from volpipe.sample import Sample
 from volpipe.volumes.volume import open_volume
 

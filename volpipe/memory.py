@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from volpipe import descriptions
+from volpipe.nets import facts
 from volpipe.plan import Plan
 from volpipe.windows import CACHE_BYTES
 
@@ -44,7 +44,7 @@ def net_bytes(plan: Plan) -> float | None:
     They go with the voxels of a window, by the facts of shipped nets in models/facts.json (`scripts/describe`).
     """
     choice = plan.recipe.infer
-    per_voxel = descriptions.bytes_per_voxel(plan.recipe.net)
+    per_voxel = facts.bytes_per_voxel(plan.recipe.net)
     if per_voxel is None or choice.exact or choice.compile or choice.channels_last or choice.precision != "float32":
         return None
     batch = choice.batch if choice.batch != "auto" else 1

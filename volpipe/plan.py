@@ -15,13 +15,13 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from volpipe.augment import check_augment
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
-from volpipe.programs import code_hash
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.files import code_hash
+from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
 from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volumes.storage.paths import Location

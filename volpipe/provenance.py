@@ -23,10 +23,10 @@ import volpipe
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.journal import Journal, Record, read_records
+from volpipe.nets.files import short_hash
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key
 from volpipe.plan import Plan, Source
-from volpipe.programs import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
 from volpipe.runner import Runner

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe import usage
-from volpipe.augment import mean_of_forms
 from volpipe.errors import NetError
 from volpipe.geometry.grid import Triple, align_up
 from volpipe.heap import keep_freed_memory
-from volpipe.nets import build_net, check_same_net, weights_digest
+from volpipe.nets.files import code_hash, short_hash
+from volpipe.nets.load import build_net, check_same_net, weights_digest
+from volpipe.nets.tta import mean_of_forms
 from volpipe.plan import Plan
-from volpipe.programs import code_hash, short_hash
 
 if TYPE_CHECKING:
     import torch

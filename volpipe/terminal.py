@@ -56,7 +56,7 @@ class _Shown(logging.Handler):
 @contextmanager
 def measuring_shown() -> Iterator[None]:
     """Show how far the measuring of a net is, which may take a minute, where one is measured meanwhile."""
-    logger, handler = logging.getLogger("volpipe.reach"), _Shown(err)
+    logger, handler = logging.getLogger("volpipe.nets.receptive_field"), _Shown(err)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

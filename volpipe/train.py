@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from volpipe.adam import Adam
 from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
-from volpipe.descriptions import NetFacts
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Triple
 from volpipe.losses import consistency, cropped, loss_terms
-from volpipe.nets import build_net, describe
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.load import build_net, describe
 from volpipe.ranks import RankGroup
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
 from volpipe.samples import Sampler

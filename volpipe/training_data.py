@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.degrade import context
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.measure import needs_measuring
+from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.region import find_roi

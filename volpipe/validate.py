@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
+from volpipe.nets.facts import NetFacts
 from volpipe.output import finish
 from volpipe.plan import make_plan
 from volpipe.recipes.inference import Infer, Output, Recipe

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from volpipe.descriptions import NetFacts
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Triple, align_up
+from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Windows
 
 AXES = "zyx"

@@ -41,7 +41,7 @@ def overlapped(location: str, out: str) -> Callable[[Take], None]:
     import zarr
     from zarr.codecs import ZstdCodec
 
-    from volpipe.nets import build_net
+    from volpipe.nets.load import build_net
     from volpipe.recipes.inference import load_recipe
 
     torch.set_num_threads(1)

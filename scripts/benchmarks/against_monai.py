@@ -50,7 +50,7 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
     import torch
     from monai.inferers.utils import sliding_window_inference  # type: ignore[import-not-found,unused-ignore]
 
-    from volpipe.nets import build_net
+    from volpipe.nets.load import build_net
     from volpipe.recipes.inference import load_recipe
     from volpipe.volumes.volume import open_volume
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.row import Outcome, Row, Setting
-from volpipe.nets import build_net, describe
+from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.resolve import shipped_recipe
 

@@ -22,7 +22,7 @@ from volpipe.resolve import load_function, told
 if TYPE_CHECKING:
     from torch import nn
 
-    from volpipe.packages import Package, Weights
+    from volpipe.nets.bioimageio_spec import Package, Weights
 
 PACKAGE = "a bioimage.io package"
 KINDS = {
@@ -86,7 +86,7 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
 
 
 def _load_onnx(choice: NetChoice, path: Path) -> nn.Module:
-    from volpipe.onnx_nets import load_onnx
+    from volpipe.nets.onnx import load_onnx
 
     if choice.weights is not None:
         raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
@@ -94,7 +94,7 @@ def _load_onnx(choice: NetChoice, path: Path) -> nn.Module:
 
 
 def _load_package(choice: NetChoice, path: Path) -> nn.Module:
-    from volpipe.package_nets import load_package
+    from volpipe.nets.bioimageio import load_package
 
     package = _package(choice, path)
     return load_package(
@@ -103,7 +103,7 @@ def _load_package(choice: NetChoice, path: Path) -> nn.Module:
 
 
 def _package(choice: NetChoice, path: Path) -> Package:
-    from volpipe.packages import open_package
+    from volpipe.nets.bioimageio_spec import open_package
 
     if choice.weights is not None:
         raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
@@ -124,8 +124,8 @@ def _weights_format(choice: NetChoice) -> str | None:
 
 def _load_code(package: Package, weights: Weights) -> nn.Module:
     """Return the net of a package whose weights are TorchScript, or a state dict for code in the package."""
-    from volpipe.package_nets import architecture
-    from volpipe.packages import resolve_file
+    from volpipe.nets.bioimageio import architecture
+    from volpipe.nets.bioimageio_spec import resolve_file
 
     try:
         if weights.kind == "torchscript":
@@ -163,7 +163,7 @@ def file_hash(choice: NetChoice, search_path: str) -> str:
         weights = _package(choice, path).weights
         path = weights[_weights_format(choice) or next(iter(weights))].file
     if path.suffix == ".onnx":
-        from volpipe.onnx_nets import onnx_hash
+        from volpipe.nets.onnx import onnx_hash
 
         return onnx_hash(path)
     with path.open("rb") as stream:
@@ -263,7 +263,7 @@ def run_self_test(net: nn.Module) -> None:
         VolpipeError: the net fails it.
     """
     if hasattr(net, "package"):
-        from volpipe.package_nets import PackageNet
+        from volpipe.nets.bioimageio import PackageNet
 
         if isinstance(net, PackageNet):
             outcome = net.check()

@@ -16,9 +16,9 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.onnx_nets import OnnxGraph, check_size, load_graph
-from volpipe.packages import Package, TensorSpec, Tolerance, Weights
-from volpipe.processing import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
+from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
+from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
+from volpipe.nets.onnx import OnnxGraph, check_size, load_graph
 
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
 DISCRETE_PER_MILLION = 1000.0  # integers of a million that may differ; as in bioimageio.spec

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from volpipe import programs
 from volpipe.errors import PlanError
+from volpipe.nets import files as programs
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from volpipe.geometry.grid import align_up
-from volpipe.net_geometry import KEYS, UnmeasurableError, run_net
+from volpipe.nets.net_geometry import KEYS, UnmeasurableError, run_net
 
 if TYPE_CHECKING:
     import torch

@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from volpipe import descriptions, programs
-from volpipe.descriptions import NetFacts
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.net_geometry import Geometry, UnmeasurableError, only_tensor
-from volpipe.programs import short_hash
-from volpipe.reach import find_disagreement, find_nondeterminism, measure_geometry
+from volpipe.nets import facts as descriptions
+from volpipe.nets import files
+from volpipe.nets.facts import NetFacts
+from volpipe.nets.files import short_hash
+from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor
+from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
+from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
 from volpipe.resolve import load_function, nearest, shipped, told
-from volpipe.state_dicts import load_state
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     """
     if choice.name.endswith(".py"):
         raise VolpipeError(_functions_hint(choice.name, search_path))
-    is_program = programs.is_program(choice.name)
-    net = programs.load_program(choice, search_path) if is_program else _call(choice, search_path)
+    is_program = files.is_program(choice.name)
+    net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
         load_weights(net, descriptions.weights_path(choice.weights, search_path), choice.weights_key)
     with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
@@ -78,7 +79,7 @@ def _functions_hint(name: str, search_path: str) -> str:
     path = Path(search_path) / name
     if not path.is_file():
         return f"no Python file at {path}"
-    functions = programs.functions_in(path)
+    functions = files.functions_in(path)
     example = f"net.name={name}:{functions[0] if functions else 'FUNCTION'}"
     known = f"it has {', '.join(functions)}" if functions else "it has none: define one that returns the net"
     return f"net.name={name} names a Python file, but no function of it; set {example}; {known}"
@@ -187,7 +188,7 @@ def _remember(memory: Path, text: str) -> None:
 def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
-    programs.run_self_test(net)
+    files.run_self_test(net)
     overrides = {
         key: value
         for key in ("scale", "stride", "halo", "out_channels", "intensity")
@@ -218,8 +219,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             facts["tile_invariant"] = False
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
-    label = programs.label_of(choice.name)
-    counts = programs.num_parameters(net)
+    label = files.label_of(choice.name)
+    counts = files.num_parameters(net)
     digest = weights_digest(choice, net, search_path)
     try:
         return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
@@ -258,14 +259,14 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     """Return the cache file for `what` of a net from a file; None for a net whose code may be anywhere."""
     place = choice.name.rpartition(":")[0]
     beside = Path(search_path, *place.split(".")).with_suffix(".py") if place else None
-    if not (programs.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
+    if not (files.is_program(choice.name) or place.endswith(".py") or (beside and beside.is_file())):
         return None
-    code = programs.code_hash(choice.name, search_path)
+    code = files.code_hash(choice.name, search_path)
     paths = sorted(Path(__file__).parent.glob("*.py"))
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
     digest = descriptions.digest(unweighted, search_path, paths, descriptions.torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "volpipe" / f"{programs.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
+    return Path(home) / "volpipe" / f"{files.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 
 
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
@@ -290,7 +291,7 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     def build() -> nn.Module:
         return build_net(bare, search_path)
 
-    if not programs.is_program(choice.name) and choice.weights is None:
+    if not files.is_program(choice.name) and choice.weights is None:
         second = weights_hash(build())
         if second != facts.weights_sha256:
             raise PlanError(
@@ -368,7 +369,7 @@ def normalising_layers(net: nn.Module) -> list[str]:
         return isinstance(layer, nn.GroupNorm)
 
     layers = [f"{name} ({type(layer).__name__})" for name, layer in net.named_modules() if varies(layer)]
-    return layers + programs.normalising_layers(net)
+    return layers + files.normalising_layers(net)
 
 
 def weights_hash(net: nn.Module) -> str:
@@ -382,8 +383,8 @@ def weights_hash(net: nn.Module) -> str:
 
 def weights_digest(choice: NetChoice, net: nn.Module, search_path: str) -> str:
     """Return the SHA-256 of the weights of `net`, the net of `choice`: of its file, where that holds them."""
-    is_program = programs.is_program(choice.name)
-    return programs.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
+    is_program = files.is_program(choice.name)
+    return files.file_hash(choice, search_path) if is_program and not choice.weights else weights_hash(net)
 
 
 def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> None:
@@ -394,7 +395,7 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
     """
     if weights_sha256 == facts.weights_sha256:
         return
-    if choice.weights is not None or programs.is_program(choice.name):
+    if choice.weights is not None or files.is_program(choice.name):
         why = f"{choice.weights or choice.name} changed after the run began; restore it, or start over with --fresh"
     else:
         why = (

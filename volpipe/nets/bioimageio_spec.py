@@ -21,7 +21,7 @@ from typing import Any
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
-from volpipe.processing import Step, read_step
+from volpipe.nets.bioimageio_ops import Step, read_step
 from volpipe.resolve import told
 
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")

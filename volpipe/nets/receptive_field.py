@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.net_geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
-from volpipe.probes import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
+from volpipe.nets.net_geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
+from volpipe.nets.receptive_field_probe import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 
 if TYPE_CHECKING:
     import torch

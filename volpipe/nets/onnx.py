@@ -19,7 +19,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
-from volpipe.graphs import Graph, GraphError, read_graph, with_random_weights
+from volpipe.nets.onnx_graph import Graph, GraphError, read_graph, with_random_weights
 from volpipe.resolve import told
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
