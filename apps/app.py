@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 
 Resources = Mapping[str, int]
 

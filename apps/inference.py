@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from volpipe import rehearsal, worker
 from volpipe.apps.app import App, Resources
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 from volpipe.worker import Job
 
 

@@ -24,7 +24,7 @@ from volpipe.apps.podspec import (
     secrets,
     volumes,
 )
-from volpipe.interrupts import INTERRUPTED
+from volpipe.blockwise.interrupts import INTERRUPTED
 
 ACCOUNT = "volpipe"
 VERBS = ["create", "list", "delete"]  # all that PodProvider asks for

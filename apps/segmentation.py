@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from volpipe.apps.app import App, Resources
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 
 if TYPE_CHECKING:
     from volpipe.label_cost import SegmentTrial

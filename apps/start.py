@@ -34,9 +34,9 @@ import volpipe
 from volpipe.apps import evaluation, inference, segmentation, training
 from volpipe.apps.executors import HoldingExecutor, in_our_words
 from volpipe.apps.watch import Watch, sweep
-from volpipe.interrupts import INTERRUPTS
-from volpipe.journal import Record
-from volpipe.pool import Start
+from volpipe.blockwise.interrupts import INTERRUPTS
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import Start
 from volpipe.sites import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 

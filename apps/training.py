@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from volpipe import lesson
 from volpipe.apps.app import App, Resources
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 from volpipe.seats import RankInfo
 
 

@@ -18,7 +18,7 @@ from command import processes_in
 from disturbance import Slow
 from volumes import fingerprint
 
-from volpipe.interrupts import INTERRUPTED
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.output import LEFT_BEHIND
 
 END_SECONDS = 240

@@ -17,7 +17,7 @@ import pytest
 from command import Ended, begin, finish, giver, processes_in, set_each, wait_until
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.journal import read_records
+from volpipe.blockwise.journal import read_records
 
 SHAPE = (24, 28, 20)
 WINDOW, STRIDE, PER_BLOCK = 8, 4, 1

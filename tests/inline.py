@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.apps.start import APPS
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 
 
 def perform(app: str, *arguments: Any) -> Record:

@@ -19,12 +19,12 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
 from volpipe import cli, rehearsal
-from volpipe.interrupts import INTERRUPTED
-from volpipe.journal import Totals
+from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.loop import Progress
+from volpipe.blockwise.stage import Stage
 from volpipe.limits import Limits
-from volpipe.run import Progress
 from volpipe.show import Rate, count, duration, progress_line, size
-from volpipe.stage import Stage
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 24, 16)

@@ -17,18 +17,18 @@ from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
 from volpipe import rehearsal
+from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.stage import bundle_size
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.fetches import fetched_share
 from volpipe.geometry.grid import Box, mirror
-from volpipe.journal import Totals
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes
 from volpipe.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.schedule import Schedule
-from volpipe.stage import bundle_size
 from volpipe.sums import Sums, missed_share
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from plans import facts, planned
 
 from volpipe import runner as runner_module
+from volpipe.blockwise.usage import measured
 from volpipe.driver import prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
@@ -30,7 +31,6 @@ from volpipe.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
 from volpipe.tensors import Tensors
-from volpipe.usage import measured
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.wanted import Selection
 from volpipe.windows import StreamedWindows, ahead, batches
@@ -356,7 +356,7 @@ def bytes_fetched() -> int:
 def test_memory_that_was_freed_is_used_again_without_page_faults() -> None:
     code = """
 import resource, numpy as np
-from volpipe.heap import keep_freed_memory
+from volpipe.blockwise.malloc import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Journal, Record, read_records
 
 FULL = Record(
     "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8,

@@ -24,7 +24,7 @@ from pods import HARMS, SlowPods, cluster_for
 from real_cluster import RealCluster, find_cluster, folder_on
 from volumes import fingerprint
 
-from volpipe.interrupts import INTERRUPTED
+from volpipe.blockwise.interrupts import INTERRUPTED
 
 AnyCluster = Cluster | RealCluster
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_the_pods_that_a_quota_leaves_it_also_while_nobody_an
 
 
 # A block of the volume is a task, however short.
-UNBUNDLED = "from volpipe import stage\nstage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0\n"
+UNBUNDLED = "from volpipe.blockwise import stage\nstage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0\n"
 LOSS_SECONDS = 12.0  # stands for a minute: the heartbeat's threshold is 8 s here, and 60 s there
 
 

@@ -15,7 +15,7 @@ from command import THREADS, Ended, Give, giver, named_by_verify, set_each
 from volumes import noise
 
 from volpipe import label_tasks
-from volpipe.journal import read_records
+from volpipe.blockwise.journal import read_records
 from volpipe.label_audit import inspect_labels
 from volpipe.label_pieces import Fragments
 from volpipe.volumes.volume import open_volume

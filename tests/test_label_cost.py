@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 
 from volpipe import evaluate, label_cost, label_tasks, score_cost
+from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped
 from volpipe.geometry.grid import Box, Triple
-from volpipe.journal import Record
 from volpipe.label_cost import (
     SegmentCosts,
     SegmentTimes,

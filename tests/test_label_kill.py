@@ -13,7 +13,7 @@ from arrays import make
 from command import Give, begin, finish, giver, processes_in, wait_until
 from volumes import fingerprint, noise, write_volume
 
-from volpipe.journal import Record, read_records
+from volpipe.blockwise.journal import Record, read_records
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 # stage, the driver waits there for good, its workers busy. They notice sooner than elsewhere that it is gone.
 HOLDING = """
 import importlib, os, threading
-from volpipe.journal import Journal
+from volpipe.blockwise.journal import Journal
 
 def config(run_dir):
     made = importlib.import_module("volpipe.configs." + os.environ["SITE"]).config(run_dir)

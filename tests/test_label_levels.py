@@ -16,12 +16,12 @@ from command import THREADS, Give, giver, named_by_verify, set_each
 from inline import Stopped
 from test_labelling import Crowd, labelled, tree
 
+from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
-from volpipe.journal import read_records
 from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import plan_segmentation, segment
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe

@@ -24,10 +24,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
+from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.geometry.affinities import OFFSETS, affinities
-from volpipe.interrupts import INTERRUPTED
-from volpipe.journal import read_records
 from volpipe.label_fields import as_bytes
 from volpipe.labelling import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
 from volpipe.overlaps import Overlaps, label_scores

@@ -17,8 +17,8 @@ from pods import SlowPods, cluster_for
 from trainings import Threads, losses_in, make_folder
 from volumes import fingerprint
 
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.course import run_training
-from volpipe.interrupts import INTERRUPTED
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.training_logs import last_step
 

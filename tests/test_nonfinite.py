@@ -10,9 +10,9 @@ from command import Give, giver, set_each
 from plans import planned
 from volumes import windowed, write_volume
 
+from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError
 from volpipe.folder import RunFolder
-from volpipe.journal import read_records
 from volpipe.plan import Plan
 from volpipe.volumes.volume import open_volume
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.beats import FOLDER, Beat, beating, listening, read_beats
-from volpipe.pace import LEAST_SECONDS, Flights, Pace, Reading
+from volpipe.blockwise.heartbeat import FOLDER, Beat, beating, listening, read_beats
+from volpipe.blockwise.pace import LEAST_SECONDS, Flights, Pace, Reading
 
 # Of ts1_raw.tif (250³, 8 blocks of 8 windows), seconds at which blocks ended, on a busy machine with two workers.
 ENDED = (62.0, 68.0, 83.0, 101.0, 128.0, 141.0, 176.0, 190.0)
@@ -93,7 +93,7 @@ def test_a_beat_says_how_far_a_task_is_and_the_latest_counts(tmp_path: Path) -> 
 def test_a_worker_counts_windows_where_somebody_listens_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("volpipe.beats.SECONDS", 0.0)
+    monkeypatch.setattr("volpipe.blockwise.heartbeat.SECONDS", 0.0)
 
     def never() -> int:
         raise AssertionError("windows are counted where nobody listens")

@@ -14,9 +14,9 @@ from inline import Inline
 from volumes import noise, write_volume
 
 from volpipe.appraisal import forecast
+from volpipe.blockwise.journal import read_records
 from volpipe.driver import prepare, preview
 from volpipe.folder import RunFolder
-from volpipe.journal import read_records
 from volpipe.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
@@ -25,7 +25,7 @@ from volpipe.show import forecast_summary, rendered
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
 CODE = """
 import pathlib
-from volpipe.usage import peak_bytes
+from volpipe.blockwise.usage import peak_bytes
 pathlib.Path("/proc/self/clear_refs").write_text("5")
 before = peak_bytes()
 x = b"1" * (300 << 20)

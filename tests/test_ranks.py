@@ -22,10 +22,10 @@ from torch import nn
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import ranks
+from volpipe.blockwise.journal import Record
 from volpipe.checkpoints import checkpoints
 from volpipe.course import run_training
 from volpipe.errors import RunStopped, SiteError
-from volpipe.journal import Record
 from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.seats import ABANDONED, PEER_LOST, RankInfo

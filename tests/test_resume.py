@@ -15,8 +15,8 @@ from disturbance import NUM_BLOCKS, Slow, blocks_by_window, made_in_one_go
 from volumes import fingerprint
 
 from volpipe import worker
+from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
 from volpipe.folder import RunFolder
-from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import delete
 from volpipe.worker import Job

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from plans import planned, volume
 
-from volpipe import run
+from volpipe.blockwise import loop as run
+from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
+from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.loop import LARGEST_BUNDLE, RETRIES, Loop, Progress
+from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
-from volpipe.interrupts import INTERRUPTS, Interrupts
-from volpipe.journal import Journal, Record, read_records
-from volpipe.run import LARGEST_BUNDLE, RETRIES, Loop, Progress
 from volpipe.schedule import Schedule
-from volpipe.stage import SingleStage, Stage
 
 
 @pytest.fixture(autouse=True)
@@ -304,7 +304,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
 
 
 def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volpipe.interrupts.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("volpipe.blockwise.interrupts.GRACE_SECONDS", 0.05)
     workers = Workers()
     loop = Loop(SingleStage(Stage("work", 9)), workers.submit, {"cpu": 1}, None, lambda progress: None)
     threading.Timer(0.1, interrupts.ask).start()
@@ -314,7 +314,7 @@ def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, mo
 
 
 def test_the_second_interrupt_ends_a_run_at_once(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volpipe.interrupts.SAME_SECONDS", 0.01)
+    monkeypatch.setattr("volpipe.blockwise.interrupts.SAME_SECONDS", 0.01)
 
     def show(progress: Progress) -> None:
         interrupts.ask()

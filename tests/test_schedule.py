@@ -23,10 +23,10 @@ from plans import (
     voxels_of_shards,
 )
 
+from volpipe.blockwise.stage import SingleStage, Stage, Unit
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
 from volpipe.schedule import Schedule
-from volpipe.stage import SingleStage, Stage, Unit
 from volpipe.wanted import Selection
 
 MANY = settings(max_examples=60)

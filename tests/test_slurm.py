@@ -19,8 +19,8 @@ from disturbance import NUM_BLOCKS, Slow
 from slurm import Slurm, kill, lacking, running_slurm
 from volumes import fingerprint
 
-from volpipe.interrupts import INTERRUPTED
-from volpipe.journal import read_records
+from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.blockwise.journal import read_records
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -170,7 +170,7 @@ def elements(slurm: Slurm, *states: str) -> list[str]:
 
 # A block of the volume is a task, however short.
 UNBUNDLED = """
-from volpipe import stage
+from volpipe.blockwise import stage
 from volpipe.configs.slurm_single import Settings, config
 stage.BUNDLE_SECONDS = stage.LEAST_SECONDS = 0
 """

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.apps.launch import grouped
+from volpipe.blockwise.journal import read_records
 from volpipe.geometry.grid import Box
-from volpipe.journal import read_records
 from volpipe.volumes import node_cache
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer

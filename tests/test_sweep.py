@@ -13,8 +13,8 @@ from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import train as module
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, SiteError
-from volpipe.interrupts import INTERRUPTED
 from volpipe.recipes.training import WEIGHTS, load_training
 from volpipe.sweep import combined, load_sweep, run_sweep
 from volpipe.train import train

@@ -17,9 +17,9 @@ from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
 from volpipe import tune
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.checkpoints import checkpoints
 from volpipe.errors import RecipeError, RunError, RunStopped
-from volpipe.interrupts import INTERRUPTED
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.train import train
 from volpipe.training_logs import last_step

@@ -13,8 +13,8 @@ import pytest
 from command import Give, giver, named_by_verify, set_each
 from volumes import noise, windowed, write_volume
 
+from volpipe.blockwise.journal import read_records
 from volpipe.geometry.grid import Box
-from volpipe.journal import read_records
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.n5 import write_chunks
 from volpipe.volumes.storage.tensorstore import context

@@ -9,13 +9,13 @@ import logging
 from dataclasses import dataclass, replace
 
 from volpipe.alternatives import Alternative, alternatives
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped
 from volpipe.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.folder import RunFolder
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.pool import WorkerPool
 from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates, unheard
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume

@@ -35,11 +35,11 @@ from volpipe import (
     cli_train,
     cli_verify,
 )
+from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli_job import check_net
 from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.presence import COMMAND
 from volpipe.resolve import told
 from volpipe.show import (
@@ -66,13 +66,13 @@ from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, er
 
 if TYPE_CHECKING:
     from volpipe.appraisal import Forecast
+    from volpipe.blockwise.loop import Progress
+    from volpipe.blockwise.pool import Start
     from volpipe.driver import Listener, Report
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
-    from volpipe.pool import Start
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import Flow
-    from volpipe.run import Progress
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
@@ -341,7 +341,7 @@ def main(began: float | None = None) -> None:
     try:
         app(prog_name="volpipe")
     except RunStopped as error:
-        from volpipe.failures import is_told
+        from volpipe.blockwise.failures import is_told
 
         if error.detail and not is_told(error.detail):
             err.print(error.detail, markup=False)

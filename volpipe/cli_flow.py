@@ -20,13 +20,13 @@ from volpipe.show import duration, estimate_table, forecast_summary, plan_summar
 from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
+    from volpipe.blockwise.pool import Start, WorkerPool
     from volpipe.driver import Listener, Report
     from volpipe.flow_cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
     from volpipe.folder import RunFolder
     from volpipe.plan import Plan
-    from volpipe.pool import Start, WorkerPool
     from volpipe.recipes.workflow import Flow
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]

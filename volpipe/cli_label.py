@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli_options import LabelSettings, Parents, SameInput, Site, complete_recipe
 from volpipe.errors import VolpipeError
-from volpipe.interrupts import INTERRUPTED
 from volpipe.show import count, duration, size
 from volpipe.terminal import bars, check_folder, check_target, err, out
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from volpipe.blockwise.pool import WorkerPool
     from volpipe.label_cost import SegmentTimes
     from volpipe.labelling import SegmentationResult, SegmentPlan
-    from volpipe.pool import WorkerPool
     from volpipe.recipes.segmentation import SegmentRecipe
 
 INCOMPLETE = 1

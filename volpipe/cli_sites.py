@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli_options import Whole, complete_site, positive
 from volpipe.errors import VolpipeError
-from volpipe.interrupts import INTERRUPTED
 from volpipe.show import checkup_table, duration
 from volpipe.terminal import err, out
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.interrupts import INTERRUPTED
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:

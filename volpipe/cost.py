@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from volpipe.blockwise.malloc import keep_freed_memory, share_heap
+from volpipe.blockwise.usage import peak_bytes
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.heap import keep_freed_memory, share_heap
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import Infer, NetChoice
 from volpipe.runner import is_shortage
-from volpipe.usage import peak_bytes
 
 GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
 GPU_BATCHES = (1, 2, 4, 8)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import volpipe
+from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
-from volpipe.failures import told_in
 from volpipe.folder import RunFolder
-from volpipe.journal import Record
 from volpipe.lesson import Training
-from volpipe.logs import logging_to
 from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
-from volpipe.pool import Start, WorkerPool
 from volpipe.presence import FILE as NOTE_FILE
 from volpipe.presence import StageNote, present
 from volpipe.recipes.inference import NetChoice

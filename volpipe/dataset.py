@@ -39,10 +39,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from volpipe.blockwise.journal import read_records
 from volpipe.errors import VolumeError
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Lattice, Triple
-from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.tensors import SOURCE_KEY
 from volpipe.volumes.volume import Volume, open_volume

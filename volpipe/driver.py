@@ -14,33 +14,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.appraisal import Forecast, forecast, forecast_calibrated, forecast_run
-from volpipe.beats import listening
+from volpipe.blockwise.failures import Missing, last_line
+from volpipe.blockwise.heartbeat import listening
+from volpipe.blockwise.journal import Journal, Totals, read_records
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import TOLERATED_SHARE, Loop, Progress
+from volpipe.blockwise.pace import Prospect
+from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.stage import SingleStage, Stage
+from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
-from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
-from volpipe.journal import Journal, Totals, read_records
 from volpipe.limits import check_access, check_apart
-from volpipe.logs import logging_to
 from volpipe.nets.facts import cautions, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.ops import ALL_FINITE, Affine, Nonfinite
 from volpipe.output import check_name, create_output, sweep, write_displays
-from volpipe.pace import Prospect
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.plan import Plan, check_thickness, make_plan
-from volpipe.pool import Start, WorkerPool
 from volpipe.presence import Driver, Presence, StageNote, find_driver, present
 from volpipe.provenance import begin_session, is_sealed, origin, recognise, seal
 from volpipe.recipes.inference import Recipe
 from volpipe.rehearsal import OnTry, unheard
-from volpipe.run import TOLERATED_SHARE, Loop, Progress
 from volpipe.schedule import Schedule
 from volpipe.seams import Score, seam_scores
-from volpipe.stage import SingleStage, Stage
 from volpipe.tensors import Tensors
-from volpipe.usage import peak_bytes
 from volpipe.verify import check_present, load_run_record, shards_of
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths

@@ -13,13 +13,13 @@ from functools import cached_property
 
 import numpy as np
 
+from volpipe.blockwise.stage import bundle_size
 from volpipe.fetches import fetched_share
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import mirror
 from volpipe.measure import needs_histogram, needs_measuring
 from volpipe.memory import memory_bytes, net_bytes
 from volpipe.plan import Plan
-from volpipe.stage import bundle_size
 from volpipe.sums import Sums
 from volpipe.volumes.volume import Volume
 from volpipe.windows import CACHE_BYTES

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from volpipe import scores
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.interpolate import METHODS, interpolated
-from volpipe.journal import Record
 from volpipe.ops import to_dtype
 from volpipe.overlaps import LabelScores, Overlaps, label_scores
-from volpipe.pool import Start
 from volpipe.region import find_roi
 from volpipe.scores import ImageSums
-from volpipe.task import Outcomes, work
-from volpipe.tasks import gather
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.volume import Volume, open_volume
 

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 from volpipe.appraisal import Forecast, PendingInput, forecast, forecast_calibrated
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate, timed_alone
 from volpipe.evaluate import Evaluation
@@ -23,9 +25,7 @@ from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentatio
 from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
-from volpipe.logs import logging_to
 from volpipe.plan import Plan
-from volpipe.pool import Start, WorkerPool
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation

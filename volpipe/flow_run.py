@@ -17,20 +17,20 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe import labelling
+from volpipe.blockwise.journal import Totals, read_records
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import TOLERATED_SHARE
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run
 from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
-from volpipe.journal import Totals, read_records
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
-from volpipe.logs import logging_to
 from volpipe.plan import Plan
-from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.run import TOLERATED_SHARE
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.blockwise.failures import Missing, last_line
+from volpipe.blockwise.journal import Totals
 from volpipe.errors import RunError
-from volpipe.failures import Missing, last_line
 from volpipe.folder import RunFolder
-from volpipe.journal import Totals
 from volpipe.label_pieces import find_fragments
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.label_tasks import TABLE

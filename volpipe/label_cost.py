@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 
 from volpipe import label_tasks
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task_pool import gather
 from volpipe.errors import RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
-from volpipe.journal import Record
 from volpipe.label_graph import FIRST, solve
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_tasks import FragmentGraph, SegmentJob, objects_csv
 from volpipe.output import level_key
-from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS, stopwatch
-from volpipe.task import Outcomes, work
-from volpipe.tasks import gather
 from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import held

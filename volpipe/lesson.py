@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RunError
-from volpipe.journal import Record
 from volpipe.recipes.training import TrainRecipe
 from volpipe.seats import PEER_LOST, RankInfo
-from volpipe.task import Outcomes, work
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from volpipe.blockwise.failures import last_line
+from volpipe.blockwise.journal import Journal, Totals
+from volpipe.blockwise.loop import Loop, Show
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.errors import PlanError, RunStopped
-from volpipe.failures import last_line
 from volpipe.folder import RunFolder
-from volpipe.journal import Journal, Totals
 from volpipe.measure import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.ops import Affine
 from volpipe.plan import Plan
-from volpipe.pool import WorkerPool
-from volpipe.run import Loop, Show
-from volpipe.stage import SingleStage, Stage
 from volpipe.wanted import Selection, gather, store_selection
 from volpipe.worker import Job, submitter
 

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field
 
 import volpipe
+from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
-from volpipe.journal import Journal, Record, read_records
 from volpipe.nets.files import short_hash
 from volpipe.ops import Affine
 from volpipe.output import ARRAY_FORMATS, level_key

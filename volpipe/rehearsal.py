@@ -21,24 +21,24 @@ from random import Random
 import numpy as np
 
 from volpipe import worker
+from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.task import work
+from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimate import UnitCosts, upper_bounds
 from volpipe.factor import factor
-from volpipe.failures import told_in
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Grid
 from volpipe.infer import block_sums
-from volpipe.journal import Record
 from volpipe.measure import sampled_affine
 from volpipe.memory import array_bytes, net_bytes
 from volpipe.ops import Affine
 from volpipe.output import create_output, finish, read_voxels, write_voxels
 from volpipe.plan import Plan, make_plan
-from volpipe.pool import WorkerPool
 from volpipe.runner import load_runner, smaller_windows
-from volpipe.task import work
 from volpipe.tensors import Tensors
-from volpipe.usage import peak_bytes
 from volpipe.volumes.storage.paths import delete, locate
 from volpipe.volumes.storage.tensorstore import downsample, transferred
 from volpipe.volumes.volume import Volume

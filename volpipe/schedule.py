@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
+from volpipe.blockwise.stage import Stage, Unit
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.stage import Stage, Unit
 from volpipe.wanted import Selection
 
 

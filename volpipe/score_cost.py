@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.task_pool import gather
 from volpipe.evaluate import BLOCK, Evaluation, score
-from volpipe.journal import Record
 from volpipe.label_cost import elapsed
-from volpipe.pool import WorkerPool
 from volpipe.rehearsal import MOST_WORKERS
-from volpipe.tasks import gather
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
 

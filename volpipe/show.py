@@ -23,16 +23,16 @@ from volpipe.terminal import PLAIN_WIDTH
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.alternatives import Alternative
     from volpipe.appraisal import Forecast
+    from volpipe.blockwise.failures import Missing
+    from volpipe.blockwise.journal import Totals
+    from volpipe.blockwise.loop import Progress
     from volpipe.checkup import Facts
     from volpipe.driver import Report
     from volpipe.estimate import Estimate, Slots
-    from volpipe.failures import Missing
     from volpipe.findings import Checked
-    from volpipe.journal import Totals
     from volpipe.ops import Affine
     from volpipe.plan import Plan
     from volpipe.presence import Driver, Note, StageNote
-    from volpipe.run import Progress
     from volpipe.seams import Score
     from volpipe.volumes.survey import Footprint, Intensities, Trials
     from volpipe.volumes.volume import Volume
@@ -421,7 +421,7 @@ def seam_warning(scores: Sequence[Score]) -> str:
 
 def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], state: str) -> Table:
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
-    from volpipe.journal import Totals
+    from volpipe.blockwise.journal import Totals
 
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory"):

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.journal import Totals
 from volpipe.course import newest_step
 from volpipe.driver import inspect_run
-from volpipe.failures import Missing
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.folder import RunFolder
-from volpipe.journal import Totals
 from volpipe.label_audit import inspect_labels
 from volpipe.lesson import Training
 from volpipe.presence import Driver, StageNote, find_driver

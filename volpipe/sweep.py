@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from volpipe.blockwise.pool import Start
 from volpipe.course import check_slots, check_trainable, is_complete, log_session
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
-from volpipe.pool import Start
 from volpipe.presence import present
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree, typed

@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
+from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
 from volpipe.plan import Plan
-from volpipe.usage import counting_growth
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 

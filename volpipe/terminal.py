@@ -19,8 +19,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.status import Status
 
+from volpipe.blockwise.pace import Pace, Reading
 from volpipe.errors import VolpipeError
-from volpipe.pace import Pace, Reading
 
 PLAIN_LINE_SECONDS = 10.0
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.course import (
     BOOKKEEPING,
     TICK_SECONDS,
@@ -28,7 +29,6 @@ from volpipe.course import (
 from volpipe.errors import RecipeError, RunError
 from volpipe.folder import RunFolder
 from volpipe.lesson import Training
-from volpipe.pool import WorkerPool
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe, check_same
 from volpipe.training_logs import read_log

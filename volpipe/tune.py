@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.folder import RunFolder
-from volpipe.pool import Start, WorkerPool
 from volpipe.presence import present
 from volpipe.provenance import to_toml
 from volpipe.recipes.complaints import show_value

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.block_sum import BlockSum
+from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
 from volpipe.infer import block_sums
-from volpipe.journal import read_records
 from volpipe.ops import Affine
 from volpipe.output import finish, level_key, read_voxels, stored_box
 from volpipe.plan import Plan

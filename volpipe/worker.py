@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.beats import Beater, beating
+from volpipe.blockwise.heartbeat import Beater, beating
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import Submit, WorkerPool
+from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.journal import Record
 from volpipe.measure import Statistics, is_finite, join
 from volpipe.measure import measure as measure_voxels
 from volpipe.ops import Affine, Tally
 from volpipe.plan import Plan, load_plan
-from volpipe.pool import Submit, WorkerPool
-from volpipe.task import Outcomes, work
 from volpipe.tensors import PARTS, Tensors
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder

@@ -64,7 +64,7 @@ def measure_busy(setting: Setting, repeats: int) -> Iterator[Outcome]:
 def idle_share(running: Session) -> Outcome:
     """Return the share of the last run's inference in which its net did not compute."""
     assert running.report is not None
-    from volpipe.journal import read_records
+    from volpipe.blockwise.journal import read_records
 
     records = [r for r in read_records(running.report.folder / "journal.jsonl") if r.stage == "infer"]
     span = max(r.started + r.seconds for r in records) - min(r.started for r in records)

@@ -22,7 +22,7 @@ MIB = 2**20
 
 def nothing(stage: str, units: Sequence[int]) -> object:
     """Say that `units` are done; sent to workers."""
-    from volpipe.journal import Record
+    from volpipe.blockwise.journal import Record
 
     return Record(stage, tuple(units), seconds=1e-6 * len(units))
 
@@ -32,12 +32,12 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from parsl import python_app
 
     from volpipe.apps.start import on_site
+    from volpipe.blockwise.journal import Journal, Record
+    from volpipe.blockwise.loop import Loop
+    from volpipe.blockwise.usage import peak_bytes
     from volpipe.driver import prepare
-    from volpipe.journal import Journal, Record
     from volpipe.recipes.inference import load_recipe
-    from volpipe.run import Loop
     from volpipe.schedule import Schedule
-    from volpipe.usage import peak_bytes
     from volpipe.volumes.volume import ArraySpec, create_array
 
     window = 64

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import command, run_folder
+from volpipe.blockwise.journal import read_records
 from volpipe.folder import RunFolder
-from volpipe.journal import read_records
 
 MIB = 2**20
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks import inputs, report
 from benchmarks.row import Setting
 from volpipe.apps.start import on_site
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import VolpipeError
-from volpipe.pool import WorkerPool
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.paths import delete
 

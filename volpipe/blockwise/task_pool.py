@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped, TaskLost
-from volpipe.failures import told_in
-from volpipe.journal import Record
-from volpipe.pool import WorkerPool
 
 ATTEMPTS = 3
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from volpipe.journal import Record
+from volpipe.blockwise.journal import Record
 
 Submit = Callable[[str, Sequence[int]], "Future[Record]"]  # of a stage and its units
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.beats import Beat
+from volpipe.blockwise.heartbeat import Beat
 
 LEAST_SECONDS = 5.0  # after the first task began, before which nothing is said
 LEAST_STEPS = 8  # that were seen, before which a speed is an accident of when one looks

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from volpipe.beats import Beat, read_beats
+from volpipe.blockwise.failures import kind_of, last_line, told_in
+from volpipe.blockwise.heartbeat import Beat, read_beats
+from volpipe.blockwise.interrupts import INTERRUPTS
+from volpipe.blockwise.journal import Journal, Record, Totals
+from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
+from volpipe.blockwise.pool import Submit
+from volpipe.blockwise.stage import LARGEST_BUNDLE, Order, Stage, bundle_size
 from volpipe.errors import ManagerLost, RunStopped, WorkerLost
-from volpipe.failures import kind_of, last_line, told_in
-from volpipe.interrupts import INTERRUPTS
-from volpipe.journal import Journal, Record, Totals
-from volpipe.pace import Flights, Pace, Prospect, Reading
-from volpipe.pool import Submit
-from volpipe.stage import LARGEST_BUNDLE, Order, Stage, bundle_size
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.malloc import share_heap
+from volpipe.blockwise.usage import is_alone, measured
 from volpipe.errors import ChunkError, NetError
-from volpipe.heap import share_heap
-from volpipe.journal import Record
-from volpipe.usage import is_alone, measured
 from volpipe.volumes.node_cache import take_warnings
 
 Outcomes = Iterator[tuple[int, Exception | None]]
