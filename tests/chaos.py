@@ -19,7 +19,7 @@ from disturbance import Slow
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.output import LEFT_BEHIND
+from volpipe.inference.output import LEFT_BEHIND
 
 END_SECONDS = 240
 GONE_SECONDS = 25  # orphans end after a heartbeat's threshold of 10 s

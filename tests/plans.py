@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Shape, Triple, unravel
+from volpipe.inference.plan import Plan, make_plan
+from volpipe.inference.selection import Selection
 from volpipe.nets.facts import NetFacts
-from volpipe.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Volume
-from volpipe.wanted import Selection
 
 
 def volume(

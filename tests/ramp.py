@@ -10,7 +10,7 @@ import numpy as np
 from inline import Inline
 
 from volpipe.driver import Report, execute, prepare
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 

@@ -18,11 +18,11 @@ from zoo import changed, smooth
 from volpipe import terminal
 from volpipe.driver import prepare
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.inference.plan import Plan
 from volpipe.nets import load, receptive_field
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import SlowNetError
 from volpipe.nets.receptive_field import Watch, measure_geometry
-from volpipe.plan import Plan
 from volpipe.recipes.inference import NetChoice, load_recipe
 
 # Nets by what they say and do; each sees three voxels to each side unless its name says otherwise.

@@ -11,7 +11,7 @@ from ramp import Bench, result, windows_that_meet
 from volumes import noise, windowed
 
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 

@@ -24,15 +24,15 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
 from volpipe.fetches import fetched_share
 from volpipe.geometry.grid import Box, mirror
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes
-from volpipe.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.schedule import Schedule
 from volpipe.sums import Sums, missed_share
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume
-from volpipe.wanted import Selection
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)
@@ -230,7 +230,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blend: str, mode: str
 ) -> None:
     # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
-    monkeypatch.setattr("volpipe.windows.CACHE_BYTES", 0)
+    monkeypatch.setattr("volpipe.inference.windows.CACHE_BYTES", 0)
     monkeypatch.setattr("volpipe.estimate.CACHE_BYTES", 0)
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate

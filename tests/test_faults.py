@@ -16,7 +16,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.errors import ChunkError, PlanError
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
-from volpipe.region import find_part
+from volpipe.inference.roi import find_part
 from volpipe.volumes.storage import damage
 from volpipe.volumes.volume import open_volume
 from volpipe.worker import Job

@@ -13,8 +13,8 @@ from volumes import windowed, write_volume
 
 from volpipe.errors import PlanError, RecipeError
 from volpipe.geometry.grid import Box
-from volpipe.measure import affine, measure, sampled_affine
-from volpipe.ops import Affine
+from volpipe.inference.intensity import Affine
+from volpipe.inference.statistics import affine, measure, sampled_affine
 from volpipe.recipes.inference import Normalise, load_recipe
 from volpipe.sample import Sample
 from volpipe.volumes.formats.container import read_attributes

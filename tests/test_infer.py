@@ -18,22 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import facts, planned
 
-from volpipe import runner as runner_module
 from volpipe.blockwise.usage import measured
 from volpipe.driver import prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
-from volpipe.infer import infer
-from volpipe.measure import affine
-from volpipe.ops import Affine
-from volpipe.output import create_output
-from volpipe.plan import Plan
+from volpipe.inference import runner as runner_module
+from volpipe.inference.infer import infer
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import create_output
+from volpipe.inference.plan import Plan
+from volpipe.inference.runner import Runner, largest_that_fits, load_runner, loaded_runner
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import affine
+from volpipe.inference.windows import StreamedWindows, ahead, batches
 from volpipe.recipes.inference import load_recipe
-from volpipe.runner import Runner, largest_that_fits, load_runner, loaded_runner
-from volpipe.tensors import Tensors
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.wanted import Selection
-from volpipe.windows import StreamedWindows, ahead, batches
 
 
 @pytest.fixture(autouse=True)

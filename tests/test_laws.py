@@ -17,8 +17,8 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
+from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
-from volpipe.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 

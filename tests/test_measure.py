@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from volpipe.errors import PlanError
-from volpipe.measure import (
+from volpipe.inference.statistics import (
     NUM_BINS,
     Statistics,
     affine,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from volpipe.errors import VolpipeError
-from volpipe.ops import Affine, to_dtype, unit_scale
+from volpipe.inference.intensity import Affine, to_dtype, unit_scale
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])

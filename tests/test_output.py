@@ -22,8 +22,8 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.geometry.grid import Box
-from volpipe.output import create_output, levels_of, promised
-from volpipe.plan import Plan
+from volpipe.inference.output import create_output, levels_of, promised
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from plans import blocks_by_shard, facts, planned, plans, volume, voxels_of_blocks
 
 from volpipe.errors import PlanError
+from volpipe.inference.plan import ENOUGH_BLOCKS, Plan, load_plan
+from volpipe.inference.tiling import LARGEST_WASTE
 from volpipe.nets.facts import NetFacts
-from volpipe.plan import ENOUGH_BLOCKS, Plan, load_plan
-from volpipe.window_choice import LARGEST_WASTE
 
 FEW = settings(max_examples=60)
 

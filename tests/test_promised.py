@@ -9,8 +9,8 @@ import pytest
 from plans import facts, volume
 
 from volpipe.errors import PlanError
-from volpipe.output import create_output, promised
-from volpipe.plan import Plan, make_plan
+from volpipe.inference.output import create_output, promised
+from volpipe.inference.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 

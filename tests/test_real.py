@@ -11,7 +11,7 @@ from inline import Inline
 
 from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 

@@ -12,7 +12,7 @@ from plans import spans, volume
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.region import find_roi, lay_mask
+from volpipe.inference.roi import find_roi, lay_mask
 
 
 @given(st.tuples(*[st.integers(1, 50)] * 3), st.data())

@@ -26,7 +26,7 @@ from inline import Inline, Stopped
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import (
     ArraySpec,

@@ -24,7 +24,8 @@ from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.folder import RunFolder
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import (
     ArraySpec,
@@ -35,7 +36,6 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.wanted import Selection
 
 SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -25,9 +25,9 @@ from plans import (
 
 from volpipe.blockwise.stage import SingleStage, Stage, Unit
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.schedule import Schedule
-from volpipe.wanted import Selection
 
 MANY = settings(max_examples=60)
 

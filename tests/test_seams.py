@@ -10,10 +10,10 @@ from command import Give, giver, set_each
 from plans import planned
 from volumes import noise, windowed, write_volume
 
+from volpipe.inference.selection import Selection
 from volpipe.sample import Sample, write_sample
 from volpipe.seams import THRESHOLD, seam_scores
 from volpipe.volumes.formats.container import read_attributes
-from volpipe.wanted import Selection
 
 # Adds the mean of a window to it, many times: windows of an uneven volume disagree.
 NET = """

@@ -12,8 +12,8 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe import worker
 from volpipe.driver import prepare
 from volpipe.folder import RunFolder
-from volpipe.output import create_output
-from volpipe.plan import Plan
+from volpipe.inference.output import create_output
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.worker import Job
 

@@ -14,8 +14,8 @@ from volumes import noise, windowed, write_volume
 from volpipe import rehearsal
 from volpipe.driver import prepare, preview
 from volpipe.estimate import upper_bounds
+from volpipe.inference.plan import Plan
 from volpipe.memory import array_bytes, net_bytes
-from volpipe.plan import Plan
 from volpipe.recipes.inference import load_recipe
 
 NET = """

@@ -19,8 +19,8 @@ from volumes import noise
 
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.geometry.grid import Box
+from volpipe.inference.plan import check_thickness
 from volpipe.labelling import plan_segmentation
-from volpipe.plan import check_thickness
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes.storage.metadata import lengths

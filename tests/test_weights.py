@@ -17,15 +17,15 @@ from inline import Inline
 from volumes import noise, write_volume
 from zoo import Smooth, scripted
 
-from volpipe import infer as infer_module
 from volpipe import provenance
-from volpipe import runner as runner_module
 from volpipe.apps.start import on_site
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunStopped, VolpipeError
+from volpipe.inference import infer as infer_module
+from volpipe.inference import runner as runner_module
+from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash
 from volpipe.nets.load import build_net, load_weights
-from volpipe.plan import Plan
 from volpipe.provenance import read_provenance
 from volpipe.recipes.inference import NetChoice, load_recipe
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from volpipe.blockwise.pool import Start
     from volpipe.driver import Listener, Report
     from volpipe.folder import RunFolder
-    from volpipe.plan import Plan
+    from volpipe.inference.plan import Plan
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import Flow
 
@@ -196,7 +196,7 @@ def run(
         )
         start = _on_site(config, folder)
         from volpipe.driver import execute
-        from volpipe.region import find_part
+        from volpipe.inference.roi import find_part
 
         plan = _prepare(volume, chosen, target)
         with _listening(plan, config, details) as listener:
@@ -452,7 +452,7 @@ def _choose(
 
     The volume is opened first: most mistakes are about it, and should not wait for heavy packages.
     """
-    from volpipe.output import with_format
+    from volpipe.inference.output import with_format
     from volpipe.recipes.inference import load_recipe
     from volpipe.volumes.formats.container import locate
     from volpipe.volumes.storage import paths

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
     from volpipe.folder import RunFolder
-    from volpipe.plan import Plan
+    from volpipe.inference.plan import Plan
     from volpipe.recipes.workflow import Flow
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
     from volpipe.flow_plan import plan_flow
+    from volpipe.inference.plan import Plan
     from volpipe.nets.facts import cautions
-    from volpipe.plan import Plan
 
     with measuring_shown():
         plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
@@ -59,7 +59,7 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
 
     Return the folder of the run.
     """
-    from volpipe.output import check_name
+    from volpipe.inference.output import check_name
     from volpipe.recipes.workflow import VOLUME, Comparison, named
     from volpipe.volumes.formats.container import absolute
     from volpipe.volumes.volume import open_volume

@@ -103,7 +103,7 @@ def segment(
 
 def _check(affinities: str, choice: SegmentRecipe, target: str, *, parents: bool) -> None:
     """Refuse, before a site starts, an --out that cannot hold labels and a volume that cannot be opened."""
-    from volpipe.output import check_name
+    from volpipe.inference.output import check_name
     from volpipe.volumes.formats.container import locate
     from volpipe.volumes.volume import open_volume
 

@@ -50,7 +50,7 @@ def verify(
 
 
 def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
-    from volpipe.ops import Affine
+    from volpipe.inference.intensity import Affine
     from volpipe.provenance import read_origin
     from volpipe.verify import recompute
 
@@ -60,8 +60,8 @@ def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> I
 
 def _say_why(output: str) -> None:
     """Print what may change the voxels of `output` and differs from when it was made."""
+    from volpipe.inference.runner import loaded_runner
     from volpipe.provenance import changes, read_origin
-    from volpipe.runner import loaded_runner
 
     runner = loaded_runner()
     sentences = [] if runner is None else changes(read_origin(output), runner)

@@ -17,10 +17,10 @@ from pathlib import Path
 from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.geometry.grid import Triple, align_up
+from volpipe.inference.runner import is_shortage
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import Infer, NetChoice
-from volpipe.runner import is_shortage
 
 GROWTHS = (0.75, 1.0, 1.5, 2.0)  # of the net's own window
 GPU_BATCHES = (1, 2, 4, 8)

@@ -43,10 +43,10 @@ from volpipe.blockwise.journal import read_records
 from volpipe.errors import VolumeError
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Lattice, Triple
-from volpipe.ops import Affine
-from volpipe.tensors import SOURCE_KEY
+from volpipe.inference.intensity import Affine
+from volpipe.inference.scratch import SOURCE_KEY
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 
 class WindowDataset(Dataset[torch.Tensor]):

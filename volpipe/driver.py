@@ -27,27 +27,27 @@ from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
+from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
+from volpipe.inference.output import check_name, create_output, sweep, write_displays
+from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
 from volpipe.limits import check_access, check_apart
 from volpipe.nets.facts import cautions, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
-from volpipe.ops import ALL_FINITE, Affine, Nonfinite
-from volpipe.output import check_name, create_output, sweep, write_displays
 from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
-from volpipe.plan import Plan, check_thickness, make_plan
 from volpipe.presence import Driver, Presence, StageNote, find_driver, present
 from volpipe.provenance import begin_session, is_sealed, origin, recognise, seal
 from volpipe.recipes.inference import Recipe
 from volpipe.rehearsal import OnTry, unheard
 from volpipe.schedule import Schedule
 from volpipe.seams import Score, seam_scores
-from volpipe.tensors import Tensors
 from volpipe.verify import check_present, load_run_record, shards_of
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.wanted import Selection
 from volpipe.worker import PLAN_FILE, Job, submitter
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from volpipe.blockwise.stage import bundle_size
 from volpipe.fetches import fetched_share
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import mirror
-from volpipe.measure import needs_histogram, needs_measuring
+from volpipe.inference.plan import Plan
+from volpipe.inference.statistics import needs_histogram, needs_measuring
+from volpipe.inference.windows import CACHE_BYTES
 from volpipe.memory import memory_bytes, net_bytes
-from volpipe.plan import Plan
 from volpipe.sums import Sums
 from volpipe.volumes.volume import Volume
-from volpipe.windows import CACHE_BYTES
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
 

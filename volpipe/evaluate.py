@@ -22,10 +22,10 @@ from volpipe.blockwise.task import Outcomes, work
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid
+from volpipe.inference.intensity import to_dtype
+from volpipe.inference.roi import find_roi
 from volpipe.interpolate import METHODS, interpolated
-from volpipe.ops import to_dtype
 from volpipe.overlaps import LabelScores, Overlaps, label_scores
-from volpipe.region import find_roi
 from volpipe.scores import ImageSums
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.volume import Volume, open_volume

@@ -21,11 +21,11 @@ from volpipe.evaluate import Evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
+from volpipe.inference.plan import Plan
 from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import check_memory
 from volpipe.limits import GIB, disk_limits, of_quota
-from volpipe.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation

@@ -14,11 +14,11 @@ from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
 from volpipe.folder import RunFolder
+from volpipe.inference.output import promised
+from volpipe.inference.plan import Plan
 from volpipe.label_plan import SegmentPlan, check_offsets, fit
 from volpipe.labelling import plan_segmentation
 from volpipe.limits import check_access, check_apart, check_window
-from volpipe.output import promised
-from volpipe.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named

@@ -26,9 +26,9 @@ from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.folder import RunFolder
+from volpipe.inference.plan import Plan
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
-from volpipe.plan import Plan
 from volpipe.presence import present
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.volumes.storage import paths

@@ -18,12 +18,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from volpipe.errors import RunError
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection, read_selection
 from volpipe.nets.files import short_hash
-from volpipe.plan import Plan
 from volpipe.recipes.toml import differences
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
-from volpipe.wanted import Selection, read_selection
 from volpipe.worker import PLAN_FILE, SELECTION_FILE
 
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}

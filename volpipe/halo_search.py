@@ -13,7 +13,7 @@ import numpy as np
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple, align_up
-from volpipe.measure import sampled_affine
+from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
 from volpipe.sample import Sample
 from volpipe.volumes.volume import open_volume

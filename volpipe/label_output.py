@@ -14,10 +14,10 @@ import numpy as np
 import volpipe
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
+from volpipe.inference.output import foreseen, level_key, levels_of
+from volpipe.inference.pyramid import coarsened
 from volpipe.label_plan import SegmentPlan
-from volpipe.output import foreseen, level_key, levels_of
 from volpipe.provenance import Origin, parse_origin, read_provenance, versions
-from volpipe.pyramid import coarsened
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes import checksums
 from volpipe.volumes.identity import fingerprint

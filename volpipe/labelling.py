@@ -24,12 +24,12 @@ from volpipe.blockwise.task_pool import finished
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
+from volpipe.inference.output import level_key, sweep
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
 from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.limits import check_access, check_apart
-from volpipe.output import level_key, sweep
 from volpipe.presence import Presence, StageNote, present
 from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation

@@ -15,7 +15,7 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimate import Estimate
 from volpipe.geometry.grid import align_up
-from volpipe.plan import AXES, Plan
+from volpipe.inference.plan import AXES, Plan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
+from volpipe.inference.plan import Plan
+from volpipe.inference.windows import CACHE_BYTES
 from volpipe.nets import facts
-from volpipe.plan import Plan
-from volpipe.windows import CACHE_BYTES
 
 WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, before any voxel (measured 2026-11)
 NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)

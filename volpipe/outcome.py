@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from volpipe.measure import affine
-from volpipe.ops import Affine
+from volpipe.inference.intensity import Affine
+from volpipe.inference.statistics import affine
 from volpipe.picture import curve, panel
 from volpipe.provenance import settings_of
 from volpipe.recipes.inference import Normalise, Recipe

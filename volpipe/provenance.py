@@ -23,20 +23,20 @@ import volpipe
 from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import ARRAY_FORMATS, level_key
+from volpipe.inference.plan import Plan, Source
+from volpipe.inference.runner import Runner
+from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
-from volpipe.ops import Affine
-from volpipe.output import ARRAY_FORMATS, level_key
-from volpipe.plan import Plan, Source
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
-from volpipe.runner import Runner
 from volpipe.verify import METADATA_STAGE, metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import merge_json, plain
 from volpipe.volumes.volume import Volume
-from volpipe.wanted import Selection
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"

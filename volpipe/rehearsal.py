@@ -28,22 +28,22 @@ from volpipe.blockwise.task import work
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimate import UnitCosts, upper_bounds
-from volpipe.factor import factor
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Grid
-from volpipe.infer import block_sums
-from volpipe.measure import sampled_affine
+from volpipe.inference.factor import factor
+from volpipe.inference.infer import block_sums
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import create_output, finish, read_voxels, write_voxels
+from volpipe.inference.plan import Plan, make_plan
+from volpipe.inference.runner import load_runner, smaller_windows
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import sampled_affine
+from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.memory import array_bytes, net_bytes
-from volpipe.ops import Affine
-from volpipe.output import create_output, finish, read_voxels, write_voxels
-from volpipe.plan import Plan, make_plan
-from volpipe.runner import load_runner, smaller_windows
-from volpipe.tensors import Tensors
 from volpipe.volumes.storage.paths import delete, locate
 from volpipe.volumes.storage.tensorstore import downsample, transferred
 from volpipe.volumes.volume import Volume
-from volpipe.wanted import Selection
-from volpipe.windows import StreamedWindows, batches
 from volpipe.worker import Job, submitter
 
 MOST_WORKERS = 8

@@ -17,13 +17,13 @@ from volpipe.dataset import WindowDataset
 from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Triple
-from volpipe.measure import affine
-from volpipe.ops import Affine, to_dtype
+from volpipe.inference.intensity import Affine, to_dtype
+from volpipe.inference.roi import find_part
+from volpipe.inference.scratch import SOURCE_KEY
+from volpipe.inference.statistics import affine
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, Samples, TrainRecipe
-from volpipe.region import find_part
 from volpipe.targets import targets
-from volpipe.tensors import SOURCE_KEY
 from volpipe.training_data import check_finite, check_holds, open_data, resolve_address
 from volpipe.volumes.volume import Reader, Volume, open_volume
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from volpipe.blockwise.stage import Stage, Unit
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
-from volpipe.wanted import Selection
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 
 
 class Schedule:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.output import read_voxels
-from volpipe.plan import AXES, Plan
-from volpipe.wanted import Selection
+from volpipe.inference.output import read_voxels
+from volpipe.inference.plan import AXES, Plan
+from volpipe.inference.selection import Selection
 
 MOST_SAMPLES = 32  # per axis
 EDGE = 64  # output voxels of a sample along the other axes

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.driver import Report
     from volpipe.estimate import Estimate, Slots
     from volpipe.findings import Checked
-    from volpipe.ops import Affine
-    from volpipe.plan import Plan
+    from volpipe.inference.intensity import Affine
+    from volpipe.inference.plan import Plan
     from volpipe.presence import Driver, Note, StageNote
     from volpipe.seams import Score
     from volpipe.volumes.survey import Footprint, Intensities, Trials
@@ -118,7 +118,7 @@ def grey_line(plan: Plan) -> str:
     """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
     import numpy as np
 
-    from volpipe.measure import resolve_method
+    from volpipe.inference.statistics import resolve_method
 
     dtype = np.dtype(plan.source.dtype)
     choice, trained = resolve_method(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
@@ -146,7 +146,7 @@ def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
     """Return what was measured of grey levels, "" where nothing had to be."""
     import numpy as np
 
-    from volpipe.measure import needs_measuring, resolve_method
+    from volpipe.inference.statistics import needs_measuring, resolve_method
 
     dtype = np.dtype(plan.source.dtype)
     if not needs_measuring(plan.recipe.normalise, dtype):
@@ -173,7 +173,7 @@ def clipped_line(report: Report) -> str:
 
 def plan_table(plan: Plan) -> Table:
     """Return how the work is divided."""
-    from volpipe.wanted import Selection
+    from volpipe.inference.selection import Selection
 
     lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
     table.add_row(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 
 MOST_SIMULATED = 20_000  # blocks, for the share that miss
 

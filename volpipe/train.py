@@ -27,6 +27,7 @@ from volpipe.adversary import Discriminator
 from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Triple
+from volpipe.inference.windows import ahead
 from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
@@ -35,7 +36,6 @@ from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRec
 from volpipe.samples import Sampler
 from volpipe.training_logs import open_log
 from volpipe.validate import HeldOut, predict, prepare_held_out, validate
-from volpipe.windows import ahead
 
 log = logging.getLogger(__name__)
 

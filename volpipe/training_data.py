@@ -15,11 +15,11 @@ import numpy as np
 from volpipe.degrade import context
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.measure import needs_measuring
+from volpipe.inference.roi import find_roi
+from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
-from volpipe.region import find_roi
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"

@@ -16,19 +16,19 @@ from torch import nn
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.infer import block_sums
+from volpipe.inference.infer import block_sums
+from volpipe.inference.output import finish
+from volpipe.inference.plan import make_plan
+from volpipe.inference.runner import Runner
+from volpipe.inference.scratch import DIMENSIONS, SOURCE_KEY
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.nets.facts import NetFacts
-from volpipe.output import finish
-from volpipe.plan import make_plan
 from volpipe.recipes.inference import Infer, Output, Recipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.runner import Runner
 from volpipe.samples import Sampler, SampleSource
 from volpipe.targets import accuracy, histograms, roc_auc
-from volpipe.tensors import DIMENSIONS, SOURCE_KEY
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
-from volpipe.wanted import Selection
-from volpipe.windows import StreamedWindows, batches
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box
 INPUTS = "validation.zarr"

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.block_sum import BlockSum
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
 from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
-from volpipe.infer import block_sums
-from volpipe.ops import Affine
-from volpipe.output import finish, level_key, read_voxels, stored_box
-from volpipe.plan import Plan
-from volpipe.runner import load_runner, loaded_runner
-from volpipe.tensors import NO_SUM
+from volpipe.inference.block_sum import BlockSum
+from volpipe.inference.infer import block_sums
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import finish, level_key, read_voxels, stored_box
+from volpipe.inference.plan import Plan
+from volpipe.inference.runner import load_runner, loaded_runner
+from volpipe.inference.scratch import NO_SUM
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
-from volpipe.wanted import Selection
-from volpipe.windows import StreamedWindows, batches
 
 LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
 METADATA_STAGE = "metadata"  # of the record in the journal of sessions that has checksums of metadata files

@@ -22,17 +22,17 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.measure import Statistics, is_finite, join
-from volpipe.measure import measure as measure_voxels
-from volpipe.ops import Affine, Tally
-from volpipe.plan import Plan, load_plan
-from volpipe.tensors import PARTS, Tensors
+from volpipe.inference.intensity import Affine, Tally
+from volpipe.inference.plan import Plan, load_plan
+from volpipe.inference.scratch import PARTS, Tensors
+from volpipe.inference.selection import Selection, load_selection
+from volpipe.inference.selection import scan as scan_block
+from volpipe.inference.statistics import Statistics, is_finite, join
+from volpipe.inference.statistics import measure as measure_voxels
+from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
 from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
-from volpipe.wanted import Selection, load_selection
-from volpipe.wanted import scan as scan_block
-from volpipe.windows import StoredWindows, StreamedWindows, WindowSource
 
 PLAN_FILE = "plan.json"
 SELECTION_FILE = "wanted.npy"
@@ -129,7 +129,7 @@ def scan(job: Job, units: Sequence[int]) -> Record:
 
 def factor(job: Job, units: Sequence[int]) -> Record:
     """Write the window tensors of the given blocks."""
-    from volpipe.factor import factor as factor_block
+    from volpipe.inference.factor import factor as factor_block
 
     def one(block: int) -> None:
         factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
@@ -139,7 +139,7 @@ def factor(job: Job, units: Sequence[int]) -> Record:
 
 def infer(job: Job, units: Sequence[int]) -> Record:
     """Run the net over the given blocks and write their shards and tensors; the result are shared shards written."""
-    from volpipe.infer import infer as infer_blocks
+    from volpipe.inference.infer import infer as infer_blocks
 
     closed: list[int] = []
     bad: list[tuple[int, int, int]] = []
@@ -176,7 +176,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
 
 def reassemble(job: Job, units: Sequence[int]) -> Record:
     """Write the given shards from block tensors."""
-    from volpipe.reassemble import reassemble as reassemble_shard
+    from volpipe.inference.reassemble import reassemble as reassemble_shard
 
     sums: list[tuple[int, int, str]] = []
     tally = Tally()
@@ -192,7 +192,7 @@ def reassemble(job: Job, units: Sequence[int]) -> Record:
 
 def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
     """Write the given shards of pyramid `level`."""
-    from volpipe.pyramid import coarsen as coarsen_shard
+    from volpipe.inference.pyramid import coarsen as coarsen_shard
 
     sums: list[tuple[int, int, str]] = []
 

@@ -13,7 +13,7 @@ from benchmarks.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
 from volpipe.driver import prepare
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 
 WINDOWS_IN_MEMORY = 8
@@ -23,7 +23,7 @@ def loop(plan_json: str, num_threads: int) -> Callable[[Take], None]:
     """Return a loop that runs a plan's net on its device, batch by batch, and does nothing else."""
     import torch
 
-    from volpipe.runner import Runner
+    from volpipe.inference.runner import Runner
 
     torch.set_num_threads(num_threads)
     plan = Plan.model_validate_json(plan_json)

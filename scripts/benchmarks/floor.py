@@ -10,8 +10,8 @@ from benchmarks.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
 from volpipe.driver import prepare
-from volpipe.output import create_output, write_voxels
-from volpipe.plan import Plan
+from volpipe.inference.output import create_output, write_voxels
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from volpipe.block_sum import BlockSum
-from volpipe.ops import ALL_FINITE, Affine, Nonfinite
-from volpipe.output import write_selected, write_total
-from volpipe.runner import Runner, load_runner
-from volpipe.tensors import Tensors
-from volpipe.wanted import Selection
-from volpipe.windows import Batch, WindowSource, ahead, batches
+from volpipe.inference.block_sum import BlockSum
+from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
+from volpipe.inference.output import write_selected, write_total
+from volpipe.inference.runner import Runner, load_runner
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import Batch, WindowSource, ahead, batches
 
 BATCHES_AHEAD = 2
 

@@ -25,7 +25,7 @@ import numpy as np
 from volpipe.errors import PlanError, RunError
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, ravel
-from volpipe.plan import Plan, load_plan
+from volpipe.inference.plan import Plan, load_plan
 from volpipe.volumes.storage.paths import whole_file
 from volpipe.volumes.volume import Volume
 

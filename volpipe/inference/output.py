@@ -16,8 +16,9 @@ import numpy as np
 from volpipe.errors import PlanError
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.grid import Box, Grid, Triple
-from volpipe.ops import Affine, Tally, to_dtype, unit_scale
-from volpipe.plan import Plan
+from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
+from volpipe.inference.plan import Plan
+from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Output, Recipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.container import locate
@@ -33,7 +34,6 @@ from volpipe.volumes.volume import (
     create_multiscale,
     open_writer,
 )
-from volpipe.wanted import Selection
 
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # voxels of a level that decide how it is shown
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white

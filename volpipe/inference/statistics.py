@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.ops import Affine
+from volpipe.inference.intensity import Affine
 from volpipe.recipes.inference import Normalise
 
 NUM_BINS = 4096

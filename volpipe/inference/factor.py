@@ -5,11 +5,11 @@ Not here: where windows lie (grid) or how tensors are laid out (tensors).
 
 from __future__ import annotations
 
-from volpipe.ops import Affine
-from volpipe.tensors import Tensors
+from volpipe.inference.intensity import Affine
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
+from volpipe.inference.windows import StreamedWindows
 from volpipe.volumes.volume import Volume
-from volpipe.wanted import Selection
-from volpipe.windows import StreamedWindows
 
 WINDOWS_AT_ONCE = 16  # bounds the memory of a task
 

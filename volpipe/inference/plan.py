@@ -19,14 +19,14 @@ from volpipe.errors import PlanError
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
+from volpipe.inference.roi import Mask, find_roi, lay_mask
+from volpipe.inference.tiling import choose_windows, triple
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
-from volpipe.region import Mask, find_roi, lay_mask
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import View, Volume, open_volume
-from volpipe.window_choice import choose_windows, triple
 
 AXES = "zyx"
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from volpipe.blockwise.usage import counting_growth
 from volpipe.geometry.grid import Box
-from volpipe.plan import Plan
+from volpipe.inference.plan import Plan
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import ArraySpec, Volume, Writer, create_array, open_volume, open_writer
 

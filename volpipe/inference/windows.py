@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from volpipe.geometry.grid import Box, Lattice
-from volpipe.ops import Affine
+from volpipe.inference.intensity import Affine
 from volpipe.volumes.volume import Volume
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ from volpipe.blockwise import usage
 from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.errors import NetError
 from volpipe.geometry.grid import Triple, align_up
+from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash, short_hash
 from volpipe.nets.load import build_net, check_same_net, weights_digest
 from volpipe.nets.tta import mean_of_forms
-from volpipe.plan import Plan
 
 if TYPE_CHECKING:
     import torch

@@ -13,11 +13,11 @@ import numpy as np
 from volpipe.errors import NonfiniteError
 from volpipe.geometry.blend import span
 from volpipe.geometry.grid import Box
-from volpipe.ops import ALL_FINITE, Affine, Nonfinite, Tally
-from volpipe.output import finish
-from volpipe.plan import Plan
-from volpipe.tensors import NO_SUM
-from volpipe.wanted import Selection
+from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite, Tally
+from volpipe.inference.output import finish
+from volpipe.inference.plan import Plan
+from volpipe.inference.scratch import NO_SUM
+from volpipe.inference.selection import Selection
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from volpipe.geometry.grid import Box, Grid, Triple
-from volpipe.output import read_voxels, write_voxels
-from volpipe.plan import Plan
+from volpipe.inference.output import read_voxels, write_voxels
+from volpipe.inference.plan import Plan
 from volpipe.volumes.storage.tensorstore import downsample
 
 

@@ -5,10 +5,10 @@ Not here: shards that one block determines (infer writes those), or coarser leve
 
 from __future__ import annotations
 
-from volpipe.ops import Affine, Tally
-from volpipe.output import write_total
-from volpipe.tensors import Tensors
-from volpipe.wanted import Selection
+from volpipe.inference.intensity import Affine, Tally
+from volpipe.inference.output import write_total
+from volpipe.inference.scratch import Tensors
+from volpipe.inference.selection import Selection
 
 
 def reassemble(selection: Selection, normalise: Affine, tensors: Tensors, shard: int, tally: Tally) -> str:
