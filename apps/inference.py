@@ -1,16 +1,17 @@
 """The apps of a run: from a volume to windows, through the net, to the output and its coarser levels.
 
-Not here: what they do (volpipe.worker).
+Not here: what they do (volpipe.runs.worker).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from volpipe import rehearsal, worker
+from volpipe import rehearsal
 from volpipe.apps.app import App, Resources
 from volpipe.blockwise.journal import Record
-from volpipe.worker import Job
+from volpipe.runs import worker
+from volpipe.runs.worker import Job
 
 
 def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:

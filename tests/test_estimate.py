@@ -29,7 +29,7 @@ from volpipe.inference.selection import Selection
 from volpipe.limits import Limits, check_limits
 from volpipe.memory import memory_bytes
 from volpipe.recipes.inference import load_recipe
-from volpipe.schedule import Schedule
+from volpipe.runs.schedule import Schedule
 from volpipe.sums import Sums, missed_share
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume

@@ -14,12 +14,12 @@ from inline import perform
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.errors import ChunkError, PlanError
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_part
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import Job
 from volpipe.volumes.storage import damage
 from volpipe.volumes.volume import open_volume
-from volpipe.worker import Job
 
 SHAPE = (16, 32, 48)
 CHUNK = 16  # 1 × 2 × 3 chunks

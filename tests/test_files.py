@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from volpipe.folder import RunFolder
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import atomic_write, partial_files
 
 KILLED = """

@@ -20,9 +20,9 @@ from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.flow_cost import FlowCost, forecast_flow, preview_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
-from volpipe.provenance import read_origin
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 24, 16)

@@ -20,10 +20,10 @@ from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.flow_cost import forecast_flow
 from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done
-from volpipe.folder import RunFolder
-from volpipe.provenance import read_origin
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
+from volpipe.runs.provenance import read_origin
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths as files
 from volpipe.volumes.storage.quota import Quota
 

@@ -12,8 +12,8 @@ from volumes import windowed, write_volume
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError
-from volpipe.folder import RunFolder
 from volpipe.inference.plan import Plan
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
 
 # Voxels of 7 become NaN, of 8 infinite, of 9 minus infinity.

@@ -19,12 +19,12 @@ from inline import Inline
 import volpipe
 from volpipe.driver import Report, execute, prepare
 from volpipe.errors import PlanError, RunStopped
-from volpipe.folder import RunFolder
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import create_output, levels_of, promised
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import Multiscale, Writer, create_multiscale, open_volume
 
 FORMATS = ["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"]

@@ -16,10 +16,10 @@ from volumes import noise, write_volume
 from volpipe.appraisal import forecast
 from volpipe.blockwise.journal import read_records
 from volpipe.driver import prepare, preview
-from volpipe.folder import RunFolder
 from volpipe.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.show import forecast_summary, rendered
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.

@@ -11,9 +11,9 @@ import pytest
 from command import Give, giver, set_each
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.folder import RunFolder
-from volpipe.provenance import sessions_of, settings_of, to_toml, toml
 from volpipe.recipes.inference import Recipe, load_recipe
+from volpipe.runs.provenance import sessions_of, settings_of, to_toml, toml
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.identity import fingerprint as input_fingerprint
 from volpipe.volumes.volume import open_volume

@@ -14,12 +14,12 @@ from command import begin, finish, giver, processes_in, wait_until
 from disturbance import NUM_BLOCKS, Slow, blocks_by_window, made_in_one_go
 from volumes import fingerprint
 
-from volpipe import worker
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
-from volpipe.folder import RunFolder
+from volpipe.runs import worker
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import Job
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import delete
-from volpipe.worker import Job
 
 ALL_BLOCKS = set(blocks_by_window().values())  # others have no window
 

@@ -21,12 +21,12 @@ from volumes import fingerprint, noise, windowed, write_volume
 from volpipe.dataset import WindowDataset
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
-from volpipe.folder import RunFolder
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,

@@ -23,7 +23,7 @@ from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.blockwise.loop import LARGEST_BUNDLE, RETRIES, Loop, Progress
 from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
-from volpipe.schedule import Schedule
+from volpipe.runs.schedule import Schedule
 
 
 @pytest.fixture(autouse=True)

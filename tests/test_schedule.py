@@ -27,7 +27,7 @@ from volpipe.blockwise.stage import SingleStage, Stage, Unit
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.schedule import Schedule
+from volpipe.runs.schedule import Schedule
 
 MANY = settings(max_examples=60)
 

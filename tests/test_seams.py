@@ -11,8 +11,8 @@ from plans import planned
 from volumes import noise, windowed, write_volume
 
 from volpipe.inference.selection import Selection
+from volpipe.runs.seams import THRESHOLD, seam_scores
 from volpipe.sample import Sample, write_sample
-from volpipe.seams import THRESHOLD, seam_scores
 from volpipe.volumes.formats.container import read_attributes
 
 # Adds the mean of a window to it, many times: windows of an uneven volume disagree.
@@ -70,7 +70,7 @@ def test_a_score_is_the_ratio_of_mean_squares(monkeypatch: pytest.MonkeyPatch) -
     plan = planned("net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]")
     along = np.cumsum([0, *(3 if i % 10 == 0 else 1 for i in range(1, 40))]).astype(np.uint8)
     data = np.broadcast_to(along[:, None, None], (40, 40, 40))
-    monkeypatch.setattr("volpipe.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
     found = {score.axis: score.value for score in seam_scores(Selection(plan))}
     assert found == pytest.approx({"z": (9 + 1 / 6) / (1 + 1 / 6), "y": 1.0, "x": 1.0})
 

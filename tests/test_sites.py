@@ -23,12 +23,12 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe import worker
 from volpipe.apps import start
 from volpipe.apps.executors import HoldingExecutor
 from volpipe.apps.start import on_site
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
+from volpipe.runs import worker
 from volpipe.sites import list_sites, load_site, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.

@@ -13,9 +13,9 @@ import pytest
 from command import THREADS, Give, begin, finish, giver, set_each, wait_until
 from volumes import noise, windowed, write_volume
 
-from volpipe import presence
 from volpipe.errors import RunError
-from volpipe.presence import Note, Presence, StageNote, find_driver, present
+from volpipe.runs import presence
+from volpipe.runs.presence import Note, Presence, StageNote, find_driver, present
 from volpipe.volumes.storage.lock import held
 
 SHAPE = (16, 24, 16)

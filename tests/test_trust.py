@@ -22,10 +22,10 @@ from volumes import write_volume
 
 from volpipe.cli import _default_output
 from volpipe.errors import PlanError, RunError, VolpipeError
-from volpipe.folder import RunFolder
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, check_shapes, describe
 from volpipe.recipes.inference import NetChoice
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import open_volume
 
 

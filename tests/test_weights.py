@@ -17,7 +17,6 @@ from inline import Inline
 from volumes import noise, write_volume
 from zoo import Smooth, scripted
 
-from volpipe import provenance
 from volpipe.apps.start import on_site
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunStopped, VolpipeError
@@ -26,8 +25,9 @@ from volpipe.inference import runner as runner_module
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash
 from volpipe.nets.load import build_net, load_weights
-from volpipe.provenance import read_provenance
 from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.runs import provenance
+from volpipe.runs.provenance import read_provenance
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """

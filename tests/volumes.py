@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.provenance import RUN_KEY
+from volpipe.runs.provenance import RUN_KEY
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 

@@ -12,12 +12,12 @@ from volpipe.alternatives import Alternative, alternatives
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped
 from volpipe.estimate import Estimate, Slots, UnitCosts, estimate
-from volpipe.folder import RunFolder
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.limits import Limits, check_limits, disk_limits
 from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates, unheard
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume
 

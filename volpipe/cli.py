@@ -40,8 +40,8 @@ from volpipe.cli_job import check_net
 from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli_slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.presence import COMMAND
 from volpipe.resolve import told
+from volpipe.runs.presence import COMMAND
 from volpipe.show import (
     MOST_ROWS,
     Rate,
@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from volpipe.blockwise.loop import Progress
     from volpipe.blockwise.pool import Start
     from volpipe.driver import Listener, Report
-    from volpipe.folder import RunFolder
     from volpipe.inference.plan import Plan
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import Flow
+    from volpipe.runs.run_folder import RunFolder
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
@@ -464,7 +464,7 @@ def _choose(
     chosen = with_format(chosen, target)
     open_volume(volume, chosen.input.key, chosen.input.level, view=chosen.input.view)
     check_net(chosen.net, Path.cwd())
-    from volpipe.folder import RunFolder
+    from volpipe.runs.run_folder import RunFolder
 
     return chosen, target, RunFolder.of_output(paths.locate(target))
 

@@ -95,7 +95,7 @@ def _check_volumes(*locations: str) -> None:
 
 def _said_input(output: str) -> str | None:
     """Return what an output of a run was made from, None where that is not said, gone, or only a part was computed."""
-    from volpipe.provenance import read_origin
+    from volpipe.runs.provenance import read_origin
     from volpipe.volumes.volume import open_volume
 
     try:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from volpipe.flow_cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.flow_plan import FlowPlan, StagePlan
     from volpipe.flow_run import FlowReport, StageReport
-    from volpipe.folder import RunFolder
     from volpipe.inference.plan import Plan
     from volpipe.recipes.workflow import Flow
+    from volpipe.runs.run_folder import RunFolder
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
@@ -76,7 +76,7 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
         if stage.reads == VOLUME and not isinstance(stage.choice, Comparison):
             with named(stage.name):
                 open_volume(volume, stage.choice.input.key, stage.choice.input.level, view=stage.choice.input.view)
-    from volpipe.folder import RunFolder
+    from volpipe.runs.run_folder import RunFolder
 
     return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))
 

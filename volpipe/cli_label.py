@@ -67,10 +67,10 @@ def segment(
     choice = load_segmentation(recipe, settings or [])
     _check(affinities, choice, target, parents=parents)
     from volpipe.apps.start import on_site
-    from volpipe.folder import RunFolder
     from volpipe.label_cost import forecast_labels
     from volpipe.labelling import plan_segmentation
     from volpipe.labelling import segment as run_segmentation
+    from volpipe.runs.run_folder import RunFolder
     from volpipe.volumes.storage import paths
 
     start = on_site(config, RunFolder.of_output(paths.locate(target)).parsl)

@@ -15,7 +15,7 @@ from volpipe.cli_options import Parents, whole
 from volpipe.terminal import check_target
 
 if TYPE_CHECKING:
-    from volpipe.verify import Recomputed, RunRecord, Verdict
+    from volpipe.runs.verify import Recomputed, RunRecord, Verdict
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -32,8 +32,8 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
-    from volpipe import verify as verifying
     from volpipe.label_audit import find_labels, recompute_labels, verify_labels
+    from volpipe.runs import verify as verifying
 
     _refuse_stages(output, "verify")
     labels = find_labels(output)
@@ -51,8 +51,8 @@ def verify(
 
 def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
     from volpipe.inference.intensity import Affine
-    from volpipe.provenance import read_origin
-    from volpipe.verify import recompute
+    from volpipe.runs.provenance import read_origin
+    from volpipe.runs.verify import recompute
 
     said = read_origin(output).normalise
     yield from recompute(record, Affine(said["shift"], said["scale"]), num_blocks, seed)
@@ -61,7 +61,7 @@ def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> I
 def _say_why(output: str) -> None:
     """Print what may change the voxels of `output` and differs from when it was made."""
     from volpipe.inference.runner import loaded_runner
-    from volpipe.provenance import changes, read_origin
+    from volpipe.runs.provenance import changes, read_origin
 
     runner = loaded_runner()
     sentences = [] if runner is None else changes(read_origin(output), runner)
@@ -120,7 +120,7 @@ def reproduce(
     """Print the command that makes OUTPUT again, from what its attributes say."""
     from volpipe.errors import RunError
     from volpipe.label_output import read_label_origin
-    from volpipe.provenance import command_of, read_origin, to_toml
+    from volpipe.runs.provenance import command_of, read_origin, to_toml
 
     _refuse_stages(output, "reproduce")
     origin = read_label_origin(output) or read_origin(output)

@@ -41,11 +41,11 @@ from torch.utils.data import Dataset, Sampler
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import VolumeError
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Lattice, Triple
 from volpipe.inference.intensity import Affine
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import Volume, open_volume
 
 

@@ -25,7 +25,6 @@ from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.estimate import Estimate
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import check_name, create_output, sweep, write_displays
@@ -35,20 +34,21 @@ from volpipe.inference.selection import Selection
 from volpipe.limits import check_access, check_apart
 from volpipe.nets.facts import cautions, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
-from volpipe.passes import Passes, done_in, normalisation, scan_stage, scanned
-from volpipe.presence import Driver, Presence, StageNote, find_driver, present
-from volpipe.provenance import begin_session, is_sealed, origin, recognise, seal
 from volpipe.recipes.inference import Recipe
 from volpipe.rehearsal import OnTry, unheard
-from volpipe.schedule import Schedule
-from volpipe.seams import Score, seam_scores
-from volpipe.verify import check_present, load_run_record, shards_of
+from volpipe.runs.prepasses import Passes, done_in, normalisation, scan_stage, scanned
+from volpipe.runs.presence import Driver, Presence, StageNote, find_driver, present
+from volpipe.runs.provenance import begin_session, is_sealed, origin, recognise, seal
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.schedule import Schedule
+from volpipe.runs.seams import Score, seam_scores
+from volpipe.runs.verify import check_present, load_run_record, shards_of
+from volpipe.runs.worker import PLAN_FILE, Job, submitter
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
-from volpipe.worker import PLAN_FILE, Job, submitter
 
 log = logging.getLogger(__name__)
 

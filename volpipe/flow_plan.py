@@ -13,7 +13,6 @@ from volpipe import label_output
 from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.evaluate import Evaluation, fit_evaluation
-from volpipe.folder import RunFolder
 from volpipe.inference.output import promised
 from volpipe.inference.plan import Plan
 from volpipe.label_plan import SegmentPlan, check_offsets, fit
@@ -22,6 +21,7 @@ from volpipe.limits import check_access, check_apart, check_window
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view

@@ -25,17 +25,17 @@ from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_ru
 from volpipe.errors import RunError
 from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.folder import RunFolder
 from volpipe.inference.plan import Plan
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
-from volpipe.presence import present
 from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.presence import present
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import PLAN_FILE
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
-from volpipe.worker import PLAN_FILE
 
 FLOW_FILE = "flow.json"
 

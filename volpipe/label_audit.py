@@ -14,13 +14,13 @@ import numpy as np
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RunError
-from volpipe.folder import RunFolder
 from volpipe.inference.output import level_key
 from volpipe.label_pieces import find_fragments
 from volpipe.label_plan import LABEL_FILE, SegmentPlan
 from volpipe.label_tasks import TABLE
 from volpipe.labelling import LabelProgress, stages_of
-from volpipe.verify import Recomputed, Verdict, check_files, judge
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import Recomputed, Verdict, check_files, judge
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import paths

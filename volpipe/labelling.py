@@ -22,7 +22,6 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.task_pool import finished
 from volpipe.errors import PlanError, RunError, RunStopped
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key, sweep
 from volpipe.label_graph import bytes_needed
@@ -30,10 +29,11 @@ from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
 from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.limits import check_access, check_apart
-from volpipe.presence import Presence, StageNote, present
-from volpipe.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
-from volpipe.verify import METADATA_STAGE, Shard, check_present, metadata_sums
+from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import METADATA_STAGE, Shard, check_present, metadata_sums
 from volpipe.volumes.formats.container import create_groups
 from volpipe.volumes.identity import store_identities
 from volpipe.volumes.storage import paths

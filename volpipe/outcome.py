@@ -11,9 +11,9 @@ from pathlib import Path
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine
 from volpipe.picture import curve, panel
-from volpipe.provenance import settings_of
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
+from volpipe.runs.provenance import settings_of
 from volpipe.training_data import resolve_address
 from volpipe.training_logs import read_log
 from volpipe.trials import SCORES

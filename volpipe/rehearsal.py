@@ -20,7 +20,6 @@ from random import Random
 
 import numpy as np
 
-from volpipe import worker
 from volpipe.blockwise.failures import told_in
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
@@ -28,7 +27,6 @@ from volpipe.blockwise.task import work
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimate import UnitCosts, upper_bounds
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.factor import factor
 from volpipe.inference.infer import block_sums
@@ -41,10 +39,12 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.memory import array_bytes, net_bytes
+from volpipe.runs import worker
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import Job, submitter
 from volpipe.volumes.storage.paths import delete, locate
 from volpipe.volumes.storage.tensorstore import downsample, transferred
 from volpipe.volumes.volume import Volume
-from volpipe.worker import Job, submitter
 
 MOST_WORKERS = 8
 BLOCKS_EACH = 3  # the first of them warms the worker up

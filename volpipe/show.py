@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.findings import Checked
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
-    from volpipe.presence import Driver, Note, StageNote
-    from volpipe.seams import Score
+    from volpipe.runs.presence import Driver, Note, StageNote
+    from volpipe.runs.seams import Score
     from volpipe.volumes.survey import Footprint, Intensities, Trials
     from volpipe.volumes.volume import Volume
 
@@ -408,7 +408,7 @@ def seam_line(scores: Sequence[Score]) -> str:
 
 def seam_warning(scores: Sequence[Score]) -> str:
     """Return what to do about scores that are above the threshold, "" where none is."""
-    from volpipe.seams import THRESHOLD
+    from volpipe.runs.seams import THRESHOLD
 
     seen = [score.axis for score in scores if score.is_seam]
     if not seen:

@@ -16,11 +16,11 @@ from volpipe.blockwise.journal import Totals
 from volpipe.course import newest_step
 from volpipe.driver import inspect_run
 from volpipe.flow_run import Entry, find_entries, is_done
-from volpipe.folder import RunFolder
 from volpipe.label_audit import inspect_labels
 from volpipe.lesson import Training
-from volpipe.presence import Driver, StageNote, find_driver
 from volpipe.recipes.training import LOSSES
+from volpipe.runs.presence import Driver, StageNote, find_driver
+from volpipe.runs.run_folder import RunFolder
 from volpipe.sweep import SWEEP_FILE
 from volpipe.training_logs import last_step
 from volpipe.trials import TABLE

@@ -27,10 +27,10 @@ from volpipe.course import (
     newest_step,
 )
 from volpipe.errors import RecipeError, RunError
-from volpipe.folder import RunFolder
 from volpipe.lesson import Training
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.runs.run_folder import RunFolder
 from volpipe.training_logs import read_log
 
 log = logging.getLogger(__name__)

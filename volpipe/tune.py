@@ -19,13 +19,13 @@ from pydantic import Field, model_validator
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
-from volpipe.folder import RunFolder
-from volpipe.presence import present
-from volpipe.provenance import to_toml
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import Section, differences, load_tree, typed
 from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
+from volpipe.runs.presence import present
+from volpipe.runs.provenance import to_toml
+from volpipe.runs.run_folder import RunFolder
 from volpipe.trials import (
     Trial,
     TrialPool,

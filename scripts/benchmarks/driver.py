@@ -37,7 +37,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.blockwise.usage import peak_bytes
     from volpipe.driver import prepare
     from volpipe.recipes.inference import load_recipe
-    from volpipe.schedule import Schedule
+    from volpipe.runs.schedule import Schedule
     from volpipe.volumes.volume import ArraySpec, create_array
 
     window = 64

@@ -16,7 +16,7 @@ from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment, remove, run_folder
 from volpipe.appraisal import forecast
-from volpipe.folder import RunFolder
+from volpipe.runs.run_folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")
 LOOK_SECONDS = 0.5

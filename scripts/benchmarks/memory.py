@@ -8,7 +8,7 @@ from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import command, run_folder
 from volpipe.blockwise.journal import read_records
-from volpipe.folder import RunFolder
+from volpipe.runs.run_folder import RunFolder
 
 MIB = 2**20
 

@@ -18,12 +18,12 @@ from volpipe.blockwise.loop import Loop, Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.errors import PlanError, RunStopped
-from volpipe.folder import RunFolder
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
-from volpipe.worker import Job, submitter
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import Job, submitter
 
 log = logging.getLogger(__name__)
 

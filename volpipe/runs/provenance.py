@@ -22,7 +22,6 @@ from pydantic import BaseModel, Field
 import volpipe
 from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.errors import RunError
-from volpipe.folder import RunFolder
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import ARRAY_FORMATS, level_key
 from volpipe.inference.plan import Plan, Source
@@ -31,7 +30,8 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
-from volpipe.verify import METADATA_STAGE, metadata_sums
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import METADATA_STAGE, metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.volumes.storage import paths

@@ -22,9 +22,9 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.toml import differences
+from volpipe.runs.worker import PLAN_FILE, SELECTION_FILE
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
-from volpipe.worker import PLAN_FILE, SELECTION_FILE
 
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 

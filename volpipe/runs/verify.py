@@ -14,7 +14,6 @@ import numpy as np
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import RunError
-from volpipe.folder import RunFolder
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums
@@ -25,6 +24,7 @@ from volpipe.inference.runner import load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, batches
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.tensorstore import num_threads
