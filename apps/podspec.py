@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from kubernetes import client
 
 from volpipe.errors import SiteError
-from volpipe.seats import SERVICE_VARIABLE
+from volpipe.training.rank_info import SERVICE_VARIABLE
 
 RUN_LABEL = "volpipe-run"
 WORKERS = {"volpipe-role": "worker"}  # on the pods of every run: what the service selects

@@ -11,12 +11,12 @@ from conftest import ROOT
 from torch import nn
 from trainings import make_folder
 
-from volpipe.adam import Adam
+from volpipe.training.optimizer import Adam
 
 TRAINED = """
 import sys
 from pathlib import Path
-from volpipe.train import train
+from volpipe.training.loop import train
 from volpipe.recipes.training import load_training
 train(load_training(Path("recipe.toml")), Path("t"))
 print(sorted(name for name in sys.modules if name == "torch" or name.startswith("torch._dynamo")))

@@ -466,7 +466,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.start.on_site", "the same command again goes on"),
         (
             ["train", "train_affinities.toml"],
-            "volpipe.course.run_training",
+            "volpipe.training.driver.run_training",
             "the same command again goes on from the newest checkpoint",
         ),
         (
@@ -474,8 +474,8 @@ def test_sizes_and_times_are_for_people() -> None:
             "volpipe.recipes.training.load_training",
             "",
         ),  # before it could say what the command does
-        (["sweep", "mine.toml"], "volpipe.sweep.load_sweep", ""),
-        (["tune", "mine.toml"], "volpipe.tune.load_tuning", ""),
+        (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),
+        (["tune", "mine.toml"], "volpipe.training.search.optuna.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),
         (["sites", "check", "threads"], "volpipe.apps.checkups.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli_evaluate.check_target", ""),

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-import volpipe.dataset
-from volpipe.dataset import ChunkSampler, WindowDataset
+import volpipe.training.data.dataset
 from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.recipes.inference import load_recipe
+from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
 
 SHAPE, WINDOW, OVERLAP, BLOCK = (40, 34, 29), (16, 14, 12), (4, 7, 0), (2, 3, 2)
@@ -364,7 +364,9 @@ def test_a_rank_that_is_none_is_refused(rank: int, ranks: int) -> None:
 
 def examples() -> list[str]:
     """Return the code in the module's docstring: each indented part after "::"."""
-    docstring = ast.get_docstring(ast.parse(Path(volpipe.dataset.__file__).read_text(encoding="utf-8"))) or ""
+    docstring = (
+        ast.get_docstring(ast.parse(Path(volpipe.training.data.dataset.__file__).read_text(encoding="utf-8"))) or ""
+    )
     codes: list[str] = []
     inside = False
     for line in docstring.splitlines():

@@ -16,10 +16,10 @@ from volpipe.geometry.grid import Box
 from volpipe.models.unet3d import unet3d
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.sample import Sample, write_sample
-from volpipe.samples import Sampler
-from volpipe.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
-from volpipe.train import make_train_state, train
-from volpipe.training_logs import read_log
+from volpipe.training.data.samples import Sampler
+from volpipe.training.data.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
+from volpipe.training.logs import read_log
+from volpipe.training.loop import make_train_state, train
 
 SHAPE = (24, 30, 36)
 TURNS = {"flips": ("z", "y", "x"), "swap": True}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from volpipe.losses import RAREST, balance, consistency, cropped, loss_terms
 from volpipe.recipes.training import Affinities, Loss
+from volpipe.training.losses import RAREST, balance, consistency, cropped, loss_terms
 
 RNG = np.random.default_rng(9)
 OUT, TRUTH = RNG.normal(size=(2, 2, 1, 4, 5, 6)).astype(np.float32)

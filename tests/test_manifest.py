@@ -18,9 +18,9 @@ from trainings import Threads, losses_in, make_folder
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.course import run_training
 from volpipe.recipes.training import WEIGHTS, load_training
-from volpipe.training_logs import last_step
+from volpipe.training.driver import run_training
+from volpipe.training.logs import last_step
 
 RUN = ("run", "--config", "k8s_htex", "volume.n5", "-o", "out.zarr")
 

@@ -21,16 +21,16 @@ from command import begin, finish, processes_in, wait_until
 from torch import nn
 from trainings import Threads, losses_in, make_folder
 
-from volpipe import ranks
 from volpipe.blockwise.journal import Record
-from volpipe.checkpoints import checkpoints
-from volpipe.course import run_training
 from volpipe.errors import RunStopped, SiteError
-from volpipe.ranks import RENDEZVOUS, PeerLost, RankGroup, join_ranks
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
-from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
-from volpipe.train import train
-from volpipe.training_logs import last_step
+from volpipe.training import distributed
+from volpipe.training.checkpoints import checkpoints
+from volpipe.training.distributed import RENDEZVOUS, PeerLost, RankGroup, join_ranks
+from volpipe.training.driver import run_training
+from volpipe.training.logs import last_step
+from volpipe.training.loop import train
+from volpipe.training.rank_info import ABANDONED, PEER_LOST, RankInfo
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -195,7 +195,7 @@ def test_a_rank_waits_in_vain_for_an_attempt_that_is_abandoned_or_never_full(
         join_ranks(RankInfo(1, 2, "this"), folder, lambda: None),
     ):
         pass
-    monkeypatch.setattr(ranks, "MEET_SECONDS", 0.3)
+    monkeypatch.setattr(distributed, "MEET_SECONDS", 0.3)
     with (
         pytest.raises(RuntimeError, match="not all 2 ranks were running; give fewer"),
         join_ranks(RankInfo(0, 2, "that"), folder, lambda: None),
@@ -242,8 +242,8 @@ def rendezvous_in(folder: Path) -> dict[str, Any]:  # Any: JSON
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets ranks that are misled give up soon."""
-    monkeypatch.setattr(ranks, "TALK_SECONDS", 20.0)
-    monkeypatch.setattr(ranks, "MEET_SECONDS", 20.0)
+    monkeypatch.setattr(distributed, "TALK_SECONDS", 20.0)
+    monkeypatch.setattr(distributed, "MEET_SECONDS", 20.0)
 
 
 @pytest.fixture
@@ -264,9 +264,11 @@ def test_rank_0_writes_its_full_name_and_where_nobody_knows_it_its_address_is_ta
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_name_that_resolves_is_followed_before_the_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish = ranks._publish
+    publish = distributed._publish
     elsewhere = {"name": "localhost", "host": "127.0.0.2"}  # where nobody listens
-    monkeypatch.setattr(ranks, "_publish", lambda folder, rendezvous: publish(folder, {**rendezvous, **elsewhere}))
+    monkeypatch.setattr(
+        distributed, "_publish", lambda folder, rendezvous: publish(folder, {**rendezvous, **elsewhere})
+    )
     assert meet(folder) == [0.5, 0.5]
 
 

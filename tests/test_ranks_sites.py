@@ -13,9 +13,9 @@ from pods import IMAGE, SITE, cluster_for
 from slurm import Slurm, kill, lacking, running_slurm
 from trainings import Threads, losses_in, make_folder
 
-from volpipe.course import run_training
 from volpipe.recipes.training import WEIGHTS, load_training
-from volpipe.training_logs import last_step
+from volpipe.training.driver import run_training
+from volpipe.training.logs import last_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # test_ranks.py has a quicker sibling
 

@@ -18,7 +18,6 @@ from plans import some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.dataset import WindowDataset
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.geometry.blend import FAMILIES
@@ -27,6 +26,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
+from volpipe.training.data.dataset import WindowDataset
 from volpipe.volumes.volume import (
     ArraySpec,
     Level,

@@ -9,13 +9,13 @@ import pytest
 import tifffile
 from inline import Inline
 
-from volpipe.degrade import context, degrade
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.samples import Sampler
+from volpipe.training.data.degrade import context, degrade
+from volpipe.training.data.samples import Sampler
 
 SHAPE = (24, 30, 36)
 

@@ -12,15 +12,15 @@ import pytest
 from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
-from volpipe import train as module
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.errors import RecipeError, RunError, SiteError
 from volpipe.recipes.training import WEIGHTS, load_training
-from volpipe.sweep import combined, load_sweep, run_sweep
-from volpipe.train import train
-from volpipe.training_logs import last_step
-from volpipe.trials import TrialResult, with_overrides
-from volpipe.tune import load_tuning
+from volpipe.training import loop as module
+from volpipe.training.logs import last_step
+from volpipe.training.loop import train
+from volpipe.training.search.grid import combined, load_sweep, run_sweep
+from volpipe.training.search.optuna import load_tuning
+from volpipe.training.search.trials import TrialResult, with_overrides
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 

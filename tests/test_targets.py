@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from volpipe.geometry.affinities import OFFSETS
-from volpipe.targets import APART, LEVELS, NEAR, UNKNOWN, accuracy, histograms, roc_auc, targets
+from volpipe.training.data.targets import APART, LEVELS, NEAR, UNKNOWN, accuracy, histograms, roc_auc, targets
 
 LABELS = np.random.default_rng(2).integers(0, 4, (5, 6, 7))
 SOME = ((-1, 0, 0), (0, 2, 0), (0, -1, 3))

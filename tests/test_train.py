@@ -16,13 +16,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from trainings import make_folder
 
-from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
 from volpipe.models.superres import superres
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import LOSSES, WEIGHTS, Steps, TrainRecipe, check_same, load_training
-from volpipe.train import train
-from volpipe.training_logs import last_step
+from volpipe.training.checkpoints import checkpoints, load_checkpoint
+from volpipe.training.logs import last_step
+from volpipe.training.loop import train
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import open_volume
 
@@ -201,7 +201,7 @@ def test_weights_of_fewer_steps_do_not_pass_for_those_of_all(
     assert give(*base, "--set", "train.steps=4").code == 0
     early = weights.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr("volpipe.train.save_weights", lambda path, state: None)
+        patched.setattr("volpipe.training.loop.save_weights", lambda path, state: None)
         assert give(*base, "--set", "train.steps=6").code == 0
     assert not weights.exists()
     assert give(*base, "--set", "train.steps=6").code == 0

@@ -16,15 +16,15 @@ from graphs import export_onnx
 from trainings import Threads, make_folder
 from zoo import Smooth, description, out_of, scripted, write_package, zipped
 
-from volpipe.course import check_trainable, run_training
-from volpipe.degrade import context
 from volpipe.errors import PlanError, RecipeError
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.training import TrainRecipe, load_training
-from volpipe.sweep import load_sweep, run_sweep
-from volpipe.train import make_train_state
-from volpipe.tune import load_tuning, run_tuning
+from volpipe.training.data.degrade import context
+from volpipe.training.driver import check_trainable, run_training
+from volpipe.training.loop import make_train_state
+from volpipe.training.search.grid import load_sweep, run_sweep
+from volpipe.training.search.optuna import load_tuning, run_tuning
 
 TABLES = """
 validate_every = 2

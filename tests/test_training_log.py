@@ -12,11 +12,11 @@ from command import giver
 from trainings import Threads, make_folder
 
 import volpipe
-from volpipe.course import run_training
 from volpipe.errors import RunError, RunStopped, SiteError
 from volpipe.recipes.training import load_training
-from volpipe.sweep import load_sweep, run_sweep
-from volpipe.tune import load_tuning, run_tuning
+from volpipe.training.driver import run_training
+from volpipe.training.search.grid import load_sweep, run_sweep
+from volpipe.training.search.optuna import load_tuning, run_tuning
 
 TABLES = """
 validate_every = 2

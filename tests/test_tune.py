@@ -16,15 +16,15 @@ import pytest
 from command import begin, finish, giver, processes_in, set_each, wait_until
 from trainings import Threads, losses_in, make_folder
 
-from volpipe import tune
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.checkpoints import checkpoints
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
-from volpipe.train import train
-from volpipe.training_logs import last_step
-from volpipe.trials import TrialResult
-from volpipe.tune import BEST, STUDY, Range, Study, load_tuning, run_tuning
+from volpipe.training.checkpoints import checkpoints
+from volpipe.training.logs import last_step
+from volpipe.training.loop import train
+from volpipe.training.search import optuna as tune
+from volpipe.training.search.optuna import BEST, STUDY, Range, Study, load_tuning, run_tuning
+from volpipe.training.search.trials import TrialResult
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 

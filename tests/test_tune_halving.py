@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from trainings import Threads, losses_in, make_folder
 
-from volpipe import trials
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS
-from volpipe.train import TrainLog, TrainState
-from volpipe.trials import Trial
-from volpipe.tune import Study, load_tuning, run_tuning
+from volpipe.training.loop import TrainLog, TrainState
+from volpipe.training.search import trials
+from volpipe.training.search.optuna import Study, load_tuning, run_tuning
+from volpipe.training.search.trials import Trial
 
 STEPS = 8
 TUNE = f"""

@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from test_train import TRAIN, losses_in
 from trainings import LEANING
 
-from volpipe.checkpoints import checkpoints, load_checkpoint
 from volpipe.errors import RecipeError, RunError
 from volpipe.geometry.grid import Box
 from volpipe.models.superres import superres
 from volpipe.recipes.training import EVENTS, LOSSES, WEIGHTS, TrainRecipe, load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.samples import Sampler
-from volpipe.train import train
-from volpipe.training_logs import EVENT_FILE, read_log
-from volpipe.validate import NUM_WINDOWS, middle
+from volpipe.training.checkpoints import checkpoints, load_checkpoint
+from volpipe.training.data.samples import Sampler
+from volpipe.training.logs import EVENT_FILE, read_log
+from volpipe.training.loop import train
+from volpipe.training.validate import NUM_WINDOWS, middle
 from volpipe.volumes.volume import open_volume
 
 HELD = Box((4, 3, 5), (27, 36, 37))
@@ -188,7 +188,7 @@ def test_event_files_hold_what_was_logged_once_also_after_an_interruption(folder
 
 
 def test_large_steps_take_several_bytes(tmp_path: Path) -> None:
-    from volpipe.training_logs import write_events
+    from volpipe.training.logs import write_events
 
     write_events(tmp_path, [{"step": 1_000_000, "time": 3.0, "loss": 0.5}])
     assert scalars(tmp_path / EVENT_FILE) == [(1_000_000, {"loss": 0.5})]
@@ -290,7 +290,7 @@ def test_float16_is_refused_with_an_adversary(gan: Path) -> None:
 
 
 def test_windows_of_predictions_lie_in_what_is_held_out(folder: Path) -> None:
-    from volpipe.validate import _windows
+    from volpipe.training.validate import _windows
 
     boxes = [box for _, box in _windows(Sampler(recipe(folder), (2, 1, 1), str(folder)))]
     assert len(set(boxes)) == NUM_WINDOWS

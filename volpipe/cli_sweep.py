@@ -17,7 +17,7 @@ from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
 from volpipe.terminal import bars, check_folder, err, out
 
 if TYPE_CHECKING:
-    from volpipe.trials import TrialResult
+    from volpipe.training.search.trials import TrialResult
 
 INCOMPLETE = 1
 
@@ -52,7 +52,7 @@ def command(kind: str, help: str) -> Callable[..., None]:
 
 def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
     from volpipe.apps.start import on_site
-    from volpipe.sweep import load_sweep, run_sweep
+    from volpipe.training.search.grid import load_sweep, run_sweep
 
     chosen = load_sweep(recipe, settings)
     with _interruptible(), _progress(len(chosen.recipes)) as on_end:
@@ -65,7 +65,7 @@ def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, 
 
 def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
     from volpipe.apps.start import on_site
-    from volpipe.tune import BEST, load_tuning, run_tuning
+    from volpipe.training.search.optuna import BEST, load_tuning, run_tuning
 
     chosen = load_tuning(recipe, settings)
     with _interruptible(), _progress(chosen.search.trials) as on_end:

@@ -45,7 +45,7 @@ def train(
     folder = out_path or Path(f"{recipe.stem}.train")
     check_folder(f"--out {folder}", folder, parents=parents)
     from volpipe.apps.start import on_site
-    from volpipe.course import run_training
+    from volpipe.training.driver import run_training
 
     try:
         with _progress(chosen.train.steps) as on_step:

@@ -14,9 +14,9 @@ from volpipe.picture import curve, panel
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.runs.provenance import settings_of
-from volpipe.training_data import resolve_address
-from volpipe.training_logs import read_log
-from volpipe.trials import SCORES
+from volpipe.training.data.volumes import resolve_address
+from volpipe.training.logs import read_log
+from volpipe.training.search.trials import SCORES
 from volpipe.volumes.volume import open_volume
 
 CURVE, RUN_RECIPE = "curve.png", "run.toml"  # in a training's folder

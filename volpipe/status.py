@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.course import newest_step
 from volpipe.driver import inspect_run
 from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.label_audit import inspect_labels
-from volpipe.lesson import Training
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.sweep import SWEEP_FILE
-from volpipe.training_logs import last_step
-from volpipe.trials import TABLE
-from volpipe.tune import STUDY
+from volpipe.training.driver import newest_step
+from volpipe.training.logs import last_step
+from volpipe.training.search.grid import SWEEP_FILE
+from volpipe.training.search.optuna import STUDY
+from volpipe.training.search.trials import TABLE
+from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]

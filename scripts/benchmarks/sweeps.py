@@ -18,7 +18,7 @@ from benchmarks.row import Outcome, Row, Setting, compared
 from volpipe.apps.start import ParslPool, started
 from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
-from volpipe.sweep import load_sweep, run_sweep
+from volpipe.training.search.grid import load_sweep, run_sweep
 
 RECIPE = """
 net = { name = "superres", options = { factor = 2, features = 8, num_blocks = 2 } }

@@ -27,7 +27,7 @@ import torch.distributed
 from torch import Tensor
 
 from volpipe.errors import RunError
-from volpipe.seats import ABANDONED, SERVICE_VARIABLE, RankInfo
+from volpipe.training.rank_info import ABANDONED, SERVICE_VARIABLE, RankInfo
 from volpipe.volumes.storage.paths import atomic_write
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool3d, binary_cross_entropy, binary_cross_e
 
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.training import Affinities, Loss
-from volpipe.targets import NEAR, UNKNOWN
+from volpipe.training.data.targets import NEAR, UNKNOWN
 
 ROOM = (0, 2, 3, 4)  # all axes but the channels'
 RAREST = 0.05  # share of the voxels, as of a small window that no membrane cuts

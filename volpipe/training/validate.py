@@ -26,8 +26,8 @@ from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Infer, Output, Recipe
 from volpipe.recipes.training import TrainRecipe
-from volpipe.samples import Sampler, SampleSource
-from volpipe.targets import accuracy, histograms, roc_auc
+from volpipe.training.data.samples import Sampler, SampleSource
+from volpipe.training.data.targets import accuracy, histograms, roc_auc
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 
 EDGE = 160  # longest edge, in voxels of the truth, of the validated middle of a held-out box

@@ -13,8 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from volpipe.dataset import WindowDataset
-from volpipe.degrade import blurred, context, degrade
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Triple
 from volpipe.inference.intensity import Affine, to_dtype
@@ -23,8 +21,10 @@ from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import affine
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, Samples, TrainRecipe
-from volpipe.targets import targets
-from volpipe.training_data import check_finite, check_holds, open_data, resolve_address
+from volpipe.training.data.dataset import WindowDataset
+from volpipe.training.data.degrade import blurred, context, degrade
+from volpipe.training.data.targets import targets
+from volpipe.training.data.volumes import check_finite, check_holds, open_data, resolve_address
 from volpipe.volumes.volume import Reader, Volume, open_volume
 
 AXES = "zyx"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from volpipe.adam import Adam
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.training import Adversary
 from volpipe.resolve import load_function
+from volpipe.training.optimizer import Adam
 
 
 @dataclass

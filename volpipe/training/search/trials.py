@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.course import (
+from volpipe.errors import RecipeError, RunError
+from volpipe.recipes.complaints import show_value
+from volpipe.recipes.training import TrainRecipe, check_same
+from volpipe.runs.run_folder import RunFolder
+from volpipe.training.driver import (
     BOOKKEEPING,
     TICK_SECONDS,
     TrainingFailed,
@@ -26,12 +30,8 @@ from volpipe.course import (
     is_complete,
     newest_step,
 )
-from volpipe.errors import RecipeError, RunError
-from volpipe.lesson import Training
-from volpipe.recipes.complaints import show_value
-from volpipe.recipes.training import TrainRecipe, check_same
-from volpipe.runs.run_folder import RunFolder
-from volpipe.training_logs import read_log
+from volpipe.training.logs import read_log
+from volpipe.training.task import Training
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.course import check_slots, check_trainable, log_session
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import Section, differences, load_tree, typed
@@ -26,7 +25,8 @@ from volpipe.resolve import recipe_name
 from volpipe.runs.presence import present
 from volpipe.runs.provenance import to_toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.trials import (
+from volpipe.training.driver import check_slots, check_trainable, log_session
+from volpipe.training.search.trials import (
     Trial,
     TrialPool,
     TrialResult,

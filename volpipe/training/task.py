@@ -14,7 +14,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RunError
 from volpipe.recipes.training import TrainRecipe
-from volpipe.seats import PEER_LOST, RankInfo
+from volpipe.training.rank_info import PEER_LOST, RankInfo
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
 
@@ -63,8 +63,8 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record:
         check_holder(Path(folder), session)
 
     def outcomes() -> Outcomes:
-        from volpipe.ranks import PeerLost, join_ranks
-        from volpipe.train import train
+        from volpipe.training.distributed import PeerLost, join_ranks
+        from volpipe.training.loop import train
 
         training = Training.load(Path(folder))
         assert training is not None, "the driver stores it before it sends anything"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.blockwise.pool import Start
-from volpipe.course import check_slots, check_trainable, is_complete, log_session
 from volpipe.errors import RecipeError, RunError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree, typed
@@ -23,7 +22,8 @@ from volpipe.recipes.training import VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
 from volpipe.runs.presence import present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.trials import (
+from volpipe.training.driver import check_slots, check_trainable, is_complete, log_session
+from volpipe.training.search.trials import (
     Trial,
     TrialPool,
     TrialResult,

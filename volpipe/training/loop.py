@@ -22,20 +22,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from volpipe.adam import Adam
-from volpipe.adversary import Discriminator
-from volpipe.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights, step_of
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Triple
 from volpipe.inference.windows import ahead
-from volpipe.losses import consistency, cropped, loss_terms
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
-from volpipe.ranks import RankGroup
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
-from volpipe.samples import Sampler
-from volpipe.training_logs import open_log
-from volpipe.validate import HeldOut, predict, prepare_held_out, validate
+from volpipe.training.checkpoints import (
+    checkpoint_at,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    save_weights,
+    step_of,
+)
+from volpipe.training.data.samples import Sampler
+from volpipe.training.discriminator import Discriminator
+from volpipe.training.distributed import RankGroup
+from volpipe.training.logs import open_log
+from volpipe.training.losses import consistency, cropped, loss_terms
+from volpipe.training.optimizer import Adam
+from volpipe.training.validate import HeldOut, predict, prepare_held_out, validate
 
 log = logging.getLogger(__name__)
 

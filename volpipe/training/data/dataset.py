@@ -7,7 +7,7 @@ Example:
     Train on a volume, `cells.n5`, by windows cut from it as they are needed::
 
         from torch.utils.data import DataLoader
-        from volpipe.dataset import ChunkSampler, WindowDataset
+        from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 
 
         def main() -> None:

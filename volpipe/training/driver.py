@@ -18,7 +18,6 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
-from volpipe.lesson import Training
 from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
@@ -27,9 +26,10 @@ from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, ch
 from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import StageNote, present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.seats import ABANDONED, PEER_LOST, RankInfo
-from volpipe.training_data import check_data
-from volpipe.training_logs import last_step
+from volpipe.training.data.volumes import check_data
+from volpipe.training.logs import last_step
+from volpipe.training.rank_info import ABANDONED, PEER_LOST, RankInfo
+from volpipe.training.task import Training
 
 log = logging.getLogger(__name__)
 

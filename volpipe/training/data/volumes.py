@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.degrade import context
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.roi import find_roi
@@ -20,6 +19,7 @@ from volpipe.inference.statistics import needs_measuring
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Normalise
 from volpipe.recipes.training import Data, TrainRecipe
+from volpipe.training.data.degrade import context
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
