@@ -16,7 +16,7 @@ from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
-from volpipe.sample import Sample, write_sample
+from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import histograms, roc_auc, targets
 from volpipe.volumes.volume import open_volume

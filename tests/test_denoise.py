@@ -22,7 +22,7 @@ from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import load_recipe
-from volpipe.sample import MEMBRANE, Sample, write_sample
+from volpipe.synthetic.volume import MEMBRANE, Sample, write_sample
 from volpipe.volumes.volume import open_volume
 
 RECIPE = ROOT / "configs" / "default.toml"

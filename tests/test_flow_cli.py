@@ -16,7 +16,7 @@ from volumes import fingerprint, write_volume
 
 from volpipe import flow_cost
 from volpipe.geometry.affinities import affinities
-from volpipe.sample import Sample, write_sample
+from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.volume import open_volume
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]

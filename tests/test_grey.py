@@ -16,7 +16,7 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine, measure, sampled_affine
 from volpipe.recipes.inference import Normalise, load_recipe
-from volpipe.sample import Sample
+from volpipe.synthetic.volume import Sample
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume
 

@@ -15,7 +15,7 @@ from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.geometry.grid import Box
 from volpipe.models.unet3d import unet3d
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
-from volpipe.sample import Sample, write_sample
+from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import UNKNOWN, accuracy, histograms, roc_auc, targets
 from volpipe.training.logs import read_log

@@ -14,13 +14,13 @@ import z5py
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volpipe import cells, chance
-from volpipe import sample as sample_module
 from volpipe.errors import RecipeError, VolumeError
 from volpipe.geometry.grid import Box
-from volpipe.painting import blur, paint, sections
-from volpipe.sample import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
-from volpipe.tissue import grow, vesicles
+from volpipe.synthetic import neurites, random_field
+from volpipe.synthetic import volume as sample_module
+from volpipe.synthetic.render import blur, paint, sections
+from volpipe.synthetic.tissue import grow, vesicles
+from volpipe.synthetic.volume import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
 from volpipe.volumes.volume import open_volume
 
 KINDS = ("raw", "labels", "organelles")
@@ -99,8 +99,8 @@ def test_leaving_out_distant_rods_changes_nothing(
     sample = Sample((200, 200, 200), seed=2, voxel_size_nm=voxel_size_nm)
     box = Box((60, 80, 90), (70, 104, 120))
     quick = floats(sample, box)
-    monkeypatch.setattr(cells.Rods, "deciding", lambda rods, point: rods)
-    monkeypatch.setattr(cells.Rods, "filled", lambda rods, point: rods[rods.mitochondrion > 0])
+    monkeypatch.setattr(neurites.Rods, "deciding", lambda rods, point: rods)
+    monkeypatch.setattr(neurites.Rods, "filled", lambda rods, point: rods[rods.mitochondrion > 0])
     for name, found in floats(sample, box).items():
         assert np.array_equal(found, quick[name]), name
 
@@ -108,8 +108,8 @@ def test_leaving_out_distant_rods_changes_nothing(
 def test_looking_further_for_rods_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, box = Sample((200, 200, 200), seed=3), Box((20, 30, 40), (36, 62, 72))
     quick = floats(sample, box)
-    reach = cells._reach()
-    monkeypatch.setattr(cells, "_reach", lambda: reach + 900.0)
+    reach = neurites._reach()
+    monkeypatch.setattr(neurites, "_reach", lambda: reach + 900.0)
     for name, found in floats(sample, box).items():
         assert np.array_equal(found, quick[name]), name
 
@@ -187,7 +187,7 @@ def test_blur_spreads_a_point_further_along_z() -> None:
 
 
 def test_noise_is_white_with_deviation_one() -> None:
-    noise = chance.white_noise(3, Box((5, 100, 7), (25, 200, 107)))
+    noise = random_field.white_noise(3, Box((5, 100, 7), (25, 200, 107)))
     count = noise.size
     assert abs(noise.mean()) < 5 / count**0.5
     assert abs(noise.std() - 1) < 0.02
@@ -200,13 +200,13 @@ def test_mix_gives_the_published_numbers_of_splitmix64() -> None:
     golden = 0x9E3779B97F4A7C15
     states = np.array([golden, (2 * golden) % 2**64, (3 * golden) % 2**64], np.uint64)
     # The first outputs of splitmix64 from state 0, as in S. Vigna's reference, 2015.
-    assert chance._mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert random_field._mix(states).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 def test_smooth_noise_is_the_spline_of_its_lattice() -> None:
     at = (np.array([-33.0, 12.5]), np.array([7.0, 700.25]), np.array([55.0, 61.0, 140.0]))
     spacing = 50.0
-    found = chance.smooth(9, 2, at, spacing)
+    found = random_field.smooth(9, 2, at, spacing)
 
     def weight(distance: float) -> float:
         d = abs(distance)
@@ -217,7 +217,7 @@ def test_smooth_noise_is_the_spline_of_its_lattice() -> None:
         total = 0.0
         for node in product(*(range(int(p) - 3, int(p) + 4) for p in point)):
             place = [np.array([n]) for n in node]
-            value = float(chance._hash(9, 2, *place)[0]) / 2**64 * 2 - 1
+            value = float(random_field._hash(9, 2, *place)[0]) / 2**64 * 2 - 1
             total += value * float(np.prod([weight(p - n) for p, n in zip(point, node, strict=True)]))
         assert found[i, j, k] == pytest.approx(total, abs=1e-5)
 
@@ -226,7 +226,7 @@ def test_distance_to_a_rod_is_that_to_its_nearest_point() -> None:
     rng = np.random.default_rng(0)
     start, point, way = rng.normal(size=(3, 3, 20))
     length = np.linalg.norm(way, axis=0)
-    found = cells.axis_distance((point[0], point[1], point[2]), start, way / length, length)
+    found = neurites.axis_distance((point[0], point[1], point[2]), start, way / length, length)
     steps = np.linspace(0, 1, 20_001)[:, None, None]
     brute = np.linalg.norm(start + steps * way - point, axis=1).min(axis=0)
     np.testing.assert_allclose(found, brute, atol=1e-4)

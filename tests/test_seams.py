@@ -12,7 +12,7 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.inference.selection import Selection
 from volpipe.runs.seams import THRESHOLD, seam_scores
-from volpipe.sample import Sample, write_sample
+from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.formats.container import read_attributes
 
 # Adds the mean of a window to it, many times: windows of an uneven volume disagree.

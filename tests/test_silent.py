@@ -15,7 +15,7 @@ from volpipe.errors import PlanError
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.resolve import shipped_recipe
-from volpipe.sample import Sample, write_sample
+from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.volume import open_volume
 
 SHAPE = (16, 16, 24)

@@ -105,7 +105,7 @@ def sample(
     parents: Parents = False,
 ) -> None:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
-    from volpipe.sample import Sample, write_sample
+    from volpipe.synthetic.volume import Sample, write_sample
 
     if str(path).startswith(("s3:", "http:", "https:")):
         raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")

@@ -15,7 +15,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple, align_up
 from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
-from volpipe.sample import Sample
+from volpipe.synthetic.volume import Sample
 from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.row import Setting
 from volpipe.geometry.grid import Box, Grid
-from volpipe.sample import Sample
+from volpipe.synthetic.volume import Sample
 from volpipe.volumes.volume import ArraySpec, create_array, open_writer
 
 TILE = (128, 128, 128)

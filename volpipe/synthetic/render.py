@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from volpipe.chance import Array, Stream, smooth, uniform, white_noise
 from volpipe.geometry.grid import Box
-from volpipe.tissue import Tissue, grow, vesicles
+from volpipe.synthetic.random_field import Array, Stream, smooth, uniform, white_noise
+from volpipe.synthetic.tissue import Tissue, grow, vesicles
 
 _NOISE = 6.0  # grey levels, deviation
 _HALO = (2, 1, 1)  # voxels that the blur reads on each side

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.cells import number_cells
-from volpipe.chance import Array
 from volpipe.errors import RecipeError
 from volpipe.geometry.grid import Box, Grid
-from volpipe.painting import render
-from volpipe.tissue import HALF_MEMBRANE, grow, vesicles
+from volpipe.synthetic.neurites import number_cells
+from volpipe.synthetic.random_field import Array
+from volpipe.synthetic.render import render
+from volpipe.synthetic.tissue import HALF_MEMBRANE, grow, vesicles
 
 CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE = range(4)  # what `organelles` returns
 

@@ -18,9 +18,9 @@ from itertools import product
 
 import numpy as np
 
-from volpipe.cells import BENDS, RANGE, Rods, axis_distance, rods_near
-from volpipe.chance import Array, Axes, Stream, smooth, uniform, voxels
 from volpipe.geometry.grid import Box
+from volpipe.synthetic.neurites import BENDS, RANGE, Rods, axis_distance, rods_near
+from volpipe.synthetic.random_field import Array, Axes, Stream, smooth, uniform, voxels
 
 # Lengths are in nm, chosen by eye beside FIB-SEM of fly medulla at 10 nm (Takemura et al., PNAS 2015).
 HALF_MEMBRANE = 11.0

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from volpipe.chance import Array, Axes, Stream, uniform
+from volpipe.synthetic.random_field import Array, Axes, Stream, uniform
 
 # Lengths are in nm, chosen by eye beside FIB-SEM of fly medulla at 10 nm (Takemura et al., PNAS 2015).
 _NODE_SPACING = 300.0  # edge of the cube that holds one node
