@@ -27,8 +27,8 @@ from volpipe.apps.start import loaded
 from volpipe.apps.watch import first_words, has_lost_interchange, last_words
 from volpipe.checkup import Facts, Part, Question
 from volpipe.errors import ManagerLost, RunError, WorkerLost
+from volpipe.estimation.limits import unwritable
 from volpipe.findings import PACKAGES, Answer, Checked, Gpus
-from volpipe.limits import unwritable
 from volpipe.resolve import told
 from volpipe.volumes.volume import Volume, open_volume
 

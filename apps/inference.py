@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from volpipe import rehearsal
 from volpipe.apps.app import App, Resources
 from volpipe.blockwise.journal import Record
+from volpipe.estimation import calibrate as rehearsal
 from volpipe.runs import worker
 from volpipe.runs.worker import Job
 

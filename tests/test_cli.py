@@ -18,12 +18,13 @@ from conftest import ROOT
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
-from volpipe import cli, rehearsal
+from volpipe import cli
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.loop import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.limits import Limits
+from volpipe.estimation import calibrate
+from volpipe.estimation.limits import Limits
 from volpipe.show import Rate, count, duration, progress_line, size
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
@@ -60,7 +61,7 @@ def test_a_run_says_where_its_result_is_and_what_it_took(tmp_path: Path) -> None
 
 
 def test_a_plan_shows_what_a_run_then_takes(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "SAMPLE_SECONDS", 60.0)  # a busy machine would sample fewer chunks than an idle one
+    monkeypatch.setattr(calibrate, "SAMPLE_SECONDS", 60.0)  # a busy machine would sample fewer chunks than an idle one
     choice = (*THREADS, *IDENTITY, *set_each(*windowed((8, 8, 8), (4, 4, 4), (2, 2, 2), "hann")), "-o", "out.zarr")
     planned = give("plan", *choice, "in.n5")
     assert (planned.code, planned.err) == (0, "")
@@ -93,7 +94,7 @@ def test_a_plan_that_cannot_work_is_shown_and_then_refused(
     def nearly_full(out: Path, worker_bytes: int | None = None) -> Limits:
         return Limits(free_files=1, worker_bytes=worker_bytes)
 
-    monkeypatch.setattr("volpipe.appraisal.disk_limits", nearly_full)
+    monkeypatch.setattr("volpipe.estimation.forecast.disk_limits", nearly_full)
     ended = give("plan", "--quick", *THREADS, *IDENTITY, "in.n5")
     assert ended.code == 2
     assert "streamed" in ended.out

@@ -16,21 +16,21 @@ from inline import Inline
 from plans import blocks_by_shard, planned, plans, volume, voxels_of_blocks
 from volumes import noise, windowed, write_volume
 
-from volpipe import rehearsal
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.stage import bundle_size
 from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
-from volpipe.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
-from volpipe.fetches import fetched_share
+from volpipe.estimation import calibrate
+from volpipe.estimation.cache_model import fetched_share
+from volpipe.estimation.estimate import Estimate, Slots, StageEstimate, UnitCosts, estimate, upper_bounds
+from volpipe.estimation.limits import Limits, check_limits
+from volpipe.estimation.memory import memory_bytes
+from volpipe.estimation.scratch_model import Sums, missed_share
 from volpipe.geometry.grid import Box, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.limits import Limits, check_limits
-from volpipe.memory import memory_bytes
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import Schedule
-from volpipe.sums import Sums, missed_share
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume
 
@@ -64,7 +64,7 @@ def num_voxels(chunk: tuple[int, ...], shape: tuple[int, ...]) -> int:
 def test_chunks_are_counted_as_often_as_blocks_read_them(plan: Plan) -> None:
     seen = [seen_chunks(plan, block) for block in range(len(plan.blocks))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("volpipe.estimate.CACHE_BYTES", 0)
+        patch.setattr("volpipe.estimation.estimate.CACHE_BYTES", 0)
         found = estimated(plan)
     assert found.chunk_reads == sum(map(len, seen))
     assert found.num_chunks == math.prod(-(-n // CHUNK) for n in plan.source.shape)
@@ -231,7 +231,7 @@ def test_planned_bytes_are_within_a_tenth_of_those_that_a_run_takes(
 ) -> None:
     # The rehearsal and the run share this process: what the one keeps, the other would not have to read.
     monkeypatch.setattr("volpipe.inference.windows.CACHE_BYTES", 0)
-    monkeypatch.setattr("volpipe.estimate.CACHE_BYTES", 0)
+    monkeypatch.setattr("volpipe.estimation.estimate.CACHE_BYTES", 0)
     plan = made(tmp_path, blend, mode)
     found = preview(plan, Inline().start).estimate
     assert not (tmp_path / "out").exists()
@@ -277,8 +277,8 @@ def test_tasks_side_by_side_report_together_what_they_wrote(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("seconds", "at_once", "num_chunks"),
     [
-        (60.0, 2**24, rehearsal.SAMPLED_CHUNKS),
-        (-1.0, 2**24, rehearsal.LEAST_CHUNKS),  # however slow the volume is
+        (60.0, 2**24, calibrate.SAMPLED_CHUNKS),
+        (-1.0, 2**24, calibrate.LEAST_CHUNKS),  # however slow the volume is
         (-1.0, 3 * CHUNK**3, 3),
         (-1.0, 1, 1),  # a chunk that takes half of the memory
     ],
@@ -288,11 +288,11 @@ def test_a_sample_is_of_many_chunks_where_these_are_small_and_quick(
 ) -> None:
     plan, read, taken = made(tmp_path, "crop", "streamed"), Reader.read, list[Box]()
     source = open_volume(plan.source.path, plan.source.key)
-    whole = rehearsal.sample(plan, source)
-    monkeypatch.setattr(rehearsal, "SAMPLE_SECONDS", seconds)
-    monkeypatch.setattr(rehearsal, "VOXELS_AT_ONCE", at_once)
+    whole = calibrate.sample(plan, source)
+    monkeypatch.setattr(calibrate, "SAMPLE_SECONDS", seconds)
+    monkeypatch.setattr(calibrate, "VOXELS_AT_ONCE", at_once)
     monkeypatch.setattr(Reader, "read", lambda self, box: taken.append(box) or read(self, box))
-    found = rehearsal.sample(plan, source)
+    found = calibrate.sample(plan, source)
     assert len(taken) == num_chunks
     assert all(0 < box.num_voxels <= CHUNK**3 for box in taken)
     assert found.voxel_bytes == pytest.approx(whole.voxel_bytes, rel=0.1)

@@ -14,9 +14,9 @@ import pytest
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
-from volpipe import limits
 from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.estimation import limits
 from volpipe.flow_cost import FlowCost, forecast_flow, preview_flow
 from volpipe.flow_plan import FlowPlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done

@@ -14,9 +14,9 @@ from command import THREADS, Give, giver
 from inline import Inline, Stopped
 from volumes import write_volume
 
-from volpipe import limits
 from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.estimation import limits
 from volpipe.flow_cost import forecast_flow
 from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
 from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done

@@ -13,10 +13,10 @@ from conftest import ROOT
 from inline import Inline
 from volumes import noise, write_volume
 
-from volpipe.appraisal import forecast
 from volpipe.blockwise.journal import read_records
 from volpipe.driver import prepare, preview
-from volpipe.memory import GPU_BYTES, net_bytes
+from volpipe.estimation.forecast import forecast
+from volpipe.estimation.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.run_folder import RunFolder

@@ -18,8 +18,8 @@ import pytest
 from plans import planned, volume
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Slots, estimate, upper_bounds
-from volpipe.limits import Limits, check_limits, disk_limits
+from volpipe.estimation.estimate import Slots, estimate, upper_bounds
+from volpipe.estimation.limits import Limits, check_limits, disk_limits
 from volpipe.volumes.storage import quota
 from volpipe.volumes.storage.quota import Quota, find_quotas
 
@@ -222,11 +222,11 @@ def test_the_lesser_of_disk_and_quotas_counts(tmp_path: Path, monkeypatch: pytes
         asked.append(folder)
         return [Quota("user ada", 5, 10**30), Quota("group lab", 7, 3), Quota("project em", None, None)]
 
-    monkeypatch.setattr("volpipe.limits.find_quotas", found)
+    monkeypatch.setattr("volpipe.estimation.limits.find_quotas", found)
     limits = disk_limits(tmp_path / "not/yet/there.zarr", 9)
     assert asked == [tmp_path]
     assert limits == Limits(5, 3, 9, "user ada", "group lab")
-    monkeypatch.setattr("volpipe.limits.find_quotas", lambda folder: [Quota("user ada", 10**30, 10**30)])
+    monkeypatch.setattr("volpipe.estimation.limits.find_quotas", lambda folder: [Quota("user ada", 10**30, 10**30)])
     disk = os.statvfs(tmp_path)
     limits = disk_limits(tmp_path)
     assert (limits.bytes_by, limits.files_by) == ("", "")

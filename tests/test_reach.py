@@ -15,7 +15,7 @@ from torch import nn
 from volumes import noise, write_volume
 
 from volpipe.errors import VolpipeError
-from volpipe.halo_search import halo_errors
+from volpipe.estimation.halo_search import halo_errors
 from volpipe.models.unet3d import unet3d
 from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError

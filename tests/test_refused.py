@@ -10,7 +10,7 @@ from command import IDENTITY, THREADS, Ended, Give, giver, set_each
 from disks import small_disk
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.limits import Limits, unwritable
+from volpipe.estimation.limits import Limits, unwritable
 
 SHAPE = (16, 24, 16)
 
@@ -109,7 +109,7 @@ def test_too_little_of_what_a_run_takes(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch, limits: Limits, words: list[str]
 ) -> None:
     assert give("plan", *THREADS, *IDENTITY, "-o", "out.zarr", "in.n5").code == 0  # it tries blocks: bytes are known
-    monkeypatch.setattr("volpipe.appraisal.disk_limits", lambda out, worker_bytes: limits)
+    monkeypatch.setattr("volpipe.estimation.forecast.disk_limits", lambda out, worker_bytes: limits)
     assert_refused(run(give, *IDENTITY), *words)
     assert not (tmp_path / "out.zarr").exists()
 

@@ -11,11 +11,11 @@ import pytest
 from inline import Inline
 from volumes import noise, windowed, write_volume
 
-from volpipe import rehearsal
 from volpipe.driver import prepare, preview
-from volpipe.estimate import upper_bounds
+from volpipe.estimation import calibrate
+from volpipe.estimation.estimate import upper_bounds
+from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
-from volpipe.memory import array_bytes, net_bytes
 from volpipe.recipes.inference import load_recipe
 
 NET = """
@@ -50,7 +50,7 @@ def huge(folder: Path) -> str:
 def test_a_huge_volume_and_a_slow_net_are_tried_in_time_by_smaller_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(rehearsal, "MOST_SECONDS", 60.0)  # so that a busy machine does not end it
+    monkeypatch.setattr(calibrate, "MOST_SECONDS", 60.0)  # so that a busy machine does not end it
     plan = planned(tmp_path, seconds, huge(tmp_path))
     assert plan.lattice.windows_per_block * seconds > 20  # of the first of its blocks alone
     heard: list[float] = []
@@ -70,7 +70,7 @@ def test_what_smaller_blocks_tell_is_what_whole_ones_tell(tmp_path: Path, monkey
     plan = planned(tmp_path, 0.4, location, *cut)
     whole = preview(plan, Inline().start).estimate
     (tmp_path / "out.zarr.run" / "rates.json").unlink()
-    monkeypatch.setattr(rehearsal, "BUDGET_SECONDS", 0.5)  # of two windows or so
+    monkeypatch.setattr(calibrate, "BUDGET_SECONDS", 0.5)  # of two windows or so
     small = preview(plan, Inline().start).estimate
     assert whole.rates is not None and small.rates is not None
     assert whole.rates != small.rates
@@ -88,9 +88,9 @@ def test_the_memory_of_a_shipped_net_is_not_guessed_from_a_smaller_window(
         for size in (84, 42)
     )
     idle, taken = 500 << 20, 900 << 20
-    monkeypatch.setattr(rehearsal, "peak_bytes", lambda: taken)
-    probe = rehearsal._Probe(start_seconds=0, seconds_per_voxel=0, idle_bytes=idle)
-    found = rehearsal._scaled(upper_bounds(tried), plan, tried, probe).peak_bytes
+    monkeypatch.setattr(calibrate, "peak_bytes", lambda: taken)
+    probe = calibrate._Probe(start_seconds=0, seconds_per_voxel=0, idle_bytes=idle)
+    found = calibrate._scaled(upper_bounds(tried), plan, tried, probe).peak_bytes
     arrays, (large, small) = array_bytes(plan) - array_bytes(tried), map(net_bytes, (plan, tried))
     assert large is not None and small is not None
     assert found == pytest.approx(taken + max(0, arrays) + large - small, abs=2)
@@ -100,7 +100,7 @@ def test_the_memory_of_a_shipped_net_is_not_guessed_from_a_smaller_window(
 def test_a_window_that_takes_too_long_leaves_the_time_unknown_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsal, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(calibrate, "MOST_SECONDS", 0.3)
     location = str(write_volume(tmp_path / "in.n5", noise((32, 32, 32))))
     plan = planned(tmp_path, 3.0, location, "windows.shape=[32,32,32]", "windows.overlap=0")
     found = preview(plan, Inline().start)

@@ -65,10 +65,10 @@ from volpipe.sites import name_user
 from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
-    from volpipe.appraisal import Forecast
     from volpipe.blockwise.loop import Progress
     from volpipe.blockwise.pool import Start
     from volpipe.driver import Listener, Report
+    from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import Flow
@@ -478,7 +478,7 @@ def _on_site(config: str, folder: RunFolder) -> Start:
 
 def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
     from volpipe.driver import prepare
-    from volpipe.limits import check_window
+    from volpipe.estimation.limits import check_window
     from volpipe.nets.facts import cautions
 
     with measuring_shown():

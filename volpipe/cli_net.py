@@ -133,7 +133,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     """Print what halos leave over a window, and return the least whose error is below `error`."""
     import torch
 
-    from volpipe.halo_search import halo_errors, real_window, trial_core
+    from volpipe.estimation.halo_search import halo_errors, real_window, trial_core
     from volpipe.nets.load import build_net
 
     core = trial_core(found)
@@ -164,7 +164,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
-    from volpipe.cost import fastest, measure_windows
+    from volpipe.estimation.window_search import fastest, measure_windows
 
     table, found = Table(box=None, pad_edge=False), []
     for column in ("window", "batch", "memory", "time", "voxels kept per second"):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe.appraisal import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Journal, Totals, read_records
@@ -24,18 +23,19 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import SingleStage, Stage
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import PlanError, RunError, VolpipeError
-from volpipe.estimate import Estimate
+from volpipe.estimation.calibrate import OnTry, unheard
+from volpipe.estimation.estimate import Estimate
+from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
+from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import check_name, create_output, sweep, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.limits import check_access, check_apart
 from volpipe.nets.facts import cautions, check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
-from volpipe.rehearsal import OnTry, unheard
 from volpipe.runs.prepasses import Passes, done_in, normalisation, scan_stage, scanned
 from volpipe.runs.presence import Driver, Presence, StageNote, find_driver, present
 from volpipe.runs.provenance import begin_session, is_sealed, origin, recognise, seal

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from volpipe.appraisal import Forecast, PendingInput, forecast, forecast_calibrated
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate, timed_alone
+from volpipe.estimation.calibrate import TooSlowError, calibrate
+from volpipe.estimation.estimate import Estimate, timed_alone
+from volpipe.estimation.forecast import Forecast, PendingInput, forecast, forecast_calibrated
+from volpipe.estimation.limits import GIB, disk_limits, of_quota
 from volpipe.evaluate import Evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
@@ -25,9 +27,7 @@ from volpipe.inference.plan import Plan
 from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.label_plan import SegmentPlan
 from volpipe.labelling import check_memory
-from volpipe.limits import GIB, disk_limits, of_quota
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.rehearsal import TooSlowError, calibrate
 from volpipe.score_cost import ScoreTime, calibrate_evaluation
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete

@@ -12,12 +12,12 @@ from pathlib import Path
 from volpipe import label_output
 from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
+from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluate import Evaluation, fit_evaluation
 from volpipe.inference.output import promised
 from volpipe.inference.plan import Plan
 from volpipe.label_plan import SegmentPlan, check_offsets, fit
 from volpipe.labelling import plan_segmentation
-from volpipe.limits import check_access, check_apart, check_window
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named

@@ -23,12 +23,12 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import RunError, RunStopped
+from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key
 from volpipe.label_graph import FIRST, solve
 from volpipe.label_plan import SegmentPlan
 from volpipe.label_tasks import FragmentGraph, SegmentJob, objects_csv
-from volpipe.rehearsal import MOST_WORKERS, stopwatch
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths

@@ -22,13 +22,13 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.task_pool import finished
 from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key, sweep
 from volpipe.label_graph import bytes_needed
 from volpipe.label_output import create_output
 from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
 from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
-from volpipe.limits import check_access, check_apart
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets

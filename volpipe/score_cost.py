@@ -13,9 +13,9 @@ from pathlib import Path
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task_pool import gather
+from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.evaluate import BLOCK, Evaluation, score
 from volpipe.label_cost import elapsed
-from volpipe.rehearsal import MOST_WORKERS
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
 

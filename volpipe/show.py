@@ -21,14 +21,14 @@ from rich.table import Table
 from volpipe.terminal import PLAIN_WIDTH
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
-    from volpipe.alternatives import Alternative
-    from volpipe.appraisal import Forecast
     from volpipe.blockwise.failures import Missing
     from volpipe.blockwise.journal import Totals
     from volpipe.blockwise.loop import Progress
     from volpipe.checkup import Facts
     from volpipe.driver import Report
-    from volpipe.estimate import Estimate, Slots
+    from volpipe.estimation.alternatives import Alternative
+    from volpipe.estimation.estimate import Estimate, Slots
+    from volpipe.estimation.forecast import Forecast
     from volpipe.findings import Checked
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan

@@ -15,7 +15,7 @@ import psutil
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment, remove, run_folder
-from volpipe.appraisal import forecast
+from volpipe.estimation.forecast import forecast
 from volpipe.runs.run_folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
+from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
+from volpipe.estimation.memory import array_bytes
 from volpipe.geometry.grid import Triple
 from volpipe.inference.plan import ENOUGH_BLOCKS, Plan, make_plan
-from volpipe.memory import array_bytes
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume
 

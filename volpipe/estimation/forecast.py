@@ -8,15 +8,24 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from volpipe.alternatives import Alternative, alternatives
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped
-from volpipe.estimate import Estimate, Slots, UnitCosts, estimate
+from volpipe.estimation.alternatives import Alternative, alternatives
+from volpipe.estimation.calibrate import (
+    OnTry,
+    Sample,
+    TooSlowError,
+    calibrate,
+    load_rates,
+    sample,
+    store_rates,
+    unheard,
+)
+from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
+from volpipe.estimation.limits import Limits, check_limits, disk_limits
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.limits import Limits, check_limits, disk_limits
-from volpipe.rehearsal import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates, unheard
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume

@@ -26,7 +26,8 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import work
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.errors import ChunkError, RunStopped
-from volpipe.estimate import UnitCosts, upper_bounds
+from volpipe.estimation.estimate import UnitCosts, upper_bounds
+from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.factor import factor
 from volpipe.inference.infer import block_sums
@@ -38,7 +39,6 @@ from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.windows import StreamedWindows, batches
-from volpipe.memory import array_bytes, net_bytes
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job, submitter

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import PlanError
-from volpipe.estimate import Estimate
+from volpipe.estimation.estimate import Estimate
 from volpipe.geometry.grid import align_up
 from volpipe.inference.plan import AXES, Plan
 from volpipe.volumes.storage import paths

@@ -14,14 +14,14 @@ from functools import cached_property
 import numpy as np
 
 from volpipe.blockwise.stage import bundle_size
-from volpipe.fetches import fetched_share
+from volpipe.estimation.cache_model import fetched_share
+from volpipe.estimation.memory import memory_bytes, net_bytes
+from volpipe.estimation.scratch_model import Sums
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.statistics import needs_histogram, needs_measuring
 from volpipe.inference.windows import CACHE_BYTES
-from volpipe.memory import memory_bytes, net_bytes
-from volpipe.sums import Sums
 from volpipe.volumes.volume import Volume
 
 BLOCKS_WAITING = 64  # with windows in scratch at most, as in the schedule
