@@ -1,6 +1,6 @@
 """The apps of an evaluation: scores of one block each.
 
-Not here: what they do (volpipe.evaluate, score_cost).
+Not here: what they do (volpipe.evaluation.evaluate, score_cost).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from volpipe.apps.app import App, Resources
 from volpipe.blockwise.journal import Record
 
 if TYPE_CHECKING:
-    from volpipe.evaluate import Evaluation
+    from volpipe.evaluation.evaluate import Evaluation
 
 
 def score(evaluation: Evaluation, block: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import evaluate
+    from volpipe.evaluation import evaluate
 
     return evaluate.score(evaluation, block)
 
 
 def try_scoring(job: tuple[Evaluation, int], unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import score_cost
+    from volpipe.evaluation import estimate
 
-    return score_cost.try_block(job, unit)
+    return estimate.try_block(job, unit)
 
 
 APPS = {"score": App(score, "cpu"), "try_scoring": App(try_scoring, "cpu")}

@@ -1,6 +1,6 @@
 """The apps of a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels.
 
-Not here: what they do (volpipe.label_tasks, label_cost).
+Not here: what they do (volpipe.segmentation.tasks, label_cost).
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from volpipe.apps.app import App, Resources
 from volpipe.blockwise.journal import Record
 
 if TYPE_CHECKING:
-    from volpipe.label_cost import SegmentTrial
-    from volpipe.label_tasks import SegmentJob
+    from volpipe.segmentation.estimate import SegmentTrial
+    from volpipe.segmentation.tasks import SegmentJob
 
 
 def find_fragments(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_tasks
+    from volpipe.segmentation import tasks
 
-    return label_tasks.fragments(job, unit)
+    return tasks.fragments(job, unit)
 
 
 def find_edges(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_tasks
+    from volpipe.segmentation import tasks
 
-    return label_tasks.edges(job, unit)
+    return tasks.edges(job, unit)
 
 
 def agglomerate(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_tasks
+    from volpipe.segmentation import tasks
 
-    return label_tasks.graph(job, unit)
+    return tasks.graph(job, unit)
 
 
 def paint(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_tasks
+    from volpipe.segmentation import tasks
 
-    return label_tasks.paint(job, unit)
+    return tasks.paint(job, unit)
 
 
 def coarsen_labels(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_tasks
+    from volpipe.segmentation import tasks
 
-    return label_tasks.coarsen(job, unit)
+    return tasks.coarsen(job, unit)
 
 
 def try_segmentation(trial: SegmentTrial, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe import label_cost
+    from volpipe.segmentation import estimate
 
-    return label_cost.try_blocks(trial, unit)
+    return estimate.try_blocks(trial, unit)
 
 
 APPS = {

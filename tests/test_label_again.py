@@ -21,8 +21,8 @@ from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Box
 from volpipe.geometry.levels import level_shape
 from volpipe.inference.output import levels_of
-from volpipe.label_audit import num_misfits
 from volpipe.recipes.segmentation import NEAREST
+from volpipe.segmentation.verify import num_misfits
 from volpipe.volumes.volume import Multiscale, create_multiscale, open_volume, open_writer
 
 SHAPE, BLOCKS = (13, 16, 11), 2 * 2 * 2

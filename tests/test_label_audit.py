@@ -14,10 +14,10 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, named_by_verify, set_each
 from volumes import noise
 
-from volpipe import label_tasks
 from volpipe.blockwise.journal import read_records
-from volpipe.label_audit import inspect_labels
-from volpipe.label_pieces import Fragments
+from volpipe.segmentation import tasks
+from volpipe.segmentation.fragments import Fragments
+from volpipe.segmentation.verify import inspect_labels
 from volpipe.volumes.volume import open_volume
 
 STAGES = ("pieces", "edges", "graph", "paint")
@@ -150,13 +150,13 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
 def test_a_task_whose_driver_is_replaced_while_it_computes_writes_nothing(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find, run = label_tasks.find_fragments, tmp_path / "l.zarr.run"
+    find, run = tasks.find_fragments, tmp_path / "l.zarr.run"
 
     def replaced(*arguments: Any) -> Fragments:
         (run / "lock").write_text("another\n")
         return find(*arguments)
 
-    monkeypatch.setattr(label_tasks, "find_fragments", replaced)
+    monkeypatch.setattr(tasks, "find_fragments", replaced)
     stopped = give(*COMMAND)
     assert stopped.code != 0 and "no longer held" in stopped.err
     assert list((run / "pieces").iterdir()) == []

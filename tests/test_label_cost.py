@@ -18,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inline import Inline, Stopped
 
-from volpipe import evaluate, label_cost, label_tasks, score_cost
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped
+from volpipe.evaluation import estimate, evaluate
 from volpipe.geometry.grid import Box, Triple
-from volpipe.label_cost import (
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.segmentation import estimate as label_cost
+from volpipe.segmentation import tasks as label_tasks
+from volpipe.segmentation.agglomerate import solve
+from volpipe.segmentation.driver import plan_segmentation, segment
+from volpipe.segmentation.estimate import (
     SegmentCosts,
     SegmentTimes,
     SegmentTrial,
@@ -31,11 +36,8 @@ from volpipe.label_cost import (
     forecast_labels,
     segment_times,
 )
-from volpipe.label_graph import solve
-from volpipe.label_plan import SegmentPlan, fit
-from volpipe.label_tasks import FragmentGraph
-from volpipe.labelling import plan_segmentation, segment
-from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.segmentation.plan import SegmentPlan, fit
+from volpipe.segmentation.tasks import FragmentGraph
 from volpipe.volumes.placeholder import affinities, zeros_like
 from volpipe.volumes.volume import Volume
 
@@ -340,17 +342,17 @@ def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
         heard.append((found.output.path, box))
         return dataclasses.replace(real(found, block), seconds=box.num_voxels / 1000)
 
-    monkeypatch.setattr(score_cost, "score", score)
+    monkeypatch.setattr(estimate, "score", score)
     return heard
 
 
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
     found = evaluate.fit_evaluation(volume, volume, None)
-    time = score_cost.calibrate_evaluation(found, {"of another stage"}, Inline(), tmp_path / "tried")
-    assert time == score_cost.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
+    time = estimate.calibrate_evaluation(found, {"of another stage"}, Inline(), tmp_path / "tried")
+    assert time == estimate.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
-    four = score_cost.calibrate_evaluation(found, (), Inline(slots=4), tmp_path / "tried")
+    four = estimate.calibrate_evaluation(found, (), Inline(slots=4), tmp_path / "tried")
     assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
     assert not (tmp_path / "tried").exists()
 
@@ -367,9 +369,9 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     for name in ("a", "b"):
         (tmp_path / name).rename(tmp_path / f"not-{name}")
     with pytest.raises(RunStopped, match="block 0 cannot be tried"):
-        score_cost.calibrate_evaluation(found, (), Inline(), tmp_path / "tried")
-    time = score_cost.calibrate_evaluation(found, {made.path, given.path}, Inline(), tmp_path / "tried")
-    assert time == score_cost.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
+        estimate.calibrate_evaluation(found, (), Inline(), tmp_path / "tried")
+    time = estimate.calibrate_evaluation(found, {made.path, given.path}, Inline(), tmp_path / "tried")
+    assert time == estimate.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
     assert not (tmp_path / "tried").exists()
 
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import coo_array, csgraph
 
-from volpipe import label_graph
-from volpipe.label_graph import Edges, agglomerate, connected_components
 from volpipe.recipes.segmentation import Objects
+from volpipe.segmentation import agglomerate as label_graph
+from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
 BLOCKS = st.tuples(*[st.sampled_from([4, 6, 8, 14])] * 3)

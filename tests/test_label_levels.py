@@ -22,10 +22,10 @@ from volpipe.flow_cost import ResourceNeeds
 from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
-from volpipe.label_plan import SegmentPlan
-from volpipe.labelling import plan_segmentation, segment
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME
+from volpipe.segmentation.driver import plan_segmentation, segment
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
 

@@ -27,10 +27,10 @@ from skimage import measure
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
+from volpipe.evaluation.label_scores import Overlaps, label_scores
 from volpipe.geometry.affinities import OFFSETS, affinities
-from volpipe.label_fields import as_bytes
-from volpipe.labelling import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
-from volpipe.overlaps import Overlaps, label_scores
+from volpipe.segmentation.boundary_maps import as_bytes
+from volpipe.segmentation.driver import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume
 

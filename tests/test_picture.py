@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from volpipe.errors import VolumeError
-from volpipe.picture import CAPTION, MARGIN, compare, panel
+from volpipe.evaluation.pictures import CAPTION, MARGIN, compare, panel
 
 WHITE = (255, 255, 255)
 

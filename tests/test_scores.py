@@ -18,15 +18,15 @@ from command import giver
 from inline import perform
 from skimage import metrics
 
-from volpipe import evaluate as evaluating
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError, RunStopped, WorkerLost
-from volpipe.evaluate import evaluate, plan_evaluation
+from volpipe.evaluation import evaluate as evaluating
+from volpipe.evaluation.evaluate import evaluate, plan_evaluation
+from volpipe.evaluation.image_scores import CUBE, ImageSums, crossing, image_sums, psnr, shell_correlation, shells, ssim
+from volpipe.evaluation.interpolate import interpolated
+from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
 from volpipe.geometry.grid import Box
-from volpipe.interpolate import interpolated
-from volpipe.overlaps import LabelScores, Overlaps, label_scores
-from volpipe.scores import CUBE, ImageSums, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.volumes.storage.tensorstore import transferred
 from volpipe.volumes.volume import open_volume
 

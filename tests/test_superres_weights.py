@@ -13,7 +13,7 @@ from inline import Inline
 from test_scores import Here
 
 from volpipe.driver import execute, prepare
-from volpipe.evaluate import evaluate, plan_evaluation
+from volpipe.evaluation.evaluate import evaluate, plan_evaluation
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training

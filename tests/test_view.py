@@ -20,9 +20,9 @@ from volumes import noise
 from volpipe.errors import PlanError, RecipeError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import check_thickness
-from volpipe.labelling import plan_segmentation
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.segmentation.driver import plan_segmentation
 from volpipe.volumes.storage.metadata import lengths
 from volpipe.volumes.volume import View, open_volume, with_view
 

@@ -58,8 +58,8 @@ def evaluate(
     if picture is not None and picture.suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
     from volpipe.apps.start import on_site
-    from volpipe.evaluate import describe_scores, plan_evaluation
-    from volpipe.evaluate import evaluate as judge
+    from volpipe.evaluation.evaluate import describe_scores, plan_evaluation
+    from volpipe.evaluation.evaluate import evaluate as judge
 
     found = plan_evaluation(
         output,
@@ -80,7 +80,7 @@ def evaluate(
         text = json.dumps(describe_scores(found, scored), indent=1, allow_nan=False)
         json_out.write_text(f"{text}\n", encoding="utf-8")
     if picture is not None:
-        from volpipe.gallery import draw
+        from volpipe.evaluation.panels import draw
 
         draw(picture, found)
 

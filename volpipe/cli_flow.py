@@ -140,7 +140,7 @@ def _begin(plan: FlowPlan, stage: StagePlan) -> None:
 
 def _show_labels(stage: StagePlan) -> None:
     """Print the plan of a labelling, of which there is no table."""
-    from volpipe.label_plan import SegmentPlan
+    from volpipe.segmentation.plan import SegmentPlan
 
     if isinstance(stage.work, SegmentPlan):
         out.print(cli_label.describe_plan(stage.work))
@@ -152,7 +152,7 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(report: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.label_cost import SegmentTimes
+    from volpipe.segmentation.estimate import SegmentTimes
 
     if report.was_complete:
         out.print(f"{report.stage.out} is complete already")
@@ -215,7 +215,7 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
     Without `start`, which starts the site, no block is tried.
     """
     from volpipe.flow_cost import forecast_flow, preview_flow
-    from volpipe.label_cost import SegmentTimes
+    from volpipe.segmentation.estimate import SegmentTimes
 
     cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:

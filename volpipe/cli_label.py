@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from volpipe.blockwise.pool import WorkerPool
-    from volpipe.label_cost import SegmentTimes
-    from volpipe.labelling import SegmentationResult, SegmentPlan
     from volpipe.recipes.segmentation import SegmentRecipe
+    from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
+    from volpipe.segmentation.estimate import SegmentTimes
 
 INCOMPLETE = 1
 
@@ -67,10 +67,10 @@ def segment(
     choice = load_segmentation(recipe, settings or [])
     _check(affinities, choice, target, parents=parents)
     from volpipe.apps.start import on_site
-    from volpipe.label_cost import forecast_labels
-    from volpipe.labelling import plan_segmentation
-    from volpipe.labelling import segment as run_segmentation
     from volpipe.runs.run_folder import RunFolder
+    from volpipe.segmentation.driver import plan_segmentation
+    from volpipe.segmentation.driver import segment as run_segmentation
+    from volpipe.segmentation.estimate import forecast_labels
     from volpipe.volumes.storage import paths
 
     start = on_site(config, RunFolder.of_output(paths.locate(target)).parsl)

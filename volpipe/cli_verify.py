@@ -32,8 +32,8 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
-    from volpipe.label_audit import find_labels, recompute_labels, verify_labels
     from volpipe.runs import verify as verifying
+    from volpipe.segmentation.verify import find_labels, recompute_labels, verify_labels
 
     _refuse_stages(output, "verify")
     labels = find_labels(output)
@@ -119,8 +119,8 @@ def reproduce(
 ) -> None:
     """Print the command that makes OUTPUT again, from what its attributes say."""
     from volpipe.errors import RunError
-    from volpipe.label_output import read_label_origin
     from volpipe.runs.provenance import command_of, read_origin, to_toml
+    from volpipe.segmentation.output import read_label_origin
 
     _refuse_stages(output, "reproduce")
     origin = read_label_origin(output) or read_origin(output)

@@ -19,16 +19,16 @@ from volpipe.estimation.calibrate import TooSlowError, calibrate
 from volpipe.estimation.estimate import Estimate, timed_alone
 from volpipe.estimation.forecast import Forecast, PendingInput, forecast, forecast_calibrated
 from volpipe.estimation.limits import GIB, disk_limits, of_quota
-from volpipe.evaluate import Evaluation
+from volpipe.evaluation.estimate import ScoreTime, calibrate_evaluation
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.flow_run import is_complete
 from volpipe.flow_times import known_times, store_times
 from volpipe.inference.plan import Plan
-from volpipe.label_cost import SegmentTimes, SegmentTrial, calibrate_segmentation
-from volpipe.label_plan import SegmentPlan
-from volpipe.labelling import check_memory
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.score_cost import ScoreTime, calibrate_evaluation
+from volpipe.segmentation.driver import check_memory
+from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe import label_output
 from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluate import Evaluation, fit_evaluation
+from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
 from volpipe.inference.output import promised
 from volpipe.inference.plan import Plan
-from volpipe.label_plan import SegmentPlan, check_offsets, fit
-from volpipe.labelling import plan_segmentation
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation import output
+from volpipe.segmentation.driver import plan_segmentation
+from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
@@ -160,7 +160,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     assert not isinstance(stage.work, Evaluation)
     if isinstance(stage.work, Plan):
         return promised(stage.work, level)
-    return label_output.planned_volume(stage.work, level)
+    return output.planned_volume(stage.work, level)
 
 
 def _plan_comparison(

@@ -16,22 +16,22 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from volpipe import labelling
 from volpipe.blockwise.journal import Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import TOLERATED_SHARE
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run
 from volpipe.errors import RunError
-from volpipe.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
+from volpipe.evaluation.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
 from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.inference.plan import Plan
-from volpipe.label_plan import LABEL_FILE, SegmentPlan
-from volpipe.labelling import OnProgress, SegmentationResult, is_segmented, segment
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import PLAN_FILE
+from volpipe.segmentation import driver
+from volpipe.segmentation.driver import OnProgress, SegmentationResult, is_segmented, segment
+from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -244,7 +244,7 @@ def _check_same(stage: StagePlan) -> None:
         if isinstance(stage.work, Plan):
             stage.folder.check_same(stage.work)
         elif isinstance(stage.work, SegmentPlan):
-            labelling.check_same(stage.folder, stage.work)
+            driver.check_same(stage.folder, stage.work)
     except RunError as error:
         raise RunError(
             f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "

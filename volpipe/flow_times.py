@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from volpipe.evaluate import Evaluation, describe_evaluation
+from volpipe.evaluation.estimate import ScoreTime
+from volpipe.evaluation.evaluate import Evaluation, describe_evaluation
 from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.label_cost import SegmentTimes
-from volpipe.score_cost import ScoreTime
+from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json
 
 TIMES_FILE = "times.json"

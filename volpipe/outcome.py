@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from volpipe.evaluation.pictures import curve, panel
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine
-from volpipe.picture import curve, panel
 from volpipe.recipes.inference import Normalise, Recipe
 from volpipe.recipes.training import WEIGHTS, Data, TrainRecipe
 from volpipe.runs.provenance import settings_of

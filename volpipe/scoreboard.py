@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from volpipe.evaluate import ImageScores
-    from volpipe.overlaps import LabelScores
+    from volpipe.evaluation.evaluate import ImageScores
+    from volpipe.evaluation.label_scores import LabelScores
     from volpipe.volumes.volume import Volume
 
 COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
@@ -24,7 +24,7 @@ CAPTION = (
 
 def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
     """Return the scores of each candidate, the best PSNR first; `volume` knows the size of a voxel."""
-    from volpipe.scores import CUBE
+    from volpipe.evaluation.image_scores import CUBE
 
     table = Table(box=None, pad_edge=False, caption=CAPTION.format(cube=CUBE), caption_justify="left")
     table.add_column("")
@@ -55,7 +55,7 @@ def label_table(result: LabelScores) -> Table:
 def _cut(frequency: float | None, volume: Volume) -> str:
     if frequency is None:
         return "never"
-    from volpipe.evaluate import resolution_nm
+    from volpipe.evaluation.evaluate import resolution_nm
 
     resolution = resolution_nm(frequency, volume)
     return f"{frequency:.3f}" + ("" if resolution is None else f" ({resolution:.3g} nm)")

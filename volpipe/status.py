@@ -15,10 +15,10 @@ from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
 from volpipe.driver import inspect_run
 from volpipe.flow_run import Entry, find_entries, is_done
-from volpipe.label_audit import inspect_labels
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation.verify import inspect_labels
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import last_step
 from volpipe.training.search.grid import SWEEP_FILE

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from volpipe import label_tasks
 from volpipe.blockwise.journal import Journal, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -25,15 +24,16 @@ from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key, sweep
-from volpipe.label_graph import bytes_needed
-from volpipe.label_output import create_output
-from volpipe.label_plan import LABEL_FILE, SegmentPlan, check_offsets, fit
-from volpipe.label_tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import METADATA_STAGE, Shard, check_present, metadata_sums
+from volpipe.segmentation import tasks
+from volpipe.segmentation.agglomerate import bytes_needed
+from volpipe.segmentation.output import create_output
+from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan, check_offsets, fit
+from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
 from volpipe.volumes.formats.container import create_groups
 from volpipe.volumes.identity import store_identities
 from volpipe.volumes.storage import paths
@@ -170,7 +170,7 @@ def segment(
                 plan.store(folder.path)
                 store_identities(folder.inputs, inputs)
                 job = SegmentJob(str(folder.path), plan.identity, session)
-                label_tasks.prepare(job)
+                tasks.prepare(job)
                 with start(folder.parsl) as workers:
                     check_memory(plan, getattr(workers, "worker_bytes", None))
                     if not any(done.results.values()):

@@ -24,12 +24,12 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
-from volpipe.label_fields import nearest_affinities, read_probabilities
-from volpipe.label_graph import Edges, solve
-from volpipe.label_output import coarse_labels, write_labels
-from volpipe.label_pieces import COLUMNS, find_fragments
-from volpipe.label_plan import SegmentPlan, load_segment_plan
 from volpipe.recipes.segmentation import NEAREST
+from volpipe.segmentation.agglomerate import Edges, solve
+from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
+from volpipe.segmentation.fragments import COLUMNS, find_fragments
+from volpipe.segmentation.output import coarse_labels, write_labels
+from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage.lock import check_holder

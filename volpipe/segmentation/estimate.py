@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe import label_tasks
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import Outcomes, work
@@ -26,10 +25,11 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key
-from volpipe.label_graph import FIRST, solve
-from volpipe.label_plan import SegmentPlan
-from volpipe.label_tasks import FragmentGraph, SegmentJob, objects_csv
 from volpipe.runs.run_folder import RunFolder
+from volpipe.segmentation import tasks as label_tasks
+from volpipe.segmentation.agglomerate import FIRST, solve
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.tasks import FragmentGraph, SegmentJob, objects_csv
 from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import held

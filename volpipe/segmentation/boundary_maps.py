@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.label_plan import SegmentPlan
 from volpipe.recipes.segmentation import NEAREST
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.reader import Reader
 
 FULL = 255

@@ -14,8 +14,8 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task_pool import gather
 from volpipe.estimation.calibrate import MOST_WORKERS
-from volpipe.evaluate import BLOCK, Evaluation, score
-from volpipe.label_cost import elapsed
+from volpipe.evaluation.evaluate import BLOCK, Evaluation, score
+from volpipe.segmentation.estimate import elapsed
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from volpipe import scores
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError
+from volpipe.evaluation import image_scores
+from volpipe.evaluation.image_scores import ImageSums
+from volpipe.evaluation.interpolate import METHODS, interpolated
+from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
-from volpipe.interpolate import METHODS, interpolated
-from volpipe.overlaps import LabelScores, Overlaps, label_scores
-from volpipe.scores import ImageSums
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
-BLOCK = (2 * scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
+BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
 LOOKED_AT, LEAST_PAIRS = 64, 1000  # edge of the box that is looked at, pairs of voxels that tell
@@ -97,12 +97,14 @@ class ImageScores:
 
     @classmethod
     def from_sums(cls, sums: ImageSums, data_range: float) -> ImageScores:
-        curves = [scores.shell_correlation(part) for part in sums.spectra]
-        cuts = [scores.crossing(c, t) for c in curves for t in scores.THRESHOLDS.values()]
+        curves = [image_scores.shell_correlation(part) for part in sums.spectra]
+        cuts = [image_scores.crossing(c, t) for c in curves for t in image_scores.THRESHOLDS.values()]
         has_cubes = sums.spectra.any()
         half, seventh, half_z, seventh_z = cuts if has_cubes else [None] * 4
         curve = tuple(float(c) for c in curves[0]) if has_cubes else ()
-        return cls(scores.psnr(sums, data_range), scores.ssim(sums), half, seventh, half_z, seventh_z, curve)
+        return cls(
+            image_scores.psnr(sums, data_range), image_scores.ssim(sums), half, seventh, half_z, seventh_z, curve
+        )
 
 
 Scored = dict[str, ImageScores] | LabelScores
@@ -272,14 +274,17 @@ def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
         output = evaluation.output.open(cache_bytes=CACHE_BYTES)
         yield Overlaps.from_labels(output.read(own)[0], truth.read(own)[0]).to_list()
         return
-    around = Box(tuple(a - scores.REACH for a in own.start), tuple(b + scores.REACH for b in own.stop)) & evaluation.box
+    around = (
+        Box(tuple(a - image_scores.REACH for a in own.start), tuple(b + image_scores.REACH for b in own.stop))
+        & evaluation.box
+    )
     reference = truth.read(around)[0]
     _check_finite(evaluation.reference, reference, around)
     inner = own.relative_to(around.start).slices
     for name in evaluation.candidates:
         data = voxels(evaluation, name, around)
         _check_finite(evaluation.output, data, around)
-        yield scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
+        yield image_scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
 
 
 def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:

@@ -16,9 +16,9 @@ from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import foreseen, level_key, levels_of
 from volpipe.inference.pyramid import coarsened
-from volpipe.label_plan import SegmentPlan
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import Origin, parse_origin, read_provenance, versions
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes import checksums
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.storage import paths

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from volpipe.label_fields import FULL
 from volpipe.recipes.segmentation import Objects
+from volpipe.segmentation.boundary_maps import FULL
 
 FIRST = 1  # column of a table: number of the first voxel
 LEAST, MOST = slice(2, 5), slice(5, 8)

@@ -17,8 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from volpipe.geometry.grid import Box
-from volpipe.label_fields import FINE, FULL, WHOLE, heights, nearest_affinities, read_probabilities, smooth
-from volpipe.label_plan import SegmentPlan
+from volpipe.segmentation.boundary_maps import (
+    FINE,
+    FULL,
+    WHOLE,
+    heights,
+    nearest_affinities,
+    read_probabilities,
+    smooth,
+)
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.reader import Reader
 
 COLUMNS = ("voxels", "first", "z0", "y0", "x0", "z1", "y1", "x1", "z", "y", "x")

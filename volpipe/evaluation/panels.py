@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.evaluate import Evaluation, voxels
+from volpipe.evaluation.evaluate import Evaluation, voxels
+from volpipe.evaluation.pictures import diverge, grey, panel
 from volpipe.geometry.grid import Box
-from volpipe.picture import diverge, grey, panel
 
 EDGE = 256  # voxels of a slice that are shown at most, from the middle
 SHOWN = ("nearest", "cubic", "output")

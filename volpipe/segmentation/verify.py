@@ -15,12 +15,12 @@ from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RunError
 from volpipe.inference.output import level_key
-from volpipe.label_pieces import find_fragments
-from volpipe.label_plan import LABEL_FILE, SegmentPlan
-from volpipe.label_tasks import TABLE
-from volpipe.labelling import LabelProgress, stages_of
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Verdict, check_files, judge
+from volpipe.segmentation.driver import LabelProgress, stages_of
+from volpipe.segmentation.fragments import find_fragments
+from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
+from volpipe.segmentation.tasks import TABLE
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import paths
