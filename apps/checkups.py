@@ -1,6 +1,6 @@
 """A site, tried out: one block of each executor is started, one worker of each looks about, and all is stopped again.
 
-Not here: what a worker looks at (volpipe.checkup), or what is made of its answer (volpipe.findings).
+Not here: what a worker looks at (volpipe.sites.node_facts), or what is made of its answer (volpipe.sites.findings).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.errors import VersionMismatch
 
 import volpipe
-from volpipe import checkup
 from volpipe.apps.executors import HoldingExecutor, in_our_words
 from volpipe.apps.start import loaded
 from volpipe.apps.watch import first_words, has_lost_interchange, last_words
-from volpipe.checkup import Facts, Part, Question
 from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.estimation.limits import unwritable
-from volpipe.findings import PACKAGES, Answer, Checked, Gpus
 from volpipe.resolve import told
+from volpipe.sites import node_facts
+from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
+from volpipe.sites.node_facts import Facts, Part, Question
 from volpipe.volumes.volume import Volume, open_volume
 
 # Evaluated where the worker is. Python alone is needed for that: the volpipe there may be another one, or none.
@@ -78,7 +78,7 @@ def check_site(
     chosen = open_volume(volume) if volume is not None else None
     with _place(folder) as place:
         question = _question(chosen, place / MARK)
-        here = checkup.examine({**question, "try_gpus": False})
+        here = node_facts.examine({**question, "try_gpus": False})
         checked = Checked(str(folder), str(chosen or ""), here)
         if here["folder_error"]:  # which Parsl needs as well
             return checked
@@ -106,7 +106,7 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
 
 
 def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
-    source = Path(checkup.__file__).read_text(encoding="utf-8")
+    source = Path(node_facts.__file__).read_text(encoding="utf-8")
     app = python_app(eval, executors=[executor.label])
     future: Future[Facts] = app(ASK, {"source": source, "names": {"__name__": "checkup"}, "question": question})
     return future

@@ -37,7 +37,7 @@ from volpipe.apps.watch import Watch, sweep
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start
-from volpipe.sites import find_site, name_user, try_site
+from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from inline import Inline
 
-from volpipe.driver import Report, execute, prepare
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import Report, execute, prepare
 
 # Windows disagree: what a voxel gets depends on its place in each window that it is in. Every call is noted.
 NET = """

@@ -11,7 +11,6 @@ from cards import card, checked_facts
 from command import giver
 from inline import Inline
 
-from volpipe.driver import execute, prepare
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training
@@ -20,6 +19,7 @@ from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.training.data.samples import Sampler
 from volpipe.training.data.targets import histograms, roc_auc, targets
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import execute, prepare
 
 RECIPE = shipped_recipe(Path("affinities"))
 TRAINING = shipped_recipe(Path("train_affinities"))

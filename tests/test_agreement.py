@@ -16,7 +16,6 @@ from volumes import noise, write_volume
 from zoo import changed, smooth
 
 from volpipe import terminal
-from volpipe.driver import prepare
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.nets import load, receptive_field
@@ -24,6 +23,7 @@ from volpipe.nets.load import describe
 from volpipe.nets.net_geometry import SlowNetError
 from volpipe.nets.receptive_field import Watch, measure_geometry
 from volpipe.recipes.inference import NetChoice, load_recipe
+from volpipe.workflow.driver import prepare
 
 # Nets by what they say and do; each sees three voxels to each side unless its name says otherwise.
 NETS = """

@@ -463,7 +463,11 @@ def test_sizes_and_times_are_for_people() -> None:
 @pytest.mark.parametrize(
     ("command", "function", "sentence"),
     [
-        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.driver.execute", "the same command again goes on from here"),
+        (
+            ["run", *THREADS, *IDENTITY, "in.n5"],
+            "volpipe.workflow.driver.execute",
+            "the same command again goes on from here",
+        ),
         (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.start.on_site", "the same command again goes on"),
         (
             ["train", "train_affinities.toml"],

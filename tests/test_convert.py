@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from inline import Inline
 from volumes import fingerprint, noise
 
-from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
@@ -36,6 +35,7 @@ from volpipe.volumes import convert as module
 from volpipe.volumes.convert import CODECS, FORMATS, Choice, convert, parse_sizes
 from volpipe.volumes.storage.quota import Quota
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute, prepare
 
 SIZE, ORIGIN = (6.5, 5.0, 4.0), (30.0, 20.0, 10.0)  # nm, z y x
 ENDINGS = {"n5": "n5", "hdf5": "h5", "tiff": "tif", "mrc": "mrc", "npy": "npy"}  # the others are .zarr

@@ -26,12 +26,12 @@ from inline import Inline, Stopped
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import volpipe.training.data.dataset
-from volpipe.driver import execute, prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.recipes.inference import load_recipe
 from volpipe.training.data.dataset import ChunkSampler, WindowDataset
 from volpipe.volumes.volume import ArraySpec, Reader, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute, prepare
 
 SHAPE, WINDOW, OVERLAP, BLOCK = (40, 34, 29), (16, 14, 12), (4, 7, 0), (2, 3, 2)
 

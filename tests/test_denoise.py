@@ -18,12 +18,12 @@ from conftest import ROOT
 from inline import Inline
 from safetensors.torch import load_file
 
-from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.inference import load_recipe
 from volpipe.synthetic.volume import MEMBRANE, Sample, write_sample
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import execute, prepare
 
 RECIPE = ROOT / "configs" / "default.toml"
 WEIGHTS = ROOT / "models" / "unet3d_denoise.safetensors"

@@ -18,7 +18,6 @@ from volumes import noise, windowed, write_volume
 
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.stage import bundle_size
-from volpipe.driver import Report, execute, prepare, preview
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation import calibrate
 from volpipe.estimation.cache_model import fetched_share
@@ -33,6 +32,7 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.runs.schedule import Schedule
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import Report, execute, prepare, preview
 
 FEW = settings(max_examples=60)
 ONE = Slots(1, 1, shared=True)

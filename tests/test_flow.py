@@ -14,16 +14,16 @@ import pytest
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
-from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation import limits
-from volpipe.flow_cost import FlowCost, forecast_flow, preview_flow
-from volpipe.flow_plan import FlowPlan, plan_flow
-from volpipe.flow_run import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
+from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.execute import FlowListener, FlowOptions, FlowReport, execute_flow, find_entries, is_done
+from volpipe.workflow.plan import FlowPlan, plan_flow
 
 SHAPE = (16, 24, 16)
 NETS = """
@@ -235,19 +235,19 @@ def test_scratch_of_stages_counts_once_and_outputs_stay(folder: Path) -> None:
 def test_disks_are_judged_by_what_all_stages_take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = flow_cost(folder, TWO)
     most = max(need.output_files for stage in cost.stages if (need := stage.need))
-    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=most + 1))
+    monkeypatch.setattr("volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=most + 1))
     with pytest.raises(
         PlanError, match=rf"of all stages need {cost.output_files} files and .*out may have {most + 1};"
     ):
         cost.check()
-    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=cost.output_files))
+    monkeypatch.setattr("volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=cost.output_files))
     cost.check()
 
 
 def test_what_is_complete_needs_no_more_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = flow_cost(folder, TWO)
     run(cost.plan)
-    monkeypatch.setattr("volpipe.flow_cost.disk_limits", lambda out: limits.Limits(free_files=0))
+    monkeypatch.setattr("volpipe.workflow.cost.disk_limits", lambda out: limits.Limits(free_files=0))
     forecast_flow(cost.plan).check()
 
 

@@ -14,10 +14,10 @@ from command import THREADS, Give, begin, finish, giver, wait_until
 from skimage.measure import label as labelled
 from volumes import fingerprint, write_volume
 
-from volpipe import flow_cost
 from volpipe.geometry.affinities import affinities
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow import cost
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
 # What a perfect net would give, of a volume that shows each object in a grey value of its own.
@@ -172,7 +172,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
     assert len(stages) >= 4
     for name in ("rehearse", "calibrate_segmentation", "calibrate_evaluation"):
-        monkeypatch.setattr(flow_cost, name, None)  # so that nothing can be tried again
+        monkeypatch.setattr(cost, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0
     took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))

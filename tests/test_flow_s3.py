@@ -14,18 +14,18 @@ from command import THREADS, Give, giver
 from inline import Inline, Stopped
 from volumes import write_volume
 
-from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation import limits
-from volpipe.flow_cost import forecast_flow
-from volpipe.flow_plan import FlowPlan, StagePlan, plan_flow
-from volpipe.flow_run import FlowListener, FlowReport, execute_flow, find_entries, is_done
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage import paths as files
 from volpipe.volumes.storage.quota import Quota
+from volpipe.workflow.cost import forecast_flow
+from volpipe.workflow.driver import execute, inspect_run, prepare
+from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow, find_entries, is_done
+from volpipe.workflow.plan import FlowPlan, StagePlan, plan_flow
 
 SHAPE = (16, 24, 16)
 OUT = "s3://cells/out"

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from plans import facts, planned
 
 from volpipe.blockwise.usage import measured
-from volpipe.driver import prepare
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.inference import runner as runner_module
@@ -34,6 +33,7 @@ from volpipe.inference.statistics import affine
 from volpipe.inference.windows import StreamedWindows, ahead, batches
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.workflow.driver import prepare
 
 
 @pytest.fixture(autouse=True)

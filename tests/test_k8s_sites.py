@@ -16,7 +16,7 @@ from volpipe.apps.pods import PodProvider
 from volpipe.apps.podspec import Claim, Owner
 from volpipe.apps.surroundings import check_folder, driver_pod, node_disk, pod_user, read_claims, run_mark
 from volpipe.errors import SiteError
-from volpipe.sites import load_site
+from volpipe.sites.find import load_site
 
 SITES = ["k8s_htex.py", "k8s_nautilus.py"]
 

@@ -18,8 +18,6 @@ from test_labelling import Crowd, labelled, tree
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RunError, RunStopped
-from volpipe.flow_cost import ResourceNeeds
-from volpipe.flow_plan import StagePlan, volume_of
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
@@ -28,6 +26,8 @@ from volpipe.segmentation.driver import plan_segmentation, segment
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.cost import ResourceNeeds
+from volpipe.workflow.plan import StagePlan, volume_of
 
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.driver import Report, execute, prepare
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import FAMILIES, profile
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import build_net
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import Report, execute, prepare
 
 
 def planned(folder: Path, volume: Path, *settings_: str) -> Plan:

@@ -9,11 +9,11 @@ import pytest
 import tifffile
 from inline import Inline
 
-from volpipe.driver import execute, prepare
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute, prepare
 
 pytestmark = pytest.mark.real
 

@@ -23,7 +23,6 @@ from bucket import ACCESS_KEY, SECRET_KEY, Bucket, Server
 from command import Give, giver
 from inline import Inline, Stopped
 
-from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
@@ -38,6 +37,7 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
+from volpipe.workflow.driver import execute, prepare
 
 DATA = np.random.default_rng(3).integers(0, 60_000, (20, 24, 28)).astype(np.uint16)
 LAYOUTS = {"n5": ("n5", None), "zarr2": ("zarr2", None), "zarr3": ("zarr3", None), "shards": ("zarr3", (16, 16, 16))}

@@ -18,7 +18,6 @@ from plans import some_selected, spans, voxels_of_blocks
 from ramp import RAW, Bench, ran, result, windows_that_meet
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.driver import execute, inspect_run, prepare
 from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.geometry.blend import FAMILIES
 from volpipe.geometry.grid import Box
@@ -36,6 +35,7 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
+from volpipe.workflow.driver import execute, inspect_run, prepare
 
 SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -9,13 +9,13 @@ import pytest
 import tifffile
 from inline import Inline
 
-from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import TrainRecipe
 from volpipe.training.data.degrade import context, degrade
 from volpipe.training.data.samples import Sampler
+from volpipe.workflow.driver import execute, prepare
 
 SHAPE = (24, 30, 36)
 

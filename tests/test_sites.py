@@ -29,7 +29,7 @@ from volpipe.apps.start import on_site
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
 from volpipe.runs import worker
-from volpipe.sites import list_sites, load_site, name_user
+from volpipe.sites.find import list_sites, load_site, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(

@@ -23,8 +23,8 @@ from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
 
 from volpipe.apps.checkups import gpus_of
-from volpipe.checkup import Facts
-from volpipe.findings import Answer, Checked, Gpus
+from volpipe.sites.findings import Answer, Checked, Gpus
+from volpipe.sites.node_facts import Facts
 
 SITE = """
 from parsl.config import Config

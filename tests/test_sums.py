@@ -9,13 +9,13 @@ import pytest
 from plans import facts, planned, volume
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.driver import prepare
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
+from volpipe.workflow.driver import prepare
 
 RECIPE = ["net.name=shift", "normalise.method=none", "output.levels=0", "output.dtype=float32"]
 

@@ -12,13 +12,13 @@ from command import giver
 from inline import Inline
 from test_scores import Here
 
-from volpipe.driver import execute, prepare
 from volpipe.evaluation.evaluate import evaluate, plan_evaluation
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
+from volpipe.workflow.driver import execute, prepare
 
 FACTORS = {"superres_z4": 4, "superres_z2": 2, "superres_z4_sharp": 4}
 

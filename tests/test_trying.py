@@ -11,12 +11,12 @@ import pytest
 from inline import Inline
 from volumes import noise, windowed, write_volume
 
-from volpipe.driver import prepare, preview
 from volpipe.estimation import calibrate
 from volpipe.estimation.estimate import upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.workflow.driver import prepare, preview
 
 NET = """
 import time, torch

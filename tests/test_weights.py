@@ -18,7 +18,6 @@ from volumes import noise, write_volume
 from zoo import Smooth, scripted
 
 from volpipe.apps.start import on_site
-from volpipe.driver import execute, prepare
 from volpipe.errors import PlanError, RunStopped, VolpipeError
 from volpipe.inference import infer as infer_module
 from volpipe.inference import runner as runner_module
@@ -28,6 +27,7 @@ from volpipe.nets.load import build_net, load_weights
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs import provenance
 from volpipe.runs.provenance import read_provenance
+from volpipe.workflow.driver import execute, prepare
 
 SMALL = ("net.options={features=[2,3]}", "windows.shape=[24,24,24]", "net.untrained=true")
 NETS = """

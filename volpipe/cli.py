@@ -61,18 +61,18 @@ from volpipe.show import (
     seam_line,
     seam_warning,
 )
-from volpipe.sites import name_user
+from volpipe.sites.find import name_user
 from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.blockwise.loop import Progress
     from volpipe.blockwise.pool import Start
-    from volpipe.driver import Listener, Report
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.recipes.inference import Recipe
     from volpipe.recipes.workflow import Flow
     from volpipe.runs.run_folder import RunFolder
+    from volpipe.workflow.driver import Listener, Report
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
@@ -195,8 +195,8 @@ def run(
             volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
         )
         start = _on_site(config, folder)
-        from volpipe.driver import execute
         from volpipe.inference.roi import find_part
+        from volpipe.workflow.driver import execute
 
         plan = _prepare(volume, chosen, target)
         with _listening(plan, config, details) as listener:
@@ -269,7 +269,7 @@ def plan(
             volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
         )
         start = None if quick else _on_site(config, folder)
-        from volpipe.driver import preview
+        from volpipe.workflow.driver import preview
 
         planned = _prepare(volume, chosen, target)
         out.print(plan_summary(planned))
@@ -299,7 +299,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Print how far a run, its stages, labels or a training is, who is at work on it, and which boxes failed."""
-    from volpipe.status import find_status
+    from volpipe.workflow.status import find_status
 
     found = find_status(output)
     if as_json:
@@ -382,7 +382,7 @@ def trying() -> Iterator[Callable[[float, float], None]]:
 @contextmanager
 def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
     """Give a listener that prints the plan, all of it where `details` are asked for, and shows progress."""
-    from volpipe.driver import Listener
+    from volpipe.workflow.driver import Listener
 
     def on_estimate(found: Forecast) -> None:
         out.print(forecast_summary(found, config))
@@ -477,9 +477,9 @@ def _on_site(config: str, folder: RunFolder) -> Start:
 
 
 def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
-    from volpipe.driver import prepare
     from volpipe.estimation.limits import check_window
     from volpipe.nets.facts import cautions
+    from volpipe.workflow.driver import prepare
 
     with measuring_shown():
         plan = prepare(volume, chosen, target, Path.cwd())

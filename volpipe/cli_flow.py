@@ -21,22 +21,22 @@ from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.blockwise.pool import Start, WorkerPool
-    from volpipe.driver import Listener, Report
-    from volpipe.flow_cost import FlowCost, ResourceNeeds, StageCost
-    from volpipe.flow_plan import FlowPlan, StagePlan
-    from volpipe.flow_run import FlowReport, StageReport
     from volpipe.inference.plan import Plan
     from volpipe.recipes.workflow import Flow
     from volpipe.runs.run_folder import RunFolder
+    from volpipe.workflow.cost import FlowCost, ResourceNeeds, StageCost
+    from volpipe.workflow.driver import Listener, Report
+    from volpipe.workflow.execute import FlowReport, StageReport
+    from volpipe.workflow.plan import FlowPlan, StagePlan
 
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
 
 def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
     """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
-    from volpipe.flow_plan import plan_flow
     from volpipe.inference.plan import Plan
     from volpipe.nets.facts import cautions
+    from volpipe.workflow.plan import plan_flow
 
     with measuring_shown():
         plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
@@ -95,8 +95,8 @@ def run(
     same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
-    from volpipe.flow_cost import forecast_flow
-    from volpipe.flow_run import FlowListener, FlowOptions, execute_flow
+    from volpipe.workflow.cost import forecast_flow
+    from volpipe.workflow.execute import FlowListener, FlowOptions, execute_flow
 
     cost = forecast_flow(plan)
     if not fresh:
@@ -214,8 +214,8 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
 
     Without `start`, which starts the site, no block is tried.
     """
-    from volpipe.flow_cost import forecast_flow, preview_flow
     from volpipe.segmentation.estimate import SegmentTimes
+    from volpipe.workflow.cost import forecast_flow, preview_flow
 
     cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
     for each in cost.stages:

@@ -121,7 +121,7 @@ def check_site(site: str, cores: int, *, is_given: bool) -> None:
     Raises:
         SiteError: no such site.
     """
-    from volpipe.sites import find_site
+    from volpipe.sites.find import find_site
 
     find_site(site)
     if site.removesuffix(".py") in ALONE:

@@ -96,7 +96,7 @@ def _parts(
     check: Callable[[Sequence[Claim]], None],
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
-    from volpipe.sites import site_settings
+    from volpipe.sites.find import site_settings
 
     site = _site_of(command)
     kind, file = site_settings(site)  # which says in a sentence if the Kubernetes client is not installed

@@ -69,7 +69,7 @@ def _sentence(text: str) -> str:
 
 def complete_site(incomplete: str) -> Choices:
     """Yield the shipped sites, and Python files, that begin so."""
-    from volpipe.sites import list_sites
+    from volpipe.sites.find import list_sites
 
     yield from ((name, line) for name, line in list_sites().items() if name.startswith(incomplete))
     yield from _files(incomplete, ".py")

@@ -18,7 +18,7 @@ from volpipe.show import checkup_table, duration
 from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
-    from volpipe.findings import Answer
+    from volpipe.sites.findings import Answer
 
 FAULTY = 1
 WAIT_SECONDS = 300.0
@@ -31,7 +31,7 @@ def sites(context: typer.Context) -> None:
     """List the shipped sites: where a run can run. `volpipe sites check SITE` tries one out."""
     if context.invoked_subcommand is not None:
         return
-    from volpipe.sites import list_sites
+    from volpipe.sites.find import list_sites
 
     for name, line in list_sites().items():
         out.print(f"{name:<14}{line}")
@@ -63,7 +63,7 @@ def check(
     Whatever differs, or would fail a run, is named. Nothing is left running.
     """
     from volpipe.apps.checkups import check_site
-    from volpipe.sites import find_site
+    from volpipe.sites.find import find_site
 
     configure, folder = find_site(site), _folder(out_path)
 

@@ -11,7 +11,7 @@ from volpipe.show import driver_line, missing_table, standing_table
 from volpipe.terminal import out
 
 if TYPE_CHECKING:
-    from volpipe.status import Status
+    from volpipe.workflow.status import Status
 
 
 def show(status: Status, most: int | None) -> None:

@@ -67,7 +67,7 @@ def train(
 
 def _print_outcome(chosen: TrainRecipe, folder: Path) -> None:
     """Print the losses and scores of a training, and the command that runs its weights."""
-    from volpipe.outcome import draw_curve, outcome_lines, run_command
+    from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
     for line in outcome_lines(folder):
         out.print(line, markup=False)

@@ -102,7 +102,7 @@ def _refuse_stages(output: str, command: str) -> None:
         RunError: with the stages to name.
     """
     from volpipe.errors import RunError
-    from volpipe.flow_run import find_entries
+    from volpipe.workflow.execute import find_entries
 
     entries = find_entries(output)
     if entries:

@@ -24,18 +24,18 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.blockwise.failures import Missing
     from volpipe.blockwise.journal import Totals
     from volpipe.blockwise.loop import Progress
-    from volpipe.checkup import Facts
-    from volpipe.driver import Report
     from volpipe.estimation.alternatives import Alternative
     from volpipe.estimation.estimate import Estimate, Slots
     from volpipe.estimation.forecast import Forecast
-    from volpipe.findings import Checked
     from volpipe.inference.intensity import Affine
     from volpipe.inference.plan import Plan
     from volpipe.runs.presence import Driver, Note, StageNote
     from volpipe.runs.seams import Score
+    from volpipe.sites.findings import Checked
+    from volpipe.sites.node_facts import Facts
     from volpipe.volumes.survey import Footprint, Intensities, Trials
     from volpipe.volumes.volume import Volume
+    from volpipe.workflow.driver import Report
 
 MOST_ROWS = 20
 WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
@@ -503,7 +503,7 @@ def checkup_table(checked: Checked) -> Table:
 
 def _checkup_cells(facts: Facts, checked: Checked) -> Iterator[tuple[str, str]]:
     """Yield name and content of each cell of a column."""
-    from volpipe.findings import PACKAGES, differs
+    from volpipe.sites.findings import PACKAGES, differs
 
     yield "host", facts["host"]
     other = facts["python"].split(".")[:2] != checked.here["python"].split(".")[:2]

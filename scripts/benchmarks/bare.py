@@ -12,9 +12,9 @@ from benchmarks import inputs
 from benchmarks.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
-from volpipe.driver import prepare
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
+from volpipe.workflow.driver import prepare
 
 WINDOWS_IN_MEMORY = 8
 

@@ -35,10 +35,10 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     from volpipe.blockwise.journal import Journal, Record
     from volpipe.blockwise.loop import Loop
     from volpipe.blockwise.usage import peak_bytes
-    from volpipe.driver import prepare
     from volpipe.recipes.inference import load_recipe
     from volpipe.runs.schedule import Schedule
     from volpipe.volumes.volume import ArraySpec, create_array
+    from volpipe.workflow.driver import prepare
 
     window = 64
     shape = (side * window,) * 3

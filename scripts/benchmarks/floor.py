@@ -9,11 +9,11 @@ from benchmarks import inputs
 from benchmarks.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
-from volpipe.driver import prepare
 from volpipe.inference.output import create_output, write_voxels
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import prepare
 
 
 def copy(plan_json: str) -> Callable[[Take], None]:

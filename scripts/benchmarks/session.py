@@ -19,10 +19,10 @@ from benchmarks import inputs, report
 from benchmarks.row import Setting
 from volpipe.apps.start import on_site
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.driver import Report, execute, prepare
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.storage.paths import delete
+from volpipe.workflow.driver import Report, execute, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_RECIPE = ROOT / "configs" / "default.toml"

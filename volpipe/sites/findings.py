@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from volpipe.checkup import Facts
+from volpipe.sites.node_facts import Facts
 
 PACKAGES = ("volpipe", "parsl", "torch", "tensorstore", "numpy", "zarr", "z5py")
 EXACT = ("volpipe", "parsl")  # what travels between them has no version of its own

@@ -21,9 +21,6 @@ from volpipe.estimation.forecast import Forecast, PendingInput, forecast, foreca
 from volpipe.estimation.limits import GIB, disk_limits, of_quota
 from volpipe.evaluation.estimate import ScoreTime, calibrate_evaluation
 from volpipe.evaluation.evaluate import Evaluation
-from volpipe.flow_plan import FlowPlan, StagePlan
-from volpipe.flow_run import is_complete
-from volpipe.flow_times import known_times, store_times
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.segmentation.driver import check_memory
@@ -32,6 +29,9 @@ from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.placeholder import zeros_like
 from volpipe.volumes.storage.paths import delete
 from volpipe.volumes.volume import Volume
+from volpipe.workflow.execute import is_complete
+from volpipe.workflow.plan import FlowPlan, StagePlan
+from volpipe.workflow.timings import known_times, store_times
 
 log = logging.getLogger(__name__)
 

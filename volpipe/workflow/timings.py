@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.evaluation.estimate import ScoreTime
 from volpipe.evaluation.evaluate import Evaluation, describe_evaluation
-from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json
+from volpipe.workflow.plan import FlowPlan, StagePlan
 
 TIMES_FILE = "times.json"
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.driver import prepare, prepare_for
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
@@ -25,6 +24,7 @@ from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
+from volpipe.workflow.driver import prepare, prepare_for
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.driver import inspect_run
-from volpipe.flow_run import Entry, find_entries, is_done
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
@@ -26,6 +24,8 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE
 from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
+from volpipe.workflow.driver import inspect_run
+from volpipe.workflow.execute import Entry, find_entries, is_done
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]

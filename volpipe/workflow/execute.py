@@ -20,10 +20,8 @@ from volpipe.blockwise.journal import Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import TOLERATED_SHARE
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.driver import SILENT, Listener, Report, execute, forget, inspect_run
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
-from volpipe.flow_plan import FlowPlan, StagePlan
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import present
@@ -36,6 +34,8 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.driver import SILENT, Listener, Report, execute, forget, inspect_run
+from volpipe.workflow.plan import FlowPlan, StagePlan
 
 FLOW_FILE = "flow.json"
 

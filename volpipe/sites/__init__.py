@@ -1,0 +1,1 @@
+"""Sites by name, and what a worker finds out about itself there. The sites themselves are in configs/."""
