@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import ROOT
 
-from volpipe import cli
+from volpipe.cli import app
 
 IDENTITY = ("--set", "net.name=identity")
 THREADS = ("--config", "threads")
@@ -56,7 +56,7 @@ def giver(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         capsys.readouterr()
         try:
-            cli.main()
+            app.main()
             code = 0
         except SystemExit as exit:
             code = int(exit.code or 0)

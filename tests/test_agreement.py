@@ -15,7 +15,7 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import changed, smooth
 
-from volpipe import terminal
+from volpipe.cli import console
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.nets import load, receptive_field
@@ -250,7 +250,7 @@ def test_a_net_that_is_too_slow_is_refused_with_the_keys_to_give(
     (folder / "nets.py").write_text(NETS + "    \nclass Slow(Net):\n    def forward(self, x):\n"
                                     "        import time\n        time.sleep(0.02)\n        return super().forward(x)\n"
                                     "def slow(): return Slow()\n")  # fmt: skip
-    monkeypatch.setattr(terminal, "PLAIN_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(console, "PLAIN_LINE_SECONDS", 0.0)
     monkeypatch.setattr(Watch, "__init__", short(Watch.__init__))
     started = time.monotonic()
     for command in (["plan", "--quick"], ["net"]):

@@ -18,14 +18,14 @@ from conftest import ROOT
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe
-from volpipe import cli
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.loop import Progress
 from volpipe.blockwise.stage import Stage
+from volpipe.cli import app
+from volpipe.cli.tables import Rate, count, duration, progress_line, size
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
-from volpipe.show import Rate, count, duration, progress_line, size
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 24, 16)
@@ -353,7 +353,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path
 
 
 def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "PLAIN_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(app, "PLAIN_LINE_SECONDS", 0.0)
     small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 0
@@ -481,9 +481,9 @@ def test_sizes_and_times_are_for_people() -> None:
         ),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.training.search.optuna.load_tuning", ""),
-        (["segment", *THREADS, "in.n5"], "volpipe.cli_label.check_target", ""),
+        (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
         (["sites", "check", "threads"], "volpipe.apps.checkups.check_site", "what was started is stopped"),
-        (["evaluate", "in.n5", "in.n5"], "volpipe.cli_evaluate.check_target", ""),
+        (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
     ],
 )
 def test_a_command_that_is_interrupted_ends_with_a_code_of_its_own(

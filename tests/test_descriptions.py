@@ -95,7 +95,7 @@ def test_what_a_run_is_allowed_to_do_changes_no_net() -> None:
 def test_the_first_plan_of_a_huge_volume_takes_little(tmp_path: Path) -> None:
     create_array(tmp_path / "a.zarr", "raw", ArraySpec((100_000,) * 3, np.dtype("uint8"), (128,) * 3, (1024,) * 3))
     code = (
-        "import resource, sys\nfrom volpipe.cli import main\n"
+        "import resource, sys\nfrom volpipe.cli.app import main\n"
         "sys.argv = ['volpipe', 'plan', '--quick', '--set', 'output.shard=[256,256,256]',"
         " '--set', 'windows.block=[4,4,4]', 'a.zarr']\n"
         "try:\n    main()\nexcept SystemExit as ended:\n    code = ended.code\n"

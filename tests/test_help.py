@@ -12,8 +12,8 @@ import pytest
 from command import Give, giver
 from conftest import ROOT
 
-from volpipe.cli import app
-from volpipe.cli_options import GROUPS
+from volpipe.cli.app import app
+from volpipe.cli.options import GROUPS
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Recipe
 from volpipe.resolve import shipped, shipped_recipes
@@ -69,8 +69,8 @@ def completed(folder: Path, *words: str) -> list[str]:
     """Return what Tab offers in bash after `words`, of which the last is begun."""
     asked = {"_VOLPIPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     code = (
-        "import sys, volpipe.cli\n"
-        "try:\n    volpipe.cli.app(prog_name='volpipe')\n"
+        "import sys, volpipe.cli.app\n"
+        "try:\n    volpipe.cli.app.app(prog_name='volpipe')\n"
         f"finally:\n    print(*[n for n in {HEAVY} if n in sys.modules], file=sys.stderr)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | asked

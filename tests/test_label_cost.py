@@ -376,7 +376,7 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
 
 
 def test_times_of_a_labelling_say_what_they_rest_on() -> None:
-    from volpipe.cli_label import time_table
+    from volpipe.cli.segment import time_table
 
     stages = (label_cost.StageTime("pieces", 12, 61.0), label_cost.StageTime("graph", 1, 3.0))
     table = time_table(SegmentTimes(stages, 64.0, 1000, is_guess=True), "local")

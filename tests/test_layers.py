@@ -220,7 +220,7 @@ NUMERICAL = {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy
         ("volpipe.runs.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
         ("volpipe.volumes.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
         # The command line answers to Tab and to a mistyped option, neither of which may wait for a second.
-        ("volpipe.cli.app", NUMERICAL | {"kubernetes", "yaml"}),
+        ("volpipe.cli.app.app", NUMERICAL | {"kubernetes", "yaml"}),
         ("volpipe.apps.pool", {"torch", "z5py", "zarr", "tensorstore"}),
     ],
 )

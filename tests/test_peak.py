@@ -14,12 +14,12 @@ from inline import Inline
 from volumes import noise, write_volume
 
 from volpipe.blockwise.journal import read_records
+from volpipe.cli.tables import forecast_summary, rendered
 from volpipe.estimation.forecast import forecast
 from volpipe.estimation.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.run_folder import RunFolder
-from volpipe.show import forecast_summary, rendered
 from volpipe.workflow.driver import prepare, preview
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.

@@ -16,8 +16,8 @@ import zarr
 from bucket import serving
 from command import giver
 
+from volpipe.cli.tables import intensity_line
 from volpipe.geometry.grid import Box
-from volpipe.show import intensity_line
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer

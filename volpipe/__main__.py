@@ -7,9 +7,9 @@ BEGAN = time.time()  # before the imports, which are a part of what a command ta
 
 def main() -> None:
     """Run the command line."""
-    from volpipe import cli
+    from volpipe.cli import app
 
-    cli.main(BEGAN)
+    app.main(BEGAN)
 
 
 if __name__ == "__main__":

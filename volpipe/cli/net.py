@@ -14,10 +14,10 @@ import psutil
 import typer
 from rich.table import Table
 
-from volpipe.cli_options import RecipeFile, Settings, amount, complete_net
+from volpipe.cli.console import err, measuring_shown, out
+from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
+from volpipe.cli.tables import shape, size
 from volpipe.errors import VolpipeError
-from volpipe.show import shape, size
-from volpipe.terminal import err, measuring_shown, out
 
 if TYPE_CHECKING:
     import numpy as np

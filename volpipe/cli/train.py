@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli_options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.terminal import bars, check_folder, err, out
+from volpipe.cli.console import bars, check_folder, err, out
+from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
 
 if TYPE_CHECKING:
     from volpipe.recipes.training import TrainRecipe

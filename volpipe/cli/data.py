@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli_options import Parents, positive, whole
+from volpipe.cli.console import bars, check_folder, out
+from volpipe.cli.options import Parents, positive, whole
+from volpipe.cli.tables import arrays_table, codec_table, duration, footprint_lines, info_lines, intensity_line
 from volpipe.errors import VolpipeError
-from volpipe.show import arrays_table, codec_table, duration, footprint_lines, info_lines, intensity_line
-from volpipe.terminal import bars, check_folder, out
 
 if TYPE_CHECKING:
     from volpipe.volumes.volume import Volume

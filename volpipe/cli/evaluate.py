@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from volpipe.cli_options import Parents, Site, number
+from volpipe.cli.console import check_target, out
+from volpipe.cli.options import Parents, Site, number
+from volpipe.cli.scoreboard import label_table, score_table
 from volpipe.errors import RunError, VolpipeError
-from volpipe.scoreboard import label_table, score_table
-from volpipe.terminal import check_target, out
 
 DataRange = Annotated[
     float | None,

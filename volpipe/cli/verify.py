@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli_options import Parents, whole
-from volpipe.terminal import check_target
+from volpipe.cli.console import check_target
+from volpipe.cli.options import Parents, whole
 
 if TYPE_CHECKING:
     from volpipe.runs.verify import Recomputed, RunRecord, Verdict

@@ -21,28 +21,30 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import volpipe.configs
-from volpipe import (
-    cli_data,
-    cli_evaluate,
-    cli_flow,
-    cli_k8s,
-    cli_label,
-    cli_net,
-    cli_shipped,
-    cli_sites,
-    cli_status,
-    cli_sweep,
-    cli_train,
-    cli_verify,
-)
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
-from volpipe.cli_job import check_net
-from volpipe.cli_options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
-from volpipe.cli_slurm import slurm
-from volpipe.errors import RunStopped, VolpipeError
-from volpipe.resolve import told
-from volpipe.runs.presence import COMMAND
-from volpipe.show import (
+from volpipe.cli import (
+    data,
+    evaluate,
+    k8s,
+    search,
+    segment,
+    shipped,
+    sites,
+    train,
+    verify,
+    workflow,
+)
+from volpipe.cli import (
+    net as cli_net,
+)
+from volpipe.cli import (
+    status as cli_status,
+)
+from volpipe.cli.console import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
+from volpipe.cli.job import check_net
+from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
+from volpipe.cli.slurm import slurm
+from volpipe.cli.tables import (
     MOST_ROWS,
     Rate,
     alternatives_table,
@@ -61,8 +63,10 @@ from volpipe.show import (
     seam_line,
     seam_warning,
 )
+from volpipe.errors import RunStopped, VolpipeError
+from volpipe.resolve import told
+from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
-from volpipe.terminal import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.blockwise.loop import Progress
@@ -77,7 +81,7 @@ if TYPE_CHECKING:
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
-log = logging.getLogger("volpipe.cli")
+log = logging.getLogger("volpipe.cli.app")
 
 
 class Commands(Grouped):
@@ -101,21 +105,21 @@ app = typer.Typer(
 )
 app.add_typer(slurm, name="slurm")
 
-app.add_typer(cli_k8s.app, name="k8s")
-app.add_typer(cli_sites.app, name="sites")
-app.command()(cli_data.info)
-app.command()(cli_data.convert)
-app.command()(cli_data.sample)
-app.command()(cli_shipped.recipes)
-app.command()(cli_shipped.nets)
-app.command()(cli_train.train)
-app.command("sweep")(cli_sweep.sweep)
-app.command("tune")(cli_sweep.tune)
-app.command()(cli_evaluate.evaluate)
-app.command()(cli_label.segment)
+app.add_typer(k8s.app, name="k8s")
+app.add_typer(sites.app, name="sites")
+app.command()(data.info)
+app.command()(data.convert)
+app.command()(data.sample)
+app.command()(shipped.recipes)
+app.command()(shipped.nets)
+app.command()(train.train)
+app.command("sweep")(search.sweep)
+app.command("tune")(search.tune)
+app.command()(evaluate.evaluate)
+app.command()(segment.segment)
 app.command()(cli_net.net)
-app.command()(cli_verify.verify)
-app.command()(cli_verify.reproduce)
+app.command()(verify.verify)
+app.command()(verify.reproduce)
 
 
 VolumeArgument = Annotated[
@@ -182,10 +186,10 @@ def run(
         if only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
         with _interruptible():
-            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            folder = workflow.check(flow, volume, out_path, parents=parents)
             start = _on_site(config, folder)
-            is_complete = cli_flow.run(
-                cli_flow.plan_of(flow, volume, out_path), start, config,
+            is_complete = workflow.run(
+                workflow.plan_of(flow, volume, out_path), start, config,
                 fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, listening=_listening,
                 details=details, tell=_tell, same_input=same_input,
             )  # fmt: skip
@@ -260,9 +264,9 @@ def plan(
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
     if flow is not None:
         with _interruptible():
-            folder = cli_flow.check(flow, volume, out_path, parents=parents)
+            folder = workflow.check(flow, volume, out_path, parents=parents)
             start = None if quick else _on_site(config, folder)
-            cli_flow.show_plan(cli_flow.plan_of(flow, volume, out_path), start, config)
+            workflow.show_plan(workflow.plan_of(flow, volume, out_path), start, config)
         return
     with _interruptible():
         chosen, target, folder = _choose(

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from volpipe.batch import DriverJob, driver_script
-from volpipe.cli_job import check_command, check_site
-from volpipe.cli_options import Whole, positive
+from volpipe.cli.job import check_command, check_site
+from volpipe.cli.options import Whole, positive
 
 slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver as a job of Slurm.")
 

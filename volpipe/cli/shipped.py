@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from volpipe.cli.console import out
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
-from volpipe.terminal import out
 
 Tree = Mapping[str, Any]  # Any: TOML values
 

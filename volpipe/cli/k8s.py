@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from volpipe.cli_job import check_command, warn
-from volpipe.cli_options import Whole
+from volpipe.cli.job import check_command, warn
+from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli_options import LabelSettings, Parents, SameInput, Site, complete_recipe
+from volpipe.cli.console import bars, check_folder, check_target, err, out
+from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, complete_recipe
+from volpipe.cli.tables import count, duration, size
 from volpipe.errors import VolpipeError
-from volpipe.show import count, duration, size
-from volpipe.terminal import bars, check_folder, check_target, err, out
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe import cli_label
+from volpipe.cli import segment
+from volpipe.cli.console import check_folder, err, measuring_shown, out
+from volpipe.cli.scoreboard import label_table, score_table
+from volpipe.cli.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
 from volpipe.errors import VolpipeError
-from volpipe.scoreboard import label_table, score_table
-from volpipe.show import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
-from volpipe.terminal import check_folder, err, measuring_shown, out
 
 if TYPE_CHECKING:
     from volpipe.blockwise.pool import Start, WorkerPool
@@ -112,7 +112,7 @@ def run(
         on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
         on_workers=on_workers,
         of_run=lambda plan: listening(plan, config, details),
-        of_labels=cli_label.progress_bars,
+        of_labels=segment.progress_bars,
     )
     report = execute_flow(
         plan, start, fresh=fresh, listener=listener,
@@ -143,7 +143,7 @@ def _show_labels(stage: StagePlan) -> None:
     from volpipe.segmentation.plan import SegmentPlan
 
     if isinstance(stage.work, SegmentPlan):
-        out.print(cli_label.describe_plan(stage.work))
+        out.print(segment.describe_plan(stage.work))
 
 
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
@@ -160,7 +160,7 @@ def _tell_stage(report: StageReport, cost: StageCost, tell: Callable[[Report, fl
         tell(report.run, time.time() - report.seconds)
     elif report.labels is not None:
         times = cost.times if report.is_new and isinstance(cost.times, SegmentTimes) else None
-        out.print(cli_label.summary(report.labels, times))
+        out.print(segment.summary(report.labels, times))
     elif isinstance(report.scores, dict):
         out.print(score_table(report.scores, report.stage.given))
     elif report.scores is not None:
@@ -229,7 +229,7 @@ def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
         else:
             _show_labels(each.stage)
             if isinstance(each.times, SegmentTimes):
-                out.print(cli_label.time_table(each.times, config))
+                out.print(segment.time_table(each.times, config))
             out.print(f"writes {each.stage.out}")
     out.print()
     out.print(cost_table(cost))

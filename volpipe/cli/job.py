@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from volpipe.cli.console import err
 from volpipe.errors import RemoteError, VolpipeError
-from volpipe.terminal import err
 
 if TYPE_CHECKING:
     from volpipe.recipes.inference import ArrayInput, NetChoice

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli_options import Whole, complete_site, positive
+from volpipe.cli.console import err, out
+from volpipe.cli.options import Whole, complete_site, positive
+from volpipe.cli.tables import checkup_table, duration
 from volpipe.errors import VolpipeError
-from volpipe.show import checkup_table, duration
-from volpipe.terminal import err, out
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Answer
