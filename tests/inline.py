@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from volpipe.apps.start import APPS
+from volpipe.apps.pool import APPS
 from volpipe.blockwise.journal import Record
 
 

@@ -20,7 +20,7 @@ IMAGE = "lab/volpipe:1"
 # The shipped site, but for how patient it is: what takes minutes there takes seconds here.
 SITE = """
 import dataclasses, os
-from volpipe.apps.podstatus import Patience
+from volpipe.apps.kubernetes.pod_status import Patience
 from volpipe.configs import k8s_htex
 from volpipe.configs.k8s_htex import Settings
 

@@ -23,9 +23,9 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 from urllib3.exceptions import HTTPError
 
-from volpipe.apps.pods import connect
-from volpipe.apps.podspec import RUN_LABEL
-from volpipe.apps.surroundings import read_claims
+from volpipe.apps.kubernetes.environment import read_claims
+from volpipe.apps.kubernetes.pod_spec import RUN_LABEL
+from volpipe.apps.kubernetes.provider import connect
 from volpipe.errors import SiteError
 
 # Kills the oldest or newest process of the pod that is no shell and whose command has a pattern. The pattern does not

@@ -10,8 +10,8 @@ from command import giver
 from parsl.jobs.states import JobState
 from volumes import noise, write_volume
 
-from volpipe.apps.slurm import STATE_OF, SlurmJobs
-from volpipe.batch import DriverJob, driver_script
+from volpipe.apps.slurm.driver_script import DriverJob, driver_script
+from volpipe.apps.slurm.provider import STATE_OF, SlurmJobs
 
 ODD = ["--set", "net.options={a='it''s'}", "-o", "x y.zarr", "$HOME/*.n5"]
 

@@ -468,7 +468,7 @@ def test_sizes_and_times_are_for_people() -> None:
             "volpipe.workflow.driver.execute",
             "the same command again goes on from here",
         ),
-        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.start.on_site", "the same command again goes on"),
+        (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "the same command again goes on"),
         (
             ["train", "train_affinities.toml"],
             "volpipe.training.driver.run_training",
@@ -482,7 +482,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.training.search.optuna.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
-        (["sites", "check", "threads"], "volpipe.apps.checkups.check_site", "what was started is stopped"),
+        (["sites", "check", "threads"], "volpipe.apps.site_check.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
     ],
 )

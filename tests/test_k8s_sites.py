@@ -11,10 +11,11 @@ from cluster import Cluster, running
 from manifests import Json
 from parsl.executors import HighThroughputExecutor
 
-from volpipe.apps import start, surroundings
-from volpipe.apps.pods import PodProvider
-from volpipe.apps.podspec import Claim, Owner
-from volpipe.apps.surroundings import check_folder, driver_pod, node_disk, pod_user, read_claims, run_mark
+from volpipe.apps import pool
+from volpipe.apps.kubernetes import environment
+from volpipe.apps.kubernetes.environment import check_folder, driver_pod, node_disk, pod_user, read_claims, run_mark
+from volpipe.apps.kubernetes.pod_spec import Claim, Owner
+from volpipe.apps.kubernetes.provider import PodProvider
 from volpipe.errors import SiteError
 from volpipe.sites.find import load_site
 
@@ -103,10 +104,10 @@ def test_without_a_cluster_a_site_is_refused_in_a_sentence(
 def test_k8s_htex_asks_for_what_it_is_told(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told(monkeypatch, cores="6", memory="24Gi", gpus="2", max_pods="3", hours="2", pull_secrets="lab-registry")
     found = executors("k8s_htex", tmp_path)
-    assert {label: start._num_workers(executor) for label, executor in found.items()} == {"cpu": 18, "gpu": 6}
+    assert {label: pool._num_workers(executor) for label, executor in found.items()} == {"cpu": 18, "gpu": 6}
     assert found["gpu"].encrypted
     assert found["gpu"].drain_period == 2 * 3600 - 60 - 600
-    assert start._worker_bytes(found["gpu"]) == 12 * 2**30
+    assert pool._worker_bytes(found["gpu"]) == 12 * 2**30
     spec = manifest_of(found["gpu"], cluster)["spec"]
     (container,) = spec["containers"]
     expected = {"cpu": "6", "memory": "24Gi", "nvidia.com/gpu": "2"}
@@ -249,12 +250,12 @@ def test_the_nearest_claim_decides_whether_a_folder_can_be_written() -> None:
 def test_pods_of_another_user_than_the_drivers_are_refused(
     monkeypatch: pytest.MonkeyPatch, own: int, given: int | None, sentence: str
 ) -> None:
-    monkeypatch.setattr(surroundings.os, "getuid", lambda: own)
+    monkeypatch.setattr(environment.os, "getuid", lambda: own)
     with pytest.raises(SiteError, match=sentence):
         pod_user(given)
 
 
 @pytest.mark.parametrize(("own", "given"), [(0, 0), (1005, None), (1005, 1005)])
 def test_pods_run_as_the_driver(monkeypatch: pytest.MonkeyPatch, own: int, given: int | None) -> None:
-    monkeypatch.setattr(surroundings.os, "getuid", lambda: own)
+    monkeypatch.setattr(environment.os, "getuid", lambda: own)
     assert pod_user(given)[0] == own

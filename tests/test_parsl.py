@@ -30,11 +30,13 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps import executors, launch, start
-from volpipe.apps.executors import HoldingExecutor, drain_period, in_our_words
-from volpipe.apps.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.unneeded import PACKAGES, write_stand_ins
-from volpipe.apps.watch import Watch, has_lost_interchange, has_lost_results
+from volpipe.apps import pool as start
+from volpipe.apps.htex import executor as executors
+from volpipe.apps.htex import launch
+from volpipe.apps.htex.executor import HoldingExecutor, drain_period, in_our_words
+from volpipe.apps.htex.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
+from volpipe.apps.htex.unneeded import PACKAGES, write_stand_ins
+from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
 ARGUMENTS = {"address": "127.0.0.1", "max_workers_per_node": 1, "heartbeat_period": 1, "heartbeat_threshold": 4}
@@ -110,7 +112,7 @@ def test_stand_ins_keep_parsl_from_importing_packages_that_it_imports_without(tm
 @pytest.mark.parametrize("first", ["", "import parsl\n", "import sqlalchemy\n"])
 def test_a_driver_leaves_out_sqlalchemy_until_a_site_monitors(first: str) -> None:
     look = f"""{first}
-import sys, volpipe.apps.start
+import sys, volpipe.apps.pool
 from parsl.monitoring import MonitoringHub, monitoring
 print("sqlalchemy" in sys.modules)
 hub = MonitoringHub()

@@ -16,9 +16,9 @@ from kubernetes import client
 from kubernetes.config import incluster_config
 from parsl.jobs.states import JobState, JobStatus
 
-from volpipe.apps.pods import PodProvider, connect, num_bytes
-from volpipe.apps.podspec import Claim
-from volpipe.apps.podstatus import Patience, judge
+from volpipe.apps.kubernetes.pod_spec import Claim
+from volpipe.apps.kubernetes.pod_status import Patience, judge
+from volpipe.apps.kubernetes.provider import PodProvider, connect, num_bytes
 from volpipe.errors import SiteError
 
 IMAGE = "lab/volpipe:1"

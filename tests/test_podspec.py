@@ -16,8 +16,8 @@ from kubernetes import client
 from manifests import LABEL, SUBDOMAIN, Json, faults, plain
 from real_cluster import KILL
 
-from volpipe.apps.manifest import service
-from volpipe.apps.podspec import Claim, Owner, Shape, dress, host_name
+from volpipe.apps.kubernetes.manifest import service
+from volpipe.apps.kubernetes.pod_spec import Claim, Owner, Shape, dress, host_name
 from volpipe.errors import SiteError
 
 

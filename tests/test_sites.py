@@ -23,9 +23,9 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 from volumes import fingerprint, noise, windowed, write_volume
 
-from volpipe.apps import start
-from volpipe.apps.executors import HoldingExecutor
-from volpipe.apps.start import on_site
+from volpipe.apps import pool
+from volpipe.apps.htex.executor import HoldingExecutor
+from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
 from volpipe.runs import worker
@@ -147,11 +147,11 @@ def htex(label: str, workers: int | None, *, max_blocks: int = 1, nodes: int = 1
         (lambda: ThreadPoolExecutor(label="a", max_threads=3), 3),
         (lambda: htex("a", 4), 4),
         (lambda: htex("a", 4, max_blocks=3, nodes=2), 24),
-        (lambda: htex("a", None), start.UNKNOWN_SLOTS),
+        (lambda: htex("a", None), pool.UNKNOWN_SLOTS),
     ],
 )
 def test_an_executor_has_as_many_slots_as_it_may_have_workers(make: Callable[[], ParslExecutor], slots: int) -> None:
-    assert start._num_workers(make()) == slots
+    assert pool._num_workers(make()) == slots
 
 
 @pytest.mark.parametrize("name", ["local", "local.py", "threads", "threads.py"])
@@ -195,8 +195,8 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     cpu, gpu = load_site("slurm_htex.py", tmp_path).executors
     assert isinstance(cpu, HoldingExecutor)
     assert isinstance(gpu, HoldingExecutor)
-    assert (cpu.label, cpu.provider.partition, start._num_workers(cpu)) == ("cpu", "a", 16 * 7)
-    assert (gpu.label, gpu.provider.partition, start._num_workers(gpu)) == ("gpu", "b", 4 * 7)
+    assert (cpu.label, cpu.provider.partition, pool._num_workers(cpu)) == ("cpu", "a", 16 * 7)
+    assert (gpu.label, gpu.provider.partition, pool._num_workers(gpu)) == ("gpu", "b", 4 * 7)
     assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
     assert "CUDA_VISIBLE_DEVICES" in gpu.launch_cmd
     assert cpu.drain_period == gpu.drain_period == 4 * 3600 - 60 - 600
@@ -300,8 +300,8 @@ def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Pa
     (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
     (executor,) = load_site("slurm_single", tmp_path).executors
     assert isinstance(executor, HoldingExecutor)
-    assert (executor.provider.partition, executor.provider.gpus_per_node, start._num_workers(executor)) == ("a", 2, 6)
-    assert start._with_label([executor], "cpu") == start._with_label([executor], "gpu") == ["slurm"]
+    assert (executor.provider.partition, executor.provider.gpus_per_node, pool._num_workers(executor)) == ("a", 2, 6)
+    assert pool._with_label([executor], "cpu") == pool._with_label([executor], "gpu") == ["slurm"]
 
 
 @pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])
@@ -340,7 +340,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     assert isinstance(gpu, HoldingExecutor)
     assert isinstance(cpu, HoldingExecutor)
     assert gpu.available_accelerators == pinned
-    assert start._num_workers(gpu) == len(pinned)
+    assert pool._num_workers(gpu) == len(pinned)
     assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
 
 
@@ -399,7 +399,7 @@ def test_every_shipped_site_has_a_line() -> None:
 DEAD_POOL = """
 from parsl.config import Config
 from parsl.providers import LocalProvider
-from volpipe.apps.executors import HoldingExecutor
+from volpipe.apps.htex.executor import HoldingExecutor
 
 class Impatient(LocalProvider):
     status_polling_interval = 1

@@ -22,7 +22,7 @@ from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.providers import LocalProvider, SlurmProvider
 from volumes import noise, write_volume
 
-from volpipe.apps.checkups import gpus_of
+from volpipe.apps.site_check import gpus_of
 from volpipe.sites.findings import Answer, Checked, Gpus
 from volpipe.sites.node_facts import Facts
 
@@ -30,7 +30,7 @@ SITE = """
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
-from volpipe.apps.executors import HoldingExecutor
+from volpipe.apps.htex.executor import HoldingExecutor
 
 class Prompt(LocalProvider):
     status_polling_interval = 1

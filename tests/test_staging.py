@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from volumes import fingerprint, noise, write_volume
 
-from volpipe.apps.launch import grouped
+from volpipe.apps.htex.launch import grouped
 from volpipe.blockwise.journal import read_records
 from volpipe.geometry.grid import Box
 from volpipe.volumes import node_cache

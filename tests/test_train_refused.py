@@ -165,7 +165,7 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence_before_a_worker_s
     folder: Path, give: Give, settings: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_volumes(folder)
-    monkeypatch.setattr("volpipe.apps.start.on_site", lambda config: unwanted)
+    monkeypatch.setattr("volpipe.apps.pool.on_site", lambda config: unwanted)
     ended = give("train", "recipe.toml", "--out", "t", *set_each(*settings))
     assert (ended.code, ended.out) == (2, "")
     assert len(ended.err.splitlines()) == 1 and re.search(sentence, ended.err)

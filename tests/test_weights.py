@@ -17,7 +17,7 @@ from inline import Inline
 from volumes import noise, write_volume
 from zoo import Smooth, scripted
 
-from volpipe.apps.start import on_site
+from volpipe.apps.pool import on_site
 from volpipe.errors import PlanError, RunStopped, VolpipeError
 from volpipe.inference import infer as infer_module
 from volpipe.inference import runner as runner_module

@@ -31,7 +31,7 @@ def drive(folder: Path, side: int) -> dict[str, float]:
     """Return what a run over side³ windows of one block each, inferred by nobody, takes the driver."""
     from parsl import python_app
 
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.blockwise.journal import Journal, Record
     from volpipe.blockwise.loop import Loop
     from volpipe.blockwise.usage import peak_bytes

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import inputs, report
 from benchmarks.row import Setting
-from volpipe.apps.start import on_site
+from volpipe.apps.pool import on_site
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import load_recipe

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting, compared
-from volpipe.apps.start import ParslPool, started
+from volpipe.apps.pool import ParslPool, started
 from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
 from volpipe.training.search.grid import load_sweep, run_sweep

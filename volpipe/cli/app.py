@@ -475,7 +475,7 @@ def _choose(
 
 def _on_site(config: str, folder: RunFolder) -> Start:
     """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
 
     return on_site(config, folder.parsl)
 

@@ -57,7 +57,7 @@ def evaluate(
     check_target("--picture", picture, parents=parents)
     if picture is not None and picture.suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.evaluation.evaluate import describe_scores, plan_evaluation
     from volpipe.evaluation.evaluate import evaluate as judge
 

@@ -18,7 +18,7 @@ from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
 
 if TYPE_CHECKING:
-    from volpipe.apps.podspec import Claim
+    from volpipe.apps.kubernetes.pod_spec import Claim
 
 PREFIX = "VOLPIPE_K8S"
 NEEDED = ("image", "namespace", "claims")
@@ -100,10 +100,10 @@ def _parts(
 
     site = _site_of(command)
     kind, file = site_settings(site)  # which says in a sentence if the Kubernetes client is not installed
-    from volpipe.apps.manifest import driver_job, rights, service, storage
-    from volpipe.apps.podspec import Shape
+    from volpipe.apps.kubernetes.environment import read_claims
+    from volpipe.apps.kubernetes.manifest import driver_job, rights, service, storage
+    from volpipe.apps.kubernetes.pod_spec import Shape
     from volpipe.apps.settings import read_settings
-    from volpipe.apps.surroundings import read_claims
 
     missing = [name for name in NEEDED if name not in {field.name for field in dataclasses.fields(kind)}]
     if missing:

@@ -51,7 +51,7 @@ def command(kind: str, help: str) -> Callable[..., None]:
 
 
 def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.training.search.grid import load_sweep, run_sweep
 
     chosen = load_sweep(recipe, settings)
@@ -64,7 +64,7 @@ def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, 
 
 
 def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.training.search.optuna import BEST, load_tuning, run_tuning
 
     chosen = load_tuning(recipe, settings)

@@ -66,7 +66,7 @@ def segment(
     target = out_path or _default_output(affinities)
     choice = load_segmentation(recipe, settings or [])
     _check(affinities, choice, target, parents=parents)
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.runs.run_folder import RunFolder
     from volpipe.segmentation.driver import plan_segmentation
     from volpipe.segmentation.driver import segment as run_segmentation

@@ -62,7 +62,7 @@ def check(
 
     Whatever differs, or would fail a run, is named. Nothing is left running.
     """
-    from volpipe.apps.checkups import check_site
+    from volpipe.apps.site_check import check_site
     from volpipe.sites.find import find_site
 
     configure, folder = find_site(site), _folder(out_path)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from volpipe.batch import DriverJob, driver_script
+from volpipe.apps.slurm.driver_script import DriverJob, driver_script
 from volpipe.cli.job import check_command, check_site
 from volpipe.cli.options import Whole, positive
 

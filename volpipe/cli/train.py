@@ -44,7 +44,7 @@ def train(
     chosen = load_training(recipe, settings or [])
     folder = out_path or Path(f"{recipe.stem}.train")
     check_folder(f"--out {folder}", folder, parents=parents)
-    from volpipe.apps.start import on_site
+    from volpipe.apps.pool import on_site
     from volpipe.training.driver import run_training
 
     try:

@@ -28,8 +28,8 @@ from parsl.providers import KubernetesProvider
 from parsl.providers.kubernetes import kube
 from urllib3.exceptions import HTTPError
 
-from volpipe.apps.podspec import RUN_LABEL, Claim, Shape, dress, host_name
-from volpipe.apps.podstatus import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
+from volpipe.apps.kubernetes.pod_spec import RUN_LABEL, Claim, Shape, dress, host_name
+from volpipe.apps.kubernetes.pod_status import PATIENCE, Patience, is_on_lost_node, judge, obstacle, wait_reason
 from volpipe.errors import NOTICE, SiteError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 # isort: off
-import volpipe.apps.parsl_import  # before Parsl
+import volpipe.apps.htex.parsl_import  # before Parsl
 # isort: on
 
 import parsl
@@ -32,8 +32,8 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps import evaluation, inference, segmentation, training
-from volpipe.apps.executors import HoldingExecutor, in_our_words
-from volpipe.apps.watch import Watch, sweep
+from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
+from volpipe.apps.htex.watch import Watch, sweep
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start

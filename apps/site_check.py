@@ -21,9 +21,9 @@ from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.errors import VersionMismatch
 
 import volpipe
-from volpipe.apps.executors import HoldingExecutor, in_our_words
-from volpipe.apps.start import loaded
-from volpipe.apps.watch import first_words, has_lost_interchange, last_words
+from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
+from volpipe.apps.htex.watch import first_words, has_lost_interchange, last_words
+from volpipe.apps.pool import loaded
 from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.estimation.limits import unwritable
 from volpipe.resolve import told

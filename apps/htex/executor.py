@@ -26,8 +26,8 @@ from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
-from volpipe.apps.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.unneeded import write_stand_ins
+from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
+from volpipe.apps.htex.unneeded import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it

@@ -12,7 +12,7 @@ from typing import Any
 
 from kubernetes import client
 
-from volpipe.apps.podspec import (
+from volpipe.apps.kubernetes.pod_spec import (
     SERVICE,
     USER,
     WORKERS,

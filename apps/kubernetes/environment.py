@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from volpipe.apps.podspec import Claim, Owner
+from volpipe.apps.kubernetes.pod_spec import Claim, Owner
 from volpipe.errors import SiteError
 
 NOTATION = "write CLAIM:/path, CLAIM/folder:/path or CLAIM:/path:ro"

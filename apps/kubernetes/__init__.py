@@ -1,0 +1,1 @@
+"""Kubernetes: pods of workers, and the manifests of a driver."""

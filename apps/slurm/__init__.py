@@ -1,0 +1,1 @@
+"""Slurm: jobs of workers, and the job of a driver."""
