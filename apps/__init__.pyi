@@ -1,9 +1,5 @@
-from .executors import HoldingExecutor
-from .pods import PodProvider
-from .podstatus import Patience
-from .settings import read_settings, read_slurm_settings
-from .slurm import SlurmJobs
-from .surroundings import (
+from .htex.executor import HoldingExecutor
+from .kubernetes.environment import (
     affinity_to,
     check_folder,
     check_gpus,
@@ -14,6 +10,10 @@ from .surroundings import (
     read_claims,
     run_mark,
 )
+from .kubernetes.pod_status import Patience
+from .kubernetes.provider import PodProvider
+from .settings import read_settings, read_slurm_settings
+from .slurm.provider import SlurmJobs
 
 __all__ = [
     "HoldingExecutor",

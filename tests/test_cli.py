@@ -23,7 +23,7 @@ from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.loop import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.cli import app
-from volpipe.cli.tables import Rate, count, duration, progress_line, size
+from volpipe.cli.display.tables import Rate, count, duration, progress_line, size
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume

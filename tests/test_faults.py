@@ -215,7 +215,7 @@ def test_a_disk_that_fails_is_tried_again_and_a_damaged_chunk_is_not(
 
         with monkeypatch.context() as patch:
             patch.setattr("volpipe.volumes.storage.tensorstore.TensorStoreArray.read", read)
-            record = perform(job, "measure", [0])
+            record = perform("measure", job, [0])
         assert [unit for unit, _ in record.failed] == [0]
         assert "chunk (0, 0, 0) in " in record.failed[0][1].splitlines()[-1]
         return record.hopeless

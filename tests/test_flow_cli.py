@@ -171,7 +171,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     assert {name: time[0] == "≈" for name, time in said.items()} == {"restore": False, "objects": True, "scores": True}
     stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
     assert len(stages) >= 4
-    for name in ("rehearse", "calibrate_segmentation", "calibrate_evaluation"):
+    for name in ("calibrate", "calibrate_segmentation", "calibrate_evaluation"):
         monkeypatch.setattr(cost, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0

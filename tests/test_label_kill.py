@@ -115,7 +115,7 @@ def test_a_labelling_whose_driver_is_killed_twice_goes_on_to_the_same_bytes(tmp_
     first = kill(tmp_path, "local", command, run, "pyramid 1", 3)
     assert len(units(first)) == 3 * BLOCKS + 1 + 3
     assert first[: len(early)] == early
-    (run / ".objects.csv.1.1").touch()  # as a worker leaves it that is killed just then
+    (run / ".objects.csv.0123456789abcdef0123456789abcdef").touch()  # as a worker leaves it that is killed just then
 
     ended = finish(tmp_path, begin(tmp_path, *command, SITE="local", VOLPIPE_WORKERS="2"))
     assert ended.code == 0, ended.err

@@ -271,8 +271,8 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 
     need, none = (
-        ResourceNeeds.of_labels(plan, 1.0),
-        ResourceNeeds.of_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0),
+        ResourceNeeds.from_labels(plan, 1.0),
+        ResourceNeeds.from_labels(plan.model_copy(update={"factors": ((1, 1, 1),)}), 1.0),
     )
     assert need.output_files == sum(path.is_file() for path in out.rglob("*"))
     sizes = [level.nbytes for level in levels_in(out)]

@@ -199,7 +199,7 @@ def test_a_file_that_crashes_the_library_does_not_end_this_process(
         "crashes the HDF5 library, with code -11": f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})",
         "kept the HDF5 library busy for 1 s": "import time; time.sleep(60)",
     }
-    monkeypatch.setattr(hdf5_probe, "_kept", [])
+    monkeypatch.setattr(hdf5_probe, "_idle", [])
     monkeypatch.setattr(hdf5_probe, "_keeping", False)
     for words, code in codes.items():
         started: list[subprocess.Popen[bytes]] = []

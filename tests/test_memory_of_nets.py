@@ -26,7 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_net_that_was_described_once_needs_no_torch() -> None:
     check_shapes(SMALL, describe(SMALL), (32, 32, 32))
     code = (
-        "import sys\nfrom volpipe.nets.load import check_shapes, describe\nfrom volpipe.recipes.inference import NetChoice\n"
+        "import sys\nfrom volpipe.nets.load import check_shapes, describe\n"
+        "from volpipe.recipes.inference import NetChoice\n"
         f"choice = NetChoice(**{SMALL.model_dump()!r})\nfacts = describe(choice)\n"
         "check_shapes(choice, facts, (32, 32, 32))\nassert 'torch' not in sys.modules\nprint(facts.weights_sha256)\n"
     )

@@ -76,7 +76,7 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     )
     assert execute(plan, Inline(slots=2).start).missing == []
     found = plan_evaluation(
-        plan.out, str(tmp_path / "truth.tif"), inputs=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
+        plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
     )
     scored = evaluate(found, Here().start, tmp_path)
     assert isinstance(scored, dict)

@@ -1,6 +1,6 @@
 """Jobs of Slurm, single or in arrays, as blocks of workers: Parsl's provider, with the truth about how a job ended.
 
-Not here: what is asked of Slurm (configs), or the script that runs a driver as a job (volpipe.apps.slurm.driver_script).
+Not here: what is asked of Slurm (configs), or the job of a driver (driver_script).
 """
 
 from __future__ import annotations

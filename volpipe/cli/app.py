@@ -40,11 +40,8 @@ from volpipe.cli import (
 from volpipe.cli import (
     status as cli_status,
 )
-from volpipe.cli.console import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
-from volpipe.cli.job import check_net
-from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
-from volpipe.cli.slurm import slurm
-from volpipe.cli.tables import (
+from volpipe.cli.display.console import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
+from volpipe.cli.display.tables import (
     MOST_ROWS,
     Rate,
     alternatives_table,
@@ -63,6 +60,9 @@ from volpipe.cli.tables import (
     seam_line,
     seam_warning,
 )
+from volpipe.cli.job import check_net
+from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
+from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import told
 from volpipe.runs.presence import COMMAND

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli.console import bars, check_folder, out
+from volpipe.cli.display.console import bars, check_folder, out
+from volpipe.cli.display.tables import arrays_table, codec_table, duration, footprint_lines, info_lines, intensity_line
 from volpipe.cli.options import Parents, positive, whole
-from volpipe.cli.tables import arrays_table, codec_table, duration, footprint_lines, info_lines, intensity_line
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

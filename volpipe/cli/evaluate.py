@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from volpipe.cli.console import check_target, out
+from volpipe.cli.display.console import check_target, out
+from volpipe.cli.display.scores import label_table, score_table
 from volpipe.cli.options import Parents, Site, number
-from volpipe.cli.scoreboard import label_table, score_table
 from volpipe.errors import RunError, VolpipeError
 
 DataRange = Annotated[

@@ -14,9 +14,9 @@ import psutil
 import typer
 from rich.table import Table
 
-from volpipe.cli.console import err, measuring_shown, out
+from volpipe.cli.display.console import err, measuring_shown, out
+from volpipe.cli.display.tables import shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
-from volpipe.cli.tables import shape, size
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.console import bars, check_folder, check_target, err, out
+from volpipe.cli.display.console import bars, check_folder, check_target, err, out
+from volpipe.cli.display.tables import count, duration, size
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, complete_recipe
-from volpipe.cli.tables import count, duration, size
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

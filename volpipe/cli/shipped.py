@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from volpipe.cli.console import out
+from volpipe.cli.display.console import out
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
 
 Tree = Mapping[str, Any]  # Any: TOML values

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.console import err, out
+from volpipe.cli.display.console import err, out
+from volpipe.cli.display.tables import checkup_table, duration
 from volpipe.cli.options import Whole, complete_site, positive
-from volpipe.cli.tables import checkup_table, duration
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

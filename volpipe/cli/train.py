@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.console import bars, check_folder, err, out
+from volpipe.cli.display.console import bars, check_folder, err, out
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
 
 if TYPE_CHECKING:

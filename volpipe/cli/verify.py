@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.cli.console import check_target
+from volpipe.cli.display.console import check_target
 from volpipe.cli.options import Parents, whole
 
 if TYPE_CHECKING:

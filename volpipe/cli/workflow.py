@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from volpipe.cli import segment
-from volpipe.cli.console import check_folder, err, measuring_shown, out
-from volpipe.cli.scoreboard import label_table, score_table
-from volpipe.cli.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
+from volpipe.cli.display.console import check_folder, err, measuring_shown, out
+from volpipe.cli.display.scores import label_table, score_table
+from volpipe.cli.display.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ class Identity(BaseModel):
 
     name: str
     metadata: dict[str, str]
-    paths: dict[str, Stamp | None]
+    files: dict[str, Stamp | None]
     boxes: tuple[Sampled, ...]
     fingerprint: str
 

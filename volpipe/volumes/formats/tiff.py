@@ -143,7 +143,7 @@ def _check_chain(file: Path) -> None:
 
 def _end_of_values(tags: Iterable[tuple[int, int, int, int]], width: int) -> int:
     """Return where the numbers of the tags (code, type, number, place) end that say where the voxels are."""
-    placed = ((num * TYPE_BYTES.get(kind, 0), at) for code, kind, num, at in tiff_tags if code in PLACES)
+    placed = ((num * TYPE_BYTES.get(kind, 0), at) for code, kind, num, at in tags if code in PLACES)
     return max((at + size for size, at in placed if size > width), default=0)
 
 

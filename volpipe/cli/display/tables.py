@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.console import PLAIN_WIDTH
+from volpipe.cli.display.console import PLAIN_WIDTH
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
