@@ -25,7 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "sites_check", "train", "tune", "sweep", "sites"))
+SUPPORT = ROOT / "tests" / "support"
+TEST_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SUPPORT, SUPPORT / "clusters", SUPPORT / "faults")))
+LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "site_check", "train", "tune", "sweep", "sites"))
 SHARED = ROOT.parent / "shared" / "data"
 
 

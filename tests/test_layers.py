@@ -45,7 +45,7 @@ PACKAGES = (
     "cli",
     "__main__",
 )
-LARGEST_FOLDER = 16  # files of Python in it
+LARGEST_FOLDER = 18  # files of Python in it
 ALONE = ("models", "configs")  # a net and a site are such files as users write
 FOR_SITES = {"volpipe.apps", "volpipe.configs.local", "volpipe.configs.slurm_htex"}  # others are variations of these
 
@@ -219,7 +219,7 @@ NUMERICAL = {"torch", "tensorstore", "parsl", "zarr", "z5py", "pydantic", "numpy
         ("volpipe.runs.worker", {"torch", "parsl", "z5py", "zarr", "tensorstore", "rich", "typer"}),
         ("volpipe.volumes.volume", {"torch", "parsl", "z5py", "zarr", "tensorstore", "obstore", "pydantic"}),
         # The command line answers to Tab and to a mistyped option, neither of which may wait for a second.
-        ("volpipe.cli.app.app", NUMERICAL | {"kubernetes", "yaml"}),
+        ("volpipe.cli.app", NUMERICAL | {"kubernetes", "yaml"}),
         ("volpipe.apps.pool", {"torch", "z5py", "zarr", "tensorstore"}),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import torch
 from arrays import invented, make
 from command import THREADS, Give, giver
-from conftest import ROOT
+from conftest import TEST_PATH
 from pydantic import ValidationError
 from torch import nn
 from volumes import write_volume
@@ -60,7 +60,7 @@ torch.jit.script(torch.load(sys.argv[1], weights_only=False)).save(sys.argv[2])
 def script(path: Path, net: nn.Module) -> None:
     """Write `net` as TorchScript; by a process of its own, since what torch has compiled before changes what it can."""
     torch.save(net, path.with_suffix(".whole"))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
+    environment = os.environ | {"PYTHONPATH": TEST_PATH}
     subprocess.run([sys.executable, "-c", SCRIPT, path.with_suffix(".whole"), path], env=environment, check=True)
     path.with_suffix(".whole").unlink()
 

@@ -1,7 +1,7 @@
 """Executors that hold: Parsl's for many workers, less the ways in which it lets a long run hang, leak or give up.
 
 Not here: sites, which say how many workers of which kind (configs); the watch over those that run (watch). All that
-rests on parts of Parsl that it does not promise is here and in watch, and tests/test_parsl.py looks whether it is so.
+rests on parts of Parsl that it does not promise is here and in watch; tests/apps/test_parsl.py looks whether it is so.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a net whose output for a window (z, y, x) has another shape than declared.
 
-    A large window is tried without values where that works. tests/test_descriptions.py checks shipped nets.
+    A large window is tried without values where that works. tests/nets/test_facts.py checks shipped nets.
 
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.

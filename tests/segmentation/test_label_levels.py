@@ -14,7 +14,7 @@ import pytest
 from arrays import make
 from command import THREADS, Give, giver, named_by_verify, set_each
 from inline import Stopped
-from test_labelling import Crowd, labelled, tree
+from test_segment import Crowd, labelled, tree
 
 from volpipe.blockwise.journal import read_records
 from volpipe.errors import PlanError, RunError, RunStopped

@@ -18,7 +18,7 @@ import parsl
 import psutil
 import pytest
 from command import processes_in, wait_until
-from conftest import ROOT
+from conftest import TEST_PATH
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
@@ -61,7 +61,7 @@ def executor() -> HoldingExecutor:
 def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
     """One worker, connected, that knows this module."""
     monkeypatch.chdir(tmp_path)  # by which its processes are known
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), TEST_PATH]))
     logging.getLogger("parsl").setLevel(logging.CRITICAL)
     config = Config(
         executors=[executor], run_dir=str(tmp_path), strategy_period=1, initialize_logging=False, usage_tracking=0
@@ -514,7 +514,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_the_interchange_ends_with_a_driver_that_was_killed(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), TEST_PATH])}
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     )

@@ -10,7 +10,6 @@ import tifffile
 from cards import card, checked_facts
 from command import giver
 from inline import Inline
-from test_scores import Here
 
 from volpipe.evaluation.evaluate import evaluate, plan_evaluation
 from volpipe.geometry.grid import Box
@@ -78,7 +77,7 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     found = plan_evaluation(
         plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
     )
-    scored = evaluate(found, Here().start, tmp_path)
+    scored = evaluate(found, Inline().start, tmp_path)
     assert isinstance(scored, dict)
     assert scored["output"].psnr > scored["cubic"].psnr + least
     assert scored["output"].ssim > scored["cubic"].ssim

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nets import Net, Triple, interpolate, run
+from nets import Net, interpolate, run
 from torch import nn
 
 import volpipe.models
+from volpipe.geometry.grid import Triple
 from volpipe.models.identity import identity
 from volpipe.models.shift import shift
 from volpipe.models.srgan3d import discriminator, srgan3d

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import SHARED
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.volume import list_arrays, open_volume
 
 pytestmark = pytest.mark.real
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "interop"
+FOLDER = SHARED / "interop"
 EXPECTED: dict[str, Any] = (  # Any: JSON
     json.loads((FOLDER / "EXPECTED.json").read_text()) if (FOLDER / "EXPECTED.json").is_file() else {}
 )

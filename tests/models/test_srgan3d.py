@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from nets import Net, Triple, interpolate, run
+from nets import Net, interpolate, run
 from torch import Tensor, nn
 
+from volpipe.geometry.grid import Triple
 from volpipe.models.srgan3d import discriminator, srgan3d
 
 
