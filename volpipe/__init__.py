@@ -1,6 +1,11 @@
-"""volpipe runs a neural net over a 3D volume far larger than memory, in chunks, on whatever machines there are."""
+"""volpipe runs a neural net over a 3D volume far larger than memory, in chunks, on whatever machines there are.
+
+`import volpipe as vp` gives the names of `__init__.pyi`, each loaded when it is first used.
+"""
 
 from pathlib import Path
+
+from lazy_loader import attach_stub
 
 # apps/, models/ and configs/ lie beside this folder in a checkout and inside it once installed.
 _checkout = Path(__file__).resolve().parent.parent
@@ -9,4 +14,4 @@ if (_checkout / "pyproject.toml").is_file():
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

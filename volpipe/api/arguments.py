@@ -1,0 +1,74 @@
+"""Arguments of the public functions: a recipe by any of its names, and a site by name, file or started pool.
+
+Not here: what is done with them (runs, training, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.recipes.toml import NO_RECIPE, Section, load_tree, typed
+from volpipe.runs.run_folder import RunFolder
+
+Named = str | Path | None  # a shipped recipe's name, or a file
+S = TypeVar("S", bound=Section)
+
+
+def load(
+    model: type[S],
+    recipe: S | Named | Mapping[str, Any],  # Any: TOML values
+    settings: Sequence[str] = (),
+    default: Path | None = None,
+) -> S:
+    """Return a recipe of the kind `model`.
+
+    Args:
+        model: the kind.
+        recipe: one that is loaded, a shipped name, a path, or its sections; None for `default`.
+        settings: ``key=value``, on top.
+        default: the file that None stands for; without it, the defaults of every key.
+
+    Raises:
+        RecipeError: no such recipe, an unknown key, or a value that does not fit.
+    """
+    if isinstance(recipe, model):
+        sections: Mapping[str, Any] = recipe.model_dump()
+    elif isinstance(recipe, Mapping):
+        sections = recipe
+    else:
+        path = Path(recipe) if recipe is not None else default
+        return typed(model, load_tree(path, settings), path, settings)
+    tree = load_tree(NO_RECIPE) | {
+        name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()
+    }
+    return typed(model, with_settings(tree, settings), None, settings)
+
+
+def with_settings(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
+    """Return `tree` with ``key=value`` settings on top."""
+    from volpipe.recipes.toml import set_value
+
+    for setting in settings:
+        set_value(tree, setting)
+    return tree
+
+
+def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> tuple[Start, str]:
+    """Return what starts `site`, and its name; a pool that is started already stays up.
+
+    Args:
+        site: a shipped name, a Python file, or a pool.
+        folder: of the run; with it, a site that cannot be used here is refused now.
+
+    Raises:
+        SiteError: no such site, or it cannot be used here.
+    """
+    if isinstance(site, str | Path):
+        from volpipe.apps.pool import on_site
+
+        return on_site(str(site), None if folder is None else folder.parsl), str(site)
+    return lambda folder: nullcontext(site), ""
