@@ -21,7 +21,7 @@ from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.tiling import choose_windows, triple
-from volpipe.nets.facts import NetFacts
+from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
@@ -143,6 +143,10 @@ class Plan(BaseModel):
     def identity(self) -> str:
         """A short hash of everything that decides the output's bytes."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the net before it runs, in sentences."""
+        return cautions(self.recipe.net, self.net)
 
     def changed(self, **fields: object) -> Plan:
         """Return the plan with other values in some fields; pydantic's own copy keeps what was cached."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from volpipe.errors import PlanError
+from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets import files as programs
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
@@ -207,3 +207,29 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
         f"net {facts.label} asks for normalise.method={needed.method}{percentiles}, not {method}; leave the recipe's "
         "[normalise] out"
     )
+
+
+def check_named(choice: NetChoice, folder: Path) -> None:
+    """Refuse a net, or weights, that are not there, as far as that is known without loading them.
+
+    Raises:
+        VolpipeError: with what is wrong.
+    """
+    from volpipe.nets.files import is_program
+    from volpipe.resolve import nearest, shipped
+
+    place = choice.name.rpartition(":")[0]
+    if is_program(choice.name) or place.endswith(".py"):
+        file = folder / Path(place or choice.name).expanduser()
+        if not file.exists():
+            what = "Python file" if place else "net"
+            raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
+    elif not place:
+        known = shipped("volpipe.models")
+        if choice.name not in known:
+            raise VolpipeError(
+                f"no net {choice.name!r}{nearest(choice.name, known)}; shipped are {', '.join(known)}, or "
+                "module:function, file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+            )
+    if choice.weights is not None and not weights_path(choice.weights, str(folder)).is_file():
+        raise VolpipeError(f"no weights at {weights_path(choice.weights, str(folder))}")

@@ -33,7 +33,7 @@ from volpipe.inference.output import check_name, create_output, sweep, write_dis
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.nets.facts import cautions, check_trained, with_normalisation
+from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.prepasses import Passes, done_in, normalisation, scan_stage, scanned
@@ -194,7 +194,7 @@ def execute(
 
 def _announce(plan: Plan, folder: RunFolder, listener: Listener) -> None:
     """Say what is about to run, and note in the log what a user should know of net and volume."""
-    for caution in cautions(plan.recipe.net, plan.net):
+    for caution in plan.warnings():
         log.warning("%s", caution)
     listener.on_plan(plan, folder)
     for note in plan.notes:

@@ -74,6 +74,11 @@ class FlowPlan:
                 needed.add(stage.name)
                 yield stage
 
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the nets before they run, in sentences."""
+        runs = [(stage.name, stage.work) for stage in self.stages if isinstance(stage.work, Plan)]
+        return [f"stage {name}: {warning}" for name, work in runs for warning in work.warnings()]
+
     @property
     def result(self) -> StagePlan:
         """The last stage, of those that make a volume if there are any."""
