@@ -102,7 +102,7 @@ def test_a_wheel_holds_the_files_of_the_tree_and_no_others(tree: Path, wheel: Pa
     names = set(zipfile.ZipFile(wheel).namelist())
     described = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - described == expected
-    assert {"volpipe/py.typed", "volpipe/apps/start.py", "volpipe/configs/local.py"} <= expected
+    assert {"volpipe/py.typed", "volpipe/apps/pool.py", "volpipe/__init__.pyi", "volpipe/configs/local.py"} <= expected
 
 
 def test_a_wheel_installs_one_name(wheel: Path) -> None:
