@@ -235,6 +235,18 @@ def test_the_sigmoid_is_left_to_the_loss_while_the_net_learns_alone(folder: Path
     assert state.logits
 
 
+def test_the_arithmetic_of_a_training_does_not_depend_on_its_process(folder: Path) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32
+    with cudnn.flags(enabled=True, deterministic=False, allow_tf32=True):
+        try:
+            matmul.allow_tf32 = True
+            make_train_state(recipe(folder), str(folder))
+            assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic) == (False, False, True)
+        finally:
+            matmul.allow_tf32 = before
+
+
 def test_stopped_and_gone_on_it_comes_to_the_same_weights(folder: Path) -> None:
     train(recipe(folder, "train.schedule=constant", "train.steps=6"), folder / "whole", str(folder))
     train(recipe(folder, "train.schedule=constant", "train.steps=3"), folder / "cut", str(folder))
