@@ -229,7 +229,7 @@ def test_what_is_held_out_is_scored_as_a_run_would_store_it(folder: Path) -> Non
 
 def test_the_sigmoid_is_left_to_the_loss_while_the_net_learns_alone(folder: Path) -> None:
     state = make_train_state(recipe(folder), str(folder))
-    data = torch.full((1, 1, 8, 16, 16), 3.0)
+    data = torch.full((1, 1, 8, 16, 16), 3.0, device=state.device)
     with torch.inference_mode():
         torch.testing.assert_close(state.net(data).sigmoid(), state.average(data))
     assert state.logits
