@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import inputs
-from benchmarks.peer import Take, peers
+from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
 
