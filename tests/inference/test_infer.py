@@ -59,6 +59,16 @@ def test_on_a_cpu_windows_go_one_by_one() -> None:
     assert Runner.load(planned(IDENTITY, "infer.batch=6")).batch == 6
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_worker_keeps_freed_memory_on_every_device(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(runner_module, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda net, *arguments, **named: net)
+    assert Runner.load(planned(IDENTITY, "infer.batch=1")).device == ("cuda" if has_gpu else "cpu")
+    assert kept == [True]
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_the_batch_is_the_largest_power_of_two_that_fits(capacity: int, most: int) -> None:
     tried: list[int] = []

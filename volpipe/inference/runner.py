@@ -62,8 +62,7 @@ class Runner:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cpu":
-            keep_freed_memory()
+        keep_freed_memory()  # also on a GPU: each call's output comes back as a new array of the whole batch
         # The same sums on every device of a kind: no TF32, no choice of algorithm by timing.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
