@@ -254,7 +254,7 @@ def test_interpolation_is_that_of_scipy(method: str, factors: tuple[int, int, in
     grid = np.meshgrid(*places, indexing="ij")
     known = ndimage.map_coordinates(coarse.astype(float), grid, order=order, mode="mirror")
     reader = open_volume(tmp_path / "c.tif").open()
-    whole = Box.of(known.shape)
+    whole = Box.from_shape(known.shape)
     np.testing.assert_allclose(interpolated(reader, whole, factors, method), known, atol=1e-4)
     part = Box((11, 5, 3), (38, 13, 15))
     np.testing.assert_allclose(interpolated(reader, part, factors, method), known[part.slices], atol=1e-4)

@@ -262,7 +262,7 @@ def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: 
 def test_made_up_affinities_are_the_same_each_time_and_of_the_type_that_is_wanted(tmp_path: Path, dtype: str) -> None:
     volume = dataclasses.replace(make(tmp_path / "a.zarr", np.zeros((4, 9, 9, 9), np.uint8)), dtype=np.dtype(dtype))
     parts = [label_cost.synthetic_affinities(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
-    first, second = (part.open().read(Box.of((20, 30, 25))) for part in parts)
+    first, second = (part.open().read(Box.from_shape((20, 30, 25))) for part in parts)
     assert np.array_equal(first, second)
     assert first.shape == (4, 20, 30, 25)
     assert first.dtype == dtype

@@ -165,7 +165,7 @@ def fit_evaluation(
         tuple(a + m for a, m in zip(whole.start, margin, strict=True)),
         tuple(b - m for b, m in zip(whole.stop, margin, strict=True)),
     )
-    if box.is_empty or not Box.of(output.spatial_shape).contains(box):
+    if box.is_empty or not Box.from_shape(output.spatial_shape).contains(box):
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     _check_kind(kind, output, truth, data_range)

@@ -123,7 +123,7 @@ class Plan(BaseModel):
     @property
     def is_whole(self) -> bool:
         """Whether the output shows the whole volume, so that every block has something to add to it."""
-        return self.roi_box == Box.of(self.source.shape)
+        return self.roi_box == Box.from_shape(self.source.shape)
 
     @property
     def needs_scan(self) -> bool:

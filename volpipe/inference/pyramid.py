@@ -32,7 +32,7 @@ class Levelled(Protocol):
 
 def finer_box(plan: Levelled, level: int, box: Box) -> Box:
     """Return the voxels of the level before `level` that `box` of `level` is made from."""
-    return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
+    return box.scaled(plan.step(level)) & Box.from_shape(plan.level_shape(level - 1))
 
 
 def coarsen(plan: Plan, level: int, shard: int) -> str:

@@ -61,7 +61,7 @@ def find_roi(text: str | None, volume: Volume) -> Box:
     """
     shape = volume.spatial_shape
     if text is None:
-        return Box.of(shape)
+        return Box.from_shape(shape)
     parts = text.split(",")
     if len(parts) != 3 or any(part.count(":") != 1 for part in parts):
         raise PlanError(f"roi {text!r}: write z0:z1,y0:y1,x0:x1, such as 0:64,100:300,: (a bare : is a whole axis)")
@@ -84,7 +84,7 @@ def find_part(text: str, shape: tuple[int, ...]) -> Box:
         if not start < stop <= size:
             raise PlanError(
                 f"--only {text}, axis {axis}: {start}:{stop} is empty or leaves the output, which is "
-                f"{Box.of(shape)}; give a start below the stop, and a stop of {size} at most"
+                f"{Box.from_shape(shape)}; give a start below the stop, and a stop of {size} at most"
             )
     return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 

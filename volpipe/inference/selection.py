@@ -298,7 +298,7 @@ def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.nda
     reader, lattice, origin = volume.open(), plan.lattice, _origin(plan, block)
     stored = np.zeros_like(cells)
     whole = ((n - 1) * s + w for n, s, w in zip(cells.shape, lattice.stride, lattice.window, strict=True))
-    if not reader.is_stored(Box.of(tuple(whole)).shift(origin)):
+    if not reader.is_stored(Box.from_shape(tuple(whole)).shift(origin)):
         return stored
     for place in np.argwhere(cells).tolist():
         start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))

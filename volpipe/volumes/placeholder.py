@@ -38,7 +38,7 @@ def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "z
     """Return an array at `place` that holds `data` (c, z, y, x)."""
     chunks = tuple(min(c, n) for c, n in zip(chunk, data.shape, strict=True))
     create_array(place, "", ArraySpec(data.shape, data.dtype, chunks, None, AXES, codec), "zarr3")
-    open_writer(place, "").write(Box.of(data.shape), data)
+    open_writer(place, "").write(Box.from_shape(data.shape), data)
     return open_volume(place)
 
 

@@ -225,7 +225,7 @@ def _limit(schedule: Schedule, only: Box | None, selection: Selection) -> None:
     if not selection.touches(only):
         raise PlanError(
             f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
-            f"{Box.of(selection.plan.out_shape)}; give another box, or leave --only out"
+            f"{Box.from_shape(selection.plan.out_shape)}; give another box, or leave --only out"
         )
     schedule.limit(only)
 
