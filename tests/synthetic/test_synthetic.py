@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from volpipe.errors import RecipeError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.synthetic import neurites, random_field
-from volpipe.synthetic import volume as sample_module
+from volpipe.synthetic import volume as volume_module
 from volpipe.synthetic.render import blur, paint, sections
 from volpipe.synthetic.tissue import grow, vesicles
 from volpipe.synthetic.volume import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
@@ -88,7 +88,7 @@ def test_not_one_bit_depends_on_the_box(box: Box) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = whole(kind)
-    monkeypatch.setattr(sample_module, "_TILE", (7, 19, 23))
+    monkeypatch.setattr(volume_module, "_TILE", (7, 19, 23))
     assert np.array_equal(make(far_sample(), kind, Box.from_shape(WHOLE).shift(FAR)), expected)
 
 
