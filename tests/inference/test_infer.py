@@ -273,7 +273,7 @@ def test_a_block_that_cannot_be_read_yields_its_error_and_the_next_goes_on() -> 
 def laid_out(folder: Path, data: np.ndarray, *settings: str) -> tuple[Plan, StreamedWindows, Affine]:
     """Return a plan over `data` (z, y, x), stored in chunks of 8, whose output exists; and where its windows are."""
     create_array(folder / "in.n5", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8), codec="gzip"), "n5")
-    open_writer(folder / "in.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(folder / "in.n5", "raw").write(Box.from_shape(data.shape), data)
     shape = ("windows.shape=[8,8,8]", "windows.block=[1,1,1]", "output.levels=0")
     plan = prepare(str(folder / "in.n5"), load_recipe(None, [*shape, *settings]), folder / "out.zarr", folder)
     create_output(plan, {})

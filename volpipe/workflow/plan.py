@@ -12,7 +12,7 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
-from volpipe.inference.output import promised
+from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
@@ -164,7 +164,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     """Return the volume that `stage` makes."""
     assert not isinstance(stage.work, Evaluation)
     if isinstance(stage.work, Plan):
-        return promised(stage.work, level)
+        return planned_volume(stage.work, level)
     return output.planned_volume(stage.work, level)
 
 
