@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 # isort: off
-import volpipe.apps.htex.parsl_import  # before Parsl
+import volpipe.apps.htex.lean_imports  # before Parsl
 # isort: on
 
 import parsl
@@ -32,8 +32,8 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps import evaluation, inference, segmentation, training
-from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
-from volpipe.apps.htex.watch import Watch, sweep
+from volpipe.apps.htex.executor import ResilientExecutor, translate_error
+from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start
@@ -89,12 +89,14 @@ class ParslPool:
         self.watch.check()
         labels, priority = self.labels[APPS[app].label], APPS[app].priority
         resources = {"priority": priority} if set(labels) <= self.prioritised else {}
-        future = translated(self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors)
+        future = translate_future(
+            self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors
+        )
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
 
 
-def translated(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
+def translate_future(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
     """Return a future that ends as `theirs` does, with errors in our own words."""
     ours: Future[Record] = Future()
 
@@ -103,7 +105,7 @@ def translated(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Fu
         if error is None:
             ours.set_result(done.result())
         else:
-            ours.set_exception(in_our_words(error, executors))
+            ours.set_exception(translate_error(error, executors))
 
     theirs.add_done_callback(hand_on)
     return ours
@@ -125,13 +127,13 @@ def on_site(name: str, folder: Path | None = None) -> Start:
 
     def start(folder: Path) -> AbstractContextManager[ParslPool]:
         log.info("starts the site %s", name)
-        return started(configure(folder))
+        return start_pool(configure(folder))
 
     return start
 
 
 @contextmanager
-def started(config: Config) -> Iterator[ParslPool]:
+def start_pool(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
     labels = {label: _with_label(config.executors, label) for label in LABELS}
     slots = {
@@ -140,9 +142,9 @@ def started(config: Config) -> Iterator[ParslPool]:
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
     for executor in config.executors:
-        if isinstance(executor, HoldingExecutor):
+        if isinstance(executor, ResilientExecutor):
             executor.siblings = [other for other in config.executors if other is not executor]
-    with loaded(config) as kernel:
+    with load_parsl(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
         _poll_alone(kernel)()
         watch.start()
@@ -160,7 +162,7 @@ def started(config: Config) -> Iterator[ParslPool]:
 
 
 @contextmanager
-def loaded(config: Config) -> Iterator[DataFlowKernel]:
+def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
     """Start the executors of `config`; on every way out stop them and cancel their blocks."""
     _find_commands()
     name_user()
@@ -172,7 +174,7 @@ def loaded(config: Config) -> Iterator[DataFlowKernel]:
         with INTERRUPTS.closing():
             _clean_up(kernel)
             for executor in config.executors:
-                sweep(executor)
+                cancel_blocks(executor)
 
 
 def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
@@ -223,7 +225,7 @@ def _least_bytes(executors: Sequence[ParslExecutor]) -> int | None:
 
 def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
     """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
-    named = [executor.node_directory for executor in executors if isinstance(executor, HoldingExecutor)]
+    named = [executor.node_directory for executor in executors if isinstance(executor, ResilientExecutor)]
     return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
 
 

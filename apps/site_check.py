@@ -21,12 +21,12 @@ from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.errors import VersionMismatch
 
 import volpipe
-from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
+from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import first_words, has_lost_interchange, last_words
-from volpipe.apps.pool import loaded
+from volpipe.apps.pool import load_parsl
 from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.estimation.limits import unwritable
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 from volpipe.sites import node_facts
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
 from volpipe.sites.node_facts import Facts, Part, Question
@@ -99,7 +99,7 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     config.strategy = "none"  # starts the first blocks, and no more whatever becomes of them
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
-    with loaded(config):
+    with load_parsl(config):
         asked = [Asked(executor, _ask(executor, question)) for executor in config.executors]
         answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
     return [answers[executor.label] for executor in config.executors]
@@ -162,12 +162,12 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
         )
     if is_given_up:
         return f"it was given up: {first_words(error if isinstance(error, Exception) else None)}"
-    error = in_our_words(error, [executor])
+    error = translate_error(error, [executor])
     if isinstance(error, WorkerLost):
         return f"{error} while it looked about: give it more memory, or mend the package that kills it"
     if isinstance(error, ManagerLost):
         return f"{error}; {_last_of(executor)}"
-    return f"its worker could not report: {told(error) if isinstance(error, Exception) else error}"
+    return f"its worker could not report: {describe_error(error) if isinstance(error, Exception) else error}"
 
 
 def _trouble_of(executor: ParslExecutor) -> str:
@@ -215,7 +215,7 @@ def _limit(executor: ParslExecutor) -> None:
     provider = getattr(executor, "provider", None)
     if provider is not None:
         provider.init_blocks = provider.min_blocks = provider.max_blocks = 1
-    if isinstance(executor, HoldingExecutor):
+    if isinstance(executor, ResilientExecutor):
         executor.is_patient = False
 
 
@@ -250,7 +250,7 @@ def _place(folder: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, PermissionError):
             raise RunError(f"{folder} {unwritable(folder)}; choose another --out") from error
-        raise RunError(f"{folder} cannot be written here: {told(error)}; choose another --out") from error
+        raise RunError(f"{folder} cannot be written here: {describe_error(error)}; choose another --out") from error
     try:
         (place / MARK).touch()
         yield place

@@ -198,7 +198,7 @@ def test_nobody_else_writes_to_a_run_whatever_the_umask(tmp_path: Path, give: Gi
 def test_a_run_folder_that_everybody_may_write_to_is_closed_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder.of_output(tmp_path / "out.zarr")
+    folder = RunFolder.from_output(tmp_path / "out.zarr")
     folder.path.mkdir()
     folder.path.chmod(0o777)
     with folder.locked():

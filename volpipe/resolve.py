@@ -62,7 +62,7 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     except VolpipeError:
         raise
     except Exception as error:  # the file is the user's code
-        raise VolpipeError(f"{place} cannot be loaded: {told(error)}") from error
+        raise VolpipeError(f"{place} cannot be loaded: {describe_error(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(key for key in vars(module) if not key.startswith("_"))
@@ -70,7 +70,7 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     return function  # type: ignore[no-any-return]  # callable() narrows no further
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return what `error` of a user's own code says, on one line, with the line of the file where it arose."""
     said = " ".join(str(error).split())
     others = ("<", str(Path(traceback.__file__).parent))  # the import system and the standard library

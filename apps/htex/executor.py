@@ -27,7 +27,7 @@ from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
 from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.htex.unneeded import write_stand_ins
+from volpipe.apps.htex.lean_imports import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
@@ -48,7 +48,7 @@ SHARED_SECONDS = 300.0  # the same for a limit that other executors may have use
 log = logging.getLogger(__name__)
 
 
-class HoldingExecutor(HighThroughputExecutor):
+class ResilientExecutor(HighThroughputExecutor):
     """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
 
     Blocks that have not connected yet are never taken for idle ones. A block that the scheduler refuses, for a quota
@@ -237,7 +237,7 @@ class HoldingExecutor(HighThroughputExecutor):
         return SHARED_SECONDS if any(map(num_alive, self.siblings)) else 0.0
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor.
+        """Stop, and let the provider delete what is left, if it can: Parsl leaves the blocks of a broken executor.
 
         Nothing is sent or asked meanwhile: a socket that one thread closes while another uses it aborts the process.
         """
@@ -325,7 +325,7 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
     return left
 
 
-def in_our_words(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
+def translate_error(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
     """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so, and why if known."""
     if isinstance(error, lost.ManagerLost):
         words = filter(None, (_last_words(executor, error.hostname) for executor in executors))

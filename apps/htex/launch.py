@@ -1,6 +1,6 @@
 """The shell command of a block: it starts Parsl's pool of workers, sees that nothing of it stays, and ends it in time.
 
-Not here: who gives the command (executors). Parsl formats it twice, once for an executor and once for each block, so
+Not here: who gives the command (executor). Parsl formats it twice, once for an executor and once for each block, so
 that it has no braces but those that Parsl fills; bash runs it, on Slurm, in pods and here.
 """
 

@@ -1,6 +1,6 @@
 """The watch over a running site: notices executors that will never answer, which Parsl itself waits for without end.
 
-Not here: failures of single tasks or workers, which come back as exceptions and are tried again (run).
+Not here: failures of single tasks or workers, which come back as exceptions and are tried again (blockwise.loop).
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ def fail(executor: ParslExecutor, error: Exception) -> None:
     for future in list(executor.tasks.values()):
         with contextlib.suppress(InvalidStateError):
             future.set_exception(error)
-    sweep(executor)
+    cancel_blocks(executor)
 
 
-def sweep(executor: ParslExecutor) -> None:
+def cancel_blocks(executor: ParslExecutor) -> None:
     """Cancel the blocks of `executor` that nobody has cancelled yet."""
     provider = getattr(executor, "provider", None)
     resources = getattr(provider, "resources", {})

@@ -1,6 +1,6 @@
 """What a driver of pods must know of where it runs: its address, its pod, its user, and whether pods see its folder.
 
-Not here: the pods (pods), or what a site chooses (configs).
+Not here: the pods (provider), or what a site chooses (configs).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Manifests: what a namespace needs before a driver can run in it, and the job that runs one.
 
-Not here: printing them (cli_k8s), or the pods of workers, which drivers create themselves (podspec).
+Not here: printing them (k8s), or the pods of workers, which drivers create themselves (pod_spec).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a worker's pod asks of Kubernetes beyond what Parsl's provider can say: arguments in, `V1Pod` out.
 
-Not here: who creates pods and looks after them (pods), or what became of one (podstatus).
+Not here: who creates pods and looks after them (provider), or what became of one (pod_status).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What became of a pod, told from what Kubernetes says of it: a status for Parsl, with a sentence.
 
-Not here: asking Kubernetes (pods).
+Not here: asking Kubernetes (provider).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pods of workers: Parsl's Kubernetes provider, with all that a pod may need, a status that is true, and no pod left.
 
-Not here: what a pod asks for (podspec), what its status means (podstatus), or sites (configs).
+Not here: what a pod asks for (pod_spec), what its status means (pod_status), or sites (configs).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PodProvider(KubernetesProvider):
             if not self._started:
                 self._started = True
                 atexit.register(self.close)
-                self.sweep()
+                self.delete_pods()
         try:
             job = str(super().submit(cmd_string, tasks_per_node, job_name))
         except (ApiException, HTTPError) as error:
@@ -127,7 +127,7 @@ class PodProvider(KubernetesProvider):
         """Delete the pods of `job_ids` and return which are gone or going; one that is gone already is no error."""
         return [self._cancel(job) for job in job_ids]
 
-    def sweep(self) -> list[str]:
+    def delete_pods(self) -> list[str]:
         """Delete every pod of this run, whoever started it and however it ended; return the names."""
         pods = self._list() or {}
         for name, pod in pods.items():

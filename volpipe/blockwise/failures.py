@@ -28,16 +28,16 @@ def last_line(reason: str) -> str:
     return reason.splitlines()[-1] if reason else ""
 
 
-def told_in(reason: str) -> str:
+def message_of(reason: str) -> str:
     """Return what a traceback comes to; of an error of ours, whose sentence says all, without its type."""
     return re.sub(OURS, "", last_line(reason))
 
 
-def is_told(reason: str) -> bool:
+def is_user_error(reason: str) -> bool:
     """Return whether a traceback comes to an error of ours, which is a sentence for the user."""
-    return told_in(reason) != last_line(reason)
+    return message_of(reason) != last_line(reason)
 
 
-def kind_of(reason: str) -> str:
+def failure_kind(reason: str) -> str:
     """Return what failures that are alike have in common: their last lines without numbers."""
     return re.sub(r"\d+", "#", last_line(reason))

@@ -1,6 +1,6 @@
 """Tasks of one app over many units: a bounded number under way, those that are lost sent again.
 
-Not here: runs of a net, whose order has rules of its own (run, schedule), or how workers are started (apps.start).
+Not here: runs of a net, whose order has rules of its own (loop, schedule), or how workers are started (apps.pool).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped, TaskLost
@@ -91,5 +91,5 @@ def _record(future: Future[Record], unit: int, attempts: dict[int, int], wish: s
         return None
     if record.failed:
         reason = record.failed[0][1]
-        raise RunStopped(f"block {unit} cannot be {wish}: {told_in(reason)}", reason)
+        raise RunStopped(f"block {unit} cannot be {wish}: {message_of(reason)}", reason)
     return record

@@ -64,7 +64,7 @@ from volpipe.cli.job import check_net
 from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
 
@@ -345,15 +345,15 @@ def main(began: float | None = None) -> None:
     try:
         app(prog_name="volpipe")
     except RunStopped as error:
-        from volpipe.blockwise.failures import is_told
+        from volpipe.blockwise.failures import is_user_error
 
-        if error.detail and not is_told(error.detail):
+        if error.detail and not is_user_error(error.detail):
             err.print(error.detail, markup=False)
         _fail(str(error), INCOMPLETE)
     except VolpipeError as error:
         _fail(str(error), REFUSED)
     except OSError as error:
-        _fail(told(error), REFUSED)
+        _fail(describe_error(error), REFUSED)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
@@ -470,7 +470,7 @@ def _choose(
     check_net(chosen.net, Path.cwd())
     from volpipe.runs.run_folder import RunFolder
 
-    return chosen, target, RunFolder.of_output(paths.locate(target))
+    return chosen, target, RunFolder.from_output(paths.locate(target))
 
 
 def _on_site(config: str, folder: RunFolder) -> Start:

@@ -78,7 +78,7 @@ def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> Ru
                 open_volume(volume, stage.choice.input.key, stage.choice.input.level, view=stage.choice.input.view)
     from volpipe.runs.run_folder import RunFolder
 
-    return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))
+    return RunFolder.for_stages(absolute(out_path or _default_output(flow, volume)))
 
 
 def run(

@@ -1,7 +1,7 @@
 """Evaluate: an output against a reference, block by block on workers, and interpolation of its input beside it.
 
-Not here: the scores (scores, overlaps), or printing (cli_evaluate). No process holds more than a block and what SSIM
-and interpolation need around it; what comes back from a block is a few numbers, or the table of its labels.
+Not here: the scores (image_scores, label_scores), or printing (cli.evaluate). No process holds more than a block and
+what SSIM and interpolation need around it; what comes back from a block is a few numbers, or the table of its labels.
 """
 
 from __future__ import annotations

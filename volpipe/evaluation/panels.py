@@ -1,6 +1,6 @@
 """The picture of an evaluation: slices of each candidate beside the reference, and their errors below.
 
-Not here: drawing (picture), or scores. Only the slices on the picture are read.
+Not here: drawing (pictures), or scores. Only the slices on the picture are read.
 """
 
 from __future__ import annotations

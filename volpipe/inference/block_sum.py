@@ -1,6 +1,6 @@
 """The weighted sum of one block's windows, as it grows in memory.
 
-Not here: how windows are weighted (blend), or how sums are stored (tensors) and finished (output).
+Not here: how windows are weighted (blend), or how sums are stored (scratch) and finished (output).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happens to voxel values: normalisation before the net, its inverse and the cast to a stored type after it.
 
-Not here: where the constants come from (measure), or anything that reads or writes.
+Not here: where the constants come from (statistics), or anything that reads or writes.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def with_format(recipe: Recipe, out: str | Location) -> Recipe:
 LEFT_BEHIND = re.compile(rf".+\.__lock|{PARTIAL}")
 
 
-def sweep(out: Location) -> list[Path]:
+def remove_leftovers(out: Location) -> list[Path]:
     """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work.
 
     In S3 a file is there when it has come whole, so that nothing is left.

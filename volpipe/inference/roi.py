@@ -1,6 +1,6 @@
 """The region: which part of a volume a recipe asks for, as a box of voxels and as a mask laid over the volume.
 
-Not here: which windows, blocks and shards that means, or voxels of the mask (wanted).
+Not here: which windows, blocks and shards that means, or voxels of the mask (selection).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The selection: the windows, blocks and shards of a plan that its region of interest, mask and empty space leave.
 
-Not here: how a recipe says it (region). The core of a window is its cell, which is selected or not, whole: one bit
+Not here: how a recipe says it (roi). The core of a window is its cell, which is selected or not, whole: one bit
 each, in C order. An output voxel is selected if it lies in the region and in a selected cell. Whatever adds to a
 selected voxel is computed, so that it has the bits of the whole run; the sums of other voxels may be partial, and they
 are written as 0::

@@ -1,8 +1,8 @@
 """Global statistics of a volume, measured once, box by box and in parallel, and joined without loss.
 
-Not here: what is made of them per voxel (ops). Sums are kept as exact fractions, so that the result does not depend on
-how boxes were gathered into tasks. Voxels of 8 bits are counted value by value; the percentiles of other types come
-from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, made in a second pass.
+Not here: what is made of them per voxel (intensity). Sums are kept as exact fractions, so that the result does not
+depend on how boxes were gathered into tasks. Voxels of 8 bits are counted value by value; the percentiles of other
+types come from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, made in a second pass.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Nets, built from their names, examined for their facts, and checked against them.
 
-Not here: the nets (models/), their facts (descriptions), or running them (infer). torch is imported to build a net.
+Not here: the nets (models/), their facts (facts), or running them (infer). torch is imported to build a net.
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
@@ -36,7 +36,7 @@ from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism,
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
-from volpipe.resolve import load_function, nearest, shipped, told
+from volpipe.resolve import describe_error, load_function, nearest, shipped
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     except (TypeError, ValueError) as error:
         raise VolpipeError(f"net {name}: {error}") from error
     except Exception as error:  # the function may be the user's code
-        raise VolpipeError(f"net {name} cannot be built: {told(error)}") from error
+        raise VolpipeError(f"net {name} cannot be built: {describe_error(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     return net

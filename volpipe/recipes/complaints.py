@@ -1,6 +1,7 @@
 """Complaints: what is wrong with the values of a recipe, in sentences that name the key, the value and what fits.
 
-Not here: what a recipe is (recipe). The checks are pydantic's; the words are ours, and come from the types of the keys.
+Not here: what a recipe is (inference). The checks are pydantic's; the words are ours, and come from the types of the
+keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The recipe: what to do to a volume, as the user writes it in TOML, checked and typed.
 
-Not here: whether it fits a volume (plan), or where it runs (sites).
+Not here: whether it fits a volume (inference.plan), or where it runs (sites).
 """
 
 from __future__ import annotations

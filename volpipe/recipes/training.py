@@ -1,6 +1,6 @@
 """The recipe of a training: which net, from which volumes, by which steps; as the user writes it in TOML, typed.
 
-Not here: what a step does (train), or the recipe of a run (recipe), whose net and normalisation it shares.
+Not here: what a step does (training.loop), or the recipe of a run (inference), whose net and normalisation it shares.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The flow: a recipe of several stages, each reading what an earlier one makes; parsed, and its order checked.
 
-Not here: whether the stages fit their volumes (flow_plan), or running them (flow_run).
+Not here: whether the stages fit their volumes (workflow.plan), or running them (execute).
 
     [[stage]]                      [[stage]]
     name = "restore"               name = "scores"

@@ -1,6 +1,6 @@
 """The passes over a volume before the net sees it: the scan for what is wanted, and the measuring of its statistics.
 
-Not here: what a task of them does (worker, wanted, measure).
+Not here: what a task of them does (worker, selection, statistics).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Passes:
 
     Attributes:
         totals: what the tasks of each took in this session.
-        told: what the log has already, see `run.Loop`.
+        reported: what the log has already, see `Loop`.
         first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
@@ -49,7 +49,7 @@ class Passes:
     job: Job
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     first_task: float = 0.0
 
     def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
@@ -61,7 +61,7 @@ class Passes:
         schedule = SingleStage(stage)
         schedule.resume(done_in(journal))
         submit = submitter(self.pool, job or self.job)
-        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, told=self.told)
+        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, reported=self.reported)
         loop.run()
         self.first_task = self.first_task or loop.progress.first_task
         self.totals[stage.name] = loop.progress.totals[stage.name]

@@ -1,6 +1,6 @@
 """Whether an output is what its run wrote: its files against the journal, and random blocks through the net again.
 
-Not here: the checksums themselves (checksums), or printing (cli_verify).
+Not here: the checksums themselves (checksums), or printing (cli.verify).
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def location_of(output: str | Path) -> RunFolder:
         RunError: there is neither.
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
-    folder = RunFolder.of_output(place)
+    folder = RunFolder.from_output(place)
     if not folder.path.exists() and not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     return folder

@@ -1,6 +1,6 @@
 """What runs remotely: a task takes a run's folder and the numbers of its units, works them off, and reports.
 
-Not here: what each stage does to voxels (measure, factor, infer, reassemble, pyramid). What arrives is names and
+Not here: what each stage does to voxels (statistics, factor, infer, reassemble, pyramid). What arrives is names and
 integers, what goes back is a small plain record; nothing is raised, since an exception that cannot be unpickled would
 stop the driver's result thread. Marks are the driver's.
 """

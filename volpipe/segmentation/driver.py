@@ -1,6 +1,6 @@
 """Segmentation: objects from a volume of affinities, block by block on a site's workers, the same for any blocks.
 
-Not here: tasks (label_tasks), or how objects are found (label_pieces, label_graph). The same call resumes a stopped
+Not here: tasks (tasks), or how objects are found (fragments, agglomerate). The same call resumes a stopped
 segmentation from its journal::
 
     fragments of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
@@ -23,7 +23,7 @@ from volpipe.blockwise.task_pool import finished
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import level_key, sweep
+from volpipe.inference.output import level_key, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
@@ -149,7 +149,7 @@ def segment(
         on_progress: called with a stage, the number of its finished tasks, and the number of its tasks.
         on_begin: called with the workers before the first task of a new segmentation.
         site: name of the site, for the output's attributes.
-        same_input, is_outside: as of `driver.execute`.
+        same_input, is_outside: as of `workflow.driver.execute`.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -157,7 +157,7 @@ def segment(
         RunStopped: a block fails, or the graph needs more memory than the recipe gives it.
     """
     began = time.perf_counter()
-    folder = RunFolder.of_output(paths.locate(plan.out))
+    folder = RunFolder.from_output(paths.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
@@ -353,7 +353,7 @@ def is_segmented(plan: SegmentPlan, folder: RunFolder) -> bool:
 def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) -> None:
     """Delete scratch and leftovers of killed writers, write the run's attributes, and note the metadata's checksums."""
     out = paths.locate(plan.out)
-    for path in sweep(out):
+    for path in remove_leftovers(out):
         log.info("deleted %s, which a killed writer left", path)
     for name in (IDS, FRAGMENTS, EDGES):
         if (folder.path / name).exists():

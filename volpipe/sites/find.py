@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from volpipe.errors import SiteError
-from volpipe.resolve import load_module, nearest, shipped, told
+from volpipe.resolve import describe_error, load_module, nearest, shipped
 
 if TYPE_CHECKING:
     from parsl.config import Config
@@ -111,7 +111,7 @@ def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path
     except SiteError as error:
         raise SiteError(f"site {name} cannot be used here: {error}") from error
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
-        raise SiteError(f"site {name} cannot be used here: {told(error)}") from error
+        raise SiteError(f"site {name} cannot be used here: {describe_error(error)}") from error
     from parsl.config import Config
 
     if not isinstance(config, Config):
@@ -130,7 +130,7 @@ def _module(name: str) -> ModuleType:
         if stem in known:
             return importlib.import_module(f"{PACKAGE}.{stem}")
     except Exception as error:  # the file is the user's code
-        raise SiteError(f"site {name} cannot be loaded: {told(error)}") from error
+        raise SiteError(f"site {name} cannot be loaded: {describe_error(error)}") from error
     raise SiteError(f"no site {name!r}{nearest(stem, known)}; shipped are {', '.join(known)}, or give a Python file")
 
 

@@ -1,6 +1,6 @@
 """What a check of a site comes to: where its workers differ from the driver, and what would fail a run.
 
-Not here: how workers are asked (apps.checkups), or what they look at (checkup).
+Not here: how workers are asked (apps.site_check), or what they look at (node_facts).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What lies where in a box of invented tissue: cells and their walls, mitochondria, vesicles.
 
-Not here: how it looks (painting), or where rods come from (cells).
+Not here: how it looks (render), or where rods come from (neurites).
 
 A voxel belongs to the cell whose rod is nearest (less the rod's radius), in space bent by smooth noise; the
 membrane lies where two cells are equally near::

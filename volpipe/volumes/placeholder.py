@@ -1,6 +1,6 @@
 """Placeholders for a volume that does not exist yet, so that work on it can be timed: zeros, or synthetic affinities.
 
-Not here: what is tried (rehearsal, label_cost, score_cost). The caller deletes them.
+Not here: what is tried (calibrate, segmentation.estimate, evaluation.estimate). The caller deletes them.
 """
 
 from __future__ import annotations

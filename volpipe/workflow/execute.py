@@ -1,7 +1,7 @@
 """A flow, run: its stages one after the other on one site, which is started once; interrupted, it goes on where it was.
 
-Not here: how one stage runs (driver, evaluate), or what all of them take (flow_cost). Each stage keeps a run of its
-own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
+Not here: how one stage runs (driver, evaluation.evaluate), or what all of them take (cost). Each stage keeps a run of
+its own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import SILENT, Listener, Report, execute, forget, inspect_run
+from volpipe.workflow.driver import SILENT, Listener, Report, delete_output, execute, inspect_run
 from volpipe.workflow.plan import FlowPlan, StagePlan
 
 FLOW_FILE = "flow.json"
@@ -210,7 +210,7 @@ def _clear(plan: FlowPlan) -> None:
             if isinstance(stage.work, Evaluation):
                 paths.delete_file(stage.out)
             else:
-                forget(stage.out, stage.folder, _mark(stage.work))
+                delete_output(stage.out, stage.folder, _mark(stage.work))
 
 
 def _mark(work: Plan | SegmentPlan) -> str:
@@ -346,7 +346,7 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
-    path = place / FLOW_FILE if is_folder else RunFolder.of_stages(place).path / FLOW_FILE
+    path = place / FLOW_FILE if is_folder else RunFolder.for_stages(place).path / FLOW_FILE
     told = read_json(path)
     if told is None:
         return None
@@ -358,7 +358,7 @@ def find_entries(output: str | Path) -> list[Entry] | None:
 
 def _with_folder(entry: dict[str, str]) -> dict[str, str]:
     """Return `entry` with the folder of its run, which earlier versions did not say: all outputs lay on a disk."""
-    return {"folder": str(RunFolder.of_stage(paths.locate(entry["out"])).path)} | entry
+    return {"folder": str(RunFolder.for_stage(paths.locate(entry["out"])).path)} | entry
 
 
 def is_done(entry: Entry) -> bool:

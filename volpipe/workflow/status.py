@@ -1,6 +1,6 @@
 """The status of anything that volpipe makes: a run, stages, labels, a training, many of them; and who works on it.
 
-Not here: printing (cli_status). Nothing is written and no lock is taken for longer than a look.
+Not here: printing (cli.status). Nothing is written and no lock is taken for longer than a look.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def find_status(output: str) -> Status:
 
 def _of_run(output: str) -> Status:
     place = paths.locate(output) if "://" in output else Path(output).absolute()
-    folder = RunFolder.of_output(place)
+    folder = RunFolder.from_output(place)
     driver = find_driver(folder.path, folder.journal)
     if driver.state == "running" and not folder.plan_file.is_file():  # its site is being started
         return Status("run", output, is_complete=False, driver=driver)
@@ -139,7 +139,7 @@ def _of_stages(output: str) -> Status | None:
     if entries is None:
         return None
     place = paths.locate(output) if "://" in output else Path(output).absolute()
-    own = RunFolder.of_stages(place)
+    own = RunFolder.for_stages(place)
     folder = own.path if own.path.is_dir() else Path(output)
     parts = tuple(map(_of_entry, entries))
     driver = find_driver(folder, RunFolder(folder).log)
