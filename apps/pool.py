@@ -51,7 +51,7 @@ CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore T
 
 @dataclass
 class ParslPool:
-    """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and what is known of their workers.
+    """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and the facts of their workers.
 
     Attributes:
         labels: executors of each kind of app, by their labels.
@@ -81,7 +81,7 @@ class ParslPool:
         return self.address == LOOPBACK
 
     def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
-        """Return the record to come of the app of that name, with errors in our own words.
+        """Return the future record of the app of that name; its errors are translated for the user.
 
         Raises:
             RunStopped, SiteError: what the watch has noticed.
@@ -96,23 +96,23 @@ class ParslPool:
         return future
 
 
-def translate_future(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
-    """Return a future that ends as `theirs` does, with errors in our own words."""
-    ours: Future[Record] = Future()
+def translate_future(future: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
+    """Return a future that ends as `future` does, with its error translated for the user."""
+    translated: Future[Record] = Future()
 
     def hand_on(done: Future[Record]) -> None:
         error = done.exception()
         if error is None:
-            ours.set_result(done.result())
+            translated.set_result(done.result())
         else:
-            ours.set_exception(translate_error(error, executors))
+            translated.set_exception(translate_error(error, executors))
 
-    theirs.add_done_callback(hand_on)
-    return ours
+    future.add_done_callback(hand_on)
+    return translated
 
 
 def on_site(name: str, folder: Path | None = None) -> Start:
-    """Return what starts the site `name`, to be given to a run.
+    """Return the function that starts the site `name`, for a run.
 
     Args:
         name: of the site.
@@ -178,7 +178,7 @@ def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
 
 
 def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
-    """Return what looks after blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
+    """Return the poll of blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
     poller, lock = kernel.job_status_poller, threading.Lock()
     poll = poller.poll
 
@@ -232,8 +232,8 @@ def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
 def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
     """Return the fewest threads that the site sets for workers, None where it does not say, or they have GPUs."""
     local = [e for e in executors if isinstance(e, HighThroughputExecutor) and not e.available_accelerators]
-    told = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
-    return min((int(found[1]) for found in told if found), default=None)
+    matches = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
+    return min((int(match[1]) for match in matches if match), default=None)
 
 
 def _address(executors: Sequence[ParslExecutor]) -> str:

@@ -46,7 +46,7 @@ OnAnswer = Callable[[Answer], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """An executor, and what its worker will answer."""
+    """An executor, and the future answer of its worker."""
 
     executor: ParslExecutor
     future: Future[Facts]
@@ -61,7 +61,7 @@ def check_site(
     on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:
-    """Return what the driver and one worker of each executor found about themselves; nothing is left running.
+    """Return the facts of the driver and of one worker of each executor; nothing is left running.
 
     Args:
         configure: gives a fresh configuration of the site that keeps its files in a folder.
@@ -113,22 +113,22 @@ def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
 
 
 def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answer: OnAnswer) -> Iterator[Answer]:
-    """Yield answers as they come, and at the end those of whom none came."""
+    """Yield answers as they come, and at the end one for each worker that gave none."""
     left, suspects = list(asked), set[str]()
     while left:
-        wait([each.future for each in left], LOOK_SECONDS, FIRST_COMPLETED)
+        wait([question.future for question in left], LOOK_SECONDS, FIRST_COMPLETED)
         is_late = time.monotonic() > began + wait_seconds
-        for each in list(left):
-            label = each.executor.label
-            answer = _answer(each, began)
+        for question in list(left):
+            label = question.executor.label
+            answer = _answer(question, began)
             if answer is None and is_late:
-                answer = Answer(label, gpus_of(each.executor), trouble=_why_late(each.executor, wait_seconds))
-            elif answer is None and (trouble := _trouble_of(each.executor)):
+                answer = Answer(label, gpus_of(question.executor), trouble=_why_late(question.executor, wait_seconds))
+            elif answer is None and (trouble := _trouble_of(question.executor)):
                 if label in suspects:  # its answer, or a better reason, may be on its way
-                    answer = Answer(label, gpus_of(each.executor), trouble=trouble)
+                    answer = Answer(label, gpus_of(question.executor), trouble=trouble)
                 suspects.add(label)
             if answer is not None:
-                left.remove(each)
+                left.remove(question)
                 on_answer(answer)
                 yield answer
 
@@ -191,7 +191,7 @@ def _why_late(executor: ParslExecutor, wait_seconds: float) -> str:
 
 
 def _last_of(executor: ParslExecutor) -> str:
-    """Return how the block of an executor stands, and what it said last."""
+    """Return the state of an executor's block, and its last message."""
     statuses = list(dict(getattr(executor, "status_facade", {})).values())
     if not statuses:
         return "it has no block"

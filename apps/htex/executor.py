@@ -225,8 +225,8 @@ class ResilientExecutor(HighThroughputExecutor):
         if not self._has_told:
             self._has_told = True
             goes_on = f"goes on with the {alive} that it has" if alive else "waits"
-            said = reason.partition(": ")[2]  # less which block it was
-            log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, said, extra=NOTICE)
+            text = reason.partition(": ")[2]  # less which block it was
+            log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, text, extra=NOTICE)
 
     def _waits(self) -> float:
         """Return for how many seconds refusals are waited for though no block of this executor is accepted."""
@@ -326,7 +326,7 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
 
 
 def translate_error(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
-    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so, and why if known."""
+    """Return the error for the loop of a run: the lost worker or block, where Parsl says so, and why if known."""
     if isinstance(error, lost.ManagerLost):
         words = filter(None, (_last_words(executor, error.hostname) for executor in executors))
         return ManagerLost(": ".join([f"{error.hostname} no longer answers, or its job has ended", *words]))
@@ -336,7 +336,7 @@ def translate_error(error: BaseException, executors: Sequence[ParslExecutor] = (
 
 
 def _last_words(executor: ParslExecutor, host: str) -> str:
-    """Return what the scheduler says of the block on `host`, where it knows blocks by their hosts."""
+    """Return the scheduler's message about the block on `host`, where it knows blocks by their hosts."""
     tell: Callable[[str], str] = getattr(getattr(executor, "provider", None), "last_words_of", lambda host: "")
     return tell(host)
 

@@ -87,7 +87,7 @@ class Loop:
         journal: where what was done is marked; None where nothing needs to be.
         show: told of progress at every change and every half second.
         tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
-        reported: kinds of failures whose tracebacks the log has, and words of nodes, of all loops of a session.
+        reported: kinds of failures and warnings of nodes that are in the log already, of all loops of a session.
         prospect: what is known before the first task, for the time left.
     """
 
@@ -159,8 +159,8 @@ class Loop:
         if time.monotonic() - self._looked >= LOOK_SECONDS or not self._in_flight:
             self._look()
             self._looked = time.monotonic()
-        told = self._flights.parts(time.time(), 0.0, {}, self._beats)
-        self.progress.parts = {name: done for name, (done, _) in told.items() if done}
+        shares = self._flights.parts(time.time(), 0.0, {}, self._beats)
+        self.progress.parts = {name: done for name, (done, _) in shares.items() if done}
         self.show(self.progress)
 
     def _look(self) -> None:
@@ -209,10 +209,10 @@ class Loop:
         # A unit that failed before goes alone, so that it takes no other with it.
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        wanted = bundle_size(pace, stage.row, self.slots[stage.label])
+        size = bundle_size(pace, stage.row, self.slots[stage.label])
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
-        return max(1, min(wanted, math.ceil(share)))
+        return max(1, min(size, math.ceil(share)))
 
     def _learn(self, record: Record) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
@@ -228,7 +228,7 @@ class Loop:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self._learn(record)
-        self._log_words(record)
+        self._log_warnings(record)
         self.progress.first_task = self.progress.first_task or record.started
         self.progress.scratch_bytes += record.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
@@ -244,8 +244,8 @@ class Loop:
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
 
-    def _log_words(self, record: Record) -> None:
-        """Log what a worker has to say, once for all workers of its node."""
+    def _log_warnings(self, record: Record) -> None:
+        """Log a worker's warnings, once for all workers of its node."""
         for word in (f"{record.host}: {word}" for word in record.told):
             if word not in self._reported:
                 log.warning("%s", word)
@@ -256,9 +256,9 @@ class Loop:
         self._attempts[key] += 1
         self._costs[key] += cost
         self.reasons[key] = reason
-        said = last_line(reason) if kind in self._reported else reason
+        text = last_line(reason) if kind in self._reported else reason
         self._reported.add(kind)
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], said)
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
         if self._costs[key] <= RETRIES:
             stage.give_back(unit)
             return

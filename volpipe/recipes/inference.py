@@ -26,10 +26,10 @@ Augment = Literal["none", "flips", "rotations"]
 
 def _to_lengths(value: object) -> object:
     """Return three lengths in nm, z, y, x, from what the user wrote; None stays."""
-    found = lengths(value)
-    if value is not None and found is None:
+    sizes = lengths(value)
+    if value is not None and sizes is None:
         raise ValueError('write three lengths z, y, x: [16, 8, 8] in nm, or with a unit, such as "16x8x8nm"')
-    return found
+    return sizes
 
 
 def _to_size(value: object) -> object:

@@ -41,7 +41,7 @@ class Passes:
 
     Attributes:
         totals: what the tasks of each took in this session.
-        reported: what the log has already, see `Loop`.
+        reported: kinds of failures and warnings that are in the log already; see `Loop`.
         first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
@@ -82,7 +82,7 @@ def scan_stage(plan: Plan) -> Stage:
 
 
 def scanned(passes: Passes, folder: RunFolder) -> Selection:
-    """Return what tasks find wanted, stored for workers and for later sessions.
+    """Return the selection that tasks make, stored for workers and for later sessions.
 
     Raises:
         PlanError: nothing is; the folder is as if nobody had begun.
@@ -127,7 +127,7 @@ def normalisation(passes: Passes, journal: Journal, selection: Selection) -> Aff
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
-    found = measured("measure", job)
+    statistics = measured("measure", job)
     if needs_histogram(choice, dtype):
-        found = measured("histogram", dataclasses.replace(job, bins=(found.low, found.high)))
-    return affine(choice, dtype, found)
+        statistics = measured("histogram", dataclasses.replace(job, bins=(statistics.low, statistics.high)))
+    return affine(choice, dtype, statistics)

@@ -95,12 +95,12 @@ class RunFolder:
 
     @property
     def scan(self) -> Path:
-        """The journal of the scan for what is wanted, until all is known."""
+        """The journal of the scan, until the selection is complete."""
         return self.path / "scan.jsonl"
 
     @property
     def selection_file(self) -> Path:
-        """The cells that are wanted, once they are known."""
+        """The selected cells, once they are known."""
         return self.path / SELECTION_FILE
 
     @property

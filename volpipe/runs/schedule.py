@@ -195,7 +195,7 @@ class Schedule:
         return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
 
     def _is_due(self, level: int, shard: int) -> bool:
-        """Return whether `shard` of `level` holds anything that is wanted."""
+        """Return whether `shard` of `level` holds a selected voxel."""
         flags = self.written[level]
         return flags is None or bool(flags[shard])
 

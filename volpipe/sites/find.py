@@ -82,8 +82,8 @@ def find_site(name: str) -> Callable[[Path], Config]:
     Raises:
         SiteError: no such site, or its file cannot be loaded.
     """
-    given = _given(name)
-    return lambda run_dir: _configure(name, given, run_dir)
+    config = _given(name)
+    return lambda run_dir: _configure(name, config, run_dir)
 
 
 def try_site(name: str, run_dir: Path) -> None:
@@ -92,13 +92,13 @@ def try_site(name: str, run_dir: Path) -> None:
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
-    given = _given(name)
-    if callable(given):  # a ready one is checked where it is started: it would keep the folder
-        _configure(name, given, run_dir)
+    config = _given(name)
+    if callable(config):  # a ready one is checked where it is started: it would keep the folder
+        _configure(name, config, run_dir)
 
 
 def _given(name: str) -> Config | Callable[[str], Config]:
-    """Return what the file of the site `name` has as `config`."""
+    """Return `config` of the file of the site `name`."""
     module = _module(name)
     if not hasattr(module, "config"):
         raise SiteError(f"site {name} has no `config`; define config(run_dir) or config = Config(...)")

@@ -180,13 +180,13 @@ def execute(
                 selection = selection or scanned(stages, folder)
                 schedule = _schedule(selection, journal, keep_tensors)
                 _limit(schedule, only, selection)
-                found = _forecast(selection, folder, pool, schedule, listener)
-                prospect = Prospect(found.estimate.seconds_per_unit, selection.num_windows, beats)
+                forecast = _forecast(selection, folder, pool, schedule, listener)
+                prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, beats)
                 normalise = normalisation(stages, journal, selection)
                 create_output(plan, origin(selection, normalise, inputs["volume"].fingerprint))
                 report = _work(selection, stages, journal, schedule, normalise, prospect, tolerated=tolerated)
-                report.estimate, report.asked = found.estimate, asked
-                report.first_task = min(filter(None, (found.first_task, stages.first_task)), default=0.0)
+                report.estimate, report.asked = forecast.estimate, asked
+                report.first_task = min(filter(None, (forecast.first_task, stages.first_task)), default=0.0)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
             return _sealed(report, selection, folder, is_complete=schedule.is_complete)
@@ -211,11 +211,11 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
 def _forecast(
     selection: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
 ) -> Forecast:
-    """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = forecast_run(selection, folder, pool, schedule.share_left)
-    listener.on_estimate(found)
-    found.check(schedule.share_left)
-    return found
+    """Return the forecast of the work that is left, shown to the listener first; refuse more than there is."""
+    forecast = forecast_run(selection, folder, pool, schedule.share_left)
+    listener.on_estimate(forecast)
+    forecast.check(schedule.share_left)
+    return forecast
 
 
 def _limit(schedule: Schedule, only: Box | None, selection: Selection) -> None:
