@@ -1,4 +1,4 @@
-from .htex.executor import HoldingExecutor
+from .htex.executor import ResilientExecutor
 from .kubernetes.environment import (
     affinity_to,
     check_folder,
@@ -16,9 +16,9 @@ from .settings import read_settings, read_slurm_settings
 from .slurm.provider import SlurmJobs
 
 __all__ = [
-    "HoldingExecutor",
     "Patience",
     "PodProvider",
+    "ResilientExecutor",
     "SlurmJobs",
     "affinity_to",
     "check_folder",

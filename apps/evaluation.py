@@ -1,6 +1,6 @@
 """The apps of an evaluation: scores of one block each.
 
-Not here: what they do (volpipe.evaluation.evaluate, score_cost).
+Not here: what they do (volpipe.evaluation.evaluate, volpipe.evaluation.estimate).
 """
 
 from __future__ import annotations

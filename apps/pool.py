@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 # isort: off
-import volpipe.apps.htex.parsl_import  # before Parsl
+import volpipe.apps.htex.lean_imports  # before Parsl
 # isort: on
 
 import parsl
@@ -33,8 +33,8 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps import evaluation, inference, segmentation, training
-from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
-from volpipe.apps.htex.watch import Watch, sweep
+from volpipe.apps.htex.executor import ResilientExecutor, translate_error
+from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start
@@ -52,7 +52,7 @@ CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore T
 
 @dataclass
 class ParslPool:
-    """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and what is known of their workers.
+    """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and the facts of their workers.
 
     Attributes:
         labels: executors of each kind of app, by their labels.
@@ -82,7 +82,7 @@ class ParslPool:
         return self.address == LOOPBACK
 
     def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
-        """Return the record to come of the app of that name, with errors in our own words.
+        """Return the future record of the app of that name; its errors are translated for the user.
 
         Raises:
             RunStopped, SiteError: what the watch has noticed.
@@ -90,28 +90,30 @@ class ParslPool:
         self.watch.check()
         labels, priority = self.labels[APPS[app].label], APPS[app].priority
         resources = {"priority": priority} if set(labels) <= self.prioritised else {}
-        future = translated(self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors)
+        future = translate_future(
+            self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors
+        )
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
 
 
-def translated(theirs: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
-    """Return a future that ends as `theirs` does, with errors in our own words."""
-    ours: Future[Record] = Future()
+def translate_future(future: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
+    """Return a future that ends as `future` does, with its error translated for the user."""
+    translated: Future[Record] = Future()
 
     def hand_on(done: Future[Record]) -> None:
         error = done.exception()
         if error is None:
-            ours.set_result(done.result())
+            translated.set_result(done.result())
         else:
-            ours.set_exception(in_our_words(error, executors))
+            translated.set_exception(translate_error(error, executors))
 
-    theirs.add_done_callback(hand_on)
-    return ours
+    future.add_done_callback(hand_on)
+    return translated
 
 
 def on_site(name: str, folder: Path | None = None) -> Start:
-    """Return what starts the site `name`, to be given to a run.
+    """Return the function that starts the site `name`, for a run.
 
     Args:
         name: of the site.
@@ -126,13 +128,13 @@ def on_site(name: str, folder: Path | None = None) -> Start:
 
     def start(folder: Path) -> AbstractContextManager[ParslPool]:
         log.info("starts the site %s", name)
-        return started(configure(folder))
+        return start_pool(configure(folder))
 
     return start
 
 
 @contextmanager
-def started(config: Config) -> Iterator[ParslPool]:
+def start_pool(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
     labels = {label: _with_label(config.executors, label) for label in LABELS}
     slots = {
@@ -141,9 +143,9 @@ def started(config: Config) -> Iterator[ParslPool]:
     prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
     for executor in config.executors:
-        if isinstance(executor, HoldingExecutor):
+        if isinstance(executor, ResilientExecutor):
             executor.siblings = [other for other in config.executors if other is not executor]
-    with loaded(config) as kernel:
+    with load_parsl(config) as kernel:
         # The first block is otherwise started by a poll that may be seconds away.
         _poll_alone(kernel)()
         watch.start()
@@ -161,7 +163,7 @@ def started(config: Config) -> Iterator[ParslPool]:
 
 
 @contextmanager
-def loaded(config: Config) -> Iterator[DataFlowKernel]:
+def load_parsl(config: Config) -> Iterator[DataFlowKernel]:
     """Start the executors of `config`; on every way out stop them and cancel their blocks."""
     _find_commands()
     name_user()
@@ -173,11 +175,11 @@ def loaded(config: Config) -> Iterator[DataFlowKernel]:
         with INTERRUPTS.closing():
             _clean_up(kernel)
             for executor in config.executors:
-                sweep(executor)
+                cancel_blocks(executor)
 
 
 def _poll_alone(kernel: DataFlowKernel) -> Callable[[], None]:
-    """Return what looks after blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
+    """Return the poll of blocks, one at a time for us and for Parsl: two at once would start blocks twice."""
     poller, lock = kernel.job_status_poller, threading.Lock()
     poll = poller.poll
 
@@ -224,15 +226,15 @@ def _least_bytes(executors: Sequence[ParslExecutor]) -> int | None:
 
 def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
     """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
-    named = [executor.node_directory for executor in executors if isinstance(executor, HoldingExecutor)]
+    named = [executor.node_directory for executor in executors if isinstance(executor, ResilientExecutor)]
     return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
 
 
 def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
     """Return the fewest threads that the site sets for workers, None where it does not say, or they have GPUs."""
     local = [e for e in executors if isinstance(e, HighThroughputExecutor) and not e.available_accelerators]
-    told = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
-    return min((int(found[1]) for found in told if found), default=None)
+    matches = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
+    return min((int(match[1]) for match in matches if match), default=None)
 
 
 def _has_gpu(executor: ParslExecutor) -> bool:

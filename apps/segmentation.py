@@ -1,6 +1,6 @@
 """The apps of a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels.
 
-Not here: what they do (volpipe.segmentation.tasks, label_cost).
+Not here: what they do (volpipe.segmentation.tasks, volpipe.segmentation.estimate).
 """
 
 from __future__ import annotations

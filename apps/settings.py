@@ -34,16 +34,16 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
         SiteError: a setting is missing, unknown or of the wrong type; the message says where to put it right.
     """
     file = settings_file(Path(site).stem)
-    wanted = get_type_hints(kind)
-    given = _from_file(file, wanted) | _from_environment(prefix, wanted)
+    hints = get_type_hints(kind)
+    values = _from_file(file, hints) | _from_environment(prefix, hints)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, which mypy has no word for
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and field.name not in given:
+        if needed and field.name not in values:
             raise SiteError(
-                f"{field.name} is not set; write {field.name} = {_example(wanted[field.name])} in {file}, "
+                f"{field.name} is not set; write {field.name} = {_example(hints[field.name])} in {file}, "
                 f"or set {prefix}_{field.name.upper()}"
             )
-    return kind(**given)
+    return kind(**values)
 
 
 def settings_file(site: str) -> Path:
@@ -54,56 +54,56 @@ def settings_file(site: str) -> Path:
     return Path(home) / "volpipe" / f"{site}.toml"
 
 
-def _from_file(file: Path, wanted: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
+def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: types, and values of those types
     if not file.is_file():
         if FILE_VARIABLE in os.environ:
             raise SiteError(f"{FILE_VARIABLE} names {file}, which is no file; write it, or unset {FILE_VARIABLE}")
         return {}
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"{file} is no TOML: {error}") from error
-    for name, value in found.items():
-        if name not in wanted:
-            raise SiteError(f"{file}: {_unknown(name, wanted)}")
-        if not _fits(value, _plain(wanted[name])):
-            raise SiteError(f"{file}: {name} = {value!r} is no {_called(wanted[name])}; write {_example(wanted[name])}")
-    return found
+    for name, value in values.items():
+        if name not in hints:
+            raise SiteError(f"{file}: {_unknown(name, hints)}")
+        if not _fits(value, _plain(hints[name])):
+            raise SiteError(f"{file}: {name} = {value!r} is no {_called(hints[name])}; write {_example(hints[name])}")
+    return values
 
 
-def _from_environment(prefix: str, wanted: dict[str, Any]) -> dict[str, Any]:  # Any: as above
-    found = {}
+def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # Any: as above
+    values = {}
     for variable, text in os.environ.items():
         name = variable.removeprefix(f"{prefix}_").lower()
         if not variable.startswith(f"{prefix}_") or variable == FILE_VARIABLE:
             continue
-        if name not in wanted:
-            raise SiteError(f"the environment's {variable}: {_unknown(name, wanted)}")
+        if name not in hints:
+            raise SiteError(f"the environment's {variable}: {_unknown(name, hints)}")
         if text == "":
             continue  # as a shell unsets what it only emptied
         try:
-            found[name] = PARSERS[_plain(wanted[name])](text)
+            values[name] = PARSERS[_plain(hints[name])](text)
         except (ValueError, KeyError):
-            raise SiteError(f"the environment's {variable}={text!r} is no {_called(wanted[name])}") from None
-    return found
+            raise SiteError(f"the environment's {variable}={text!r} is no {_called(hints[name])}") from None
+    return values
 
 
-def _unknown(name: str, wanted: dict[str, Any]) -> str:  # Any: types
-    return f"no setting {name!r}{nearest(name, wanted)}; there are {', '.join(wanted)}"
+def _unknown(name: str, hints: dict[str, Any]) -> str:  # Any: types
+    return f"no setting {name!r}{nearest(name, hints)}; there are {', '.join(hints)}"
 
 
 def _plain(kind: Any) -> Any:  # Any: a type as it was annotated
     """Return `kind` without its "or None"."""
     if get_origin(kind) in (Union, types.UnionType):
-        return next(each for each in get_args(kind) if each is not type(None))
+        return next(item for item in get_args(kind) if item is not type(None))
     return kind
 
 
 def _fits(value: object, kind: Any) -> bool:  # Any: a type as it was annotated
     if get_origin(kind) is list:
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return type(value) is kind

@@ -21,12 +21,12 @@ from parsl.executors.base import ParslExecutor
 from parsl.executors.high_throughput.errors import VersionMismatch
 
 import volpipe
-from volpipe.apps.htex.executor import HoldingExecutor, in_our_words
+from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import first_words, has_lost_interchange, last_words
-from volpipe.apps.pool import loaded
+from volpipe.apps.pool import load_parsl
 from volpipe.errors import ManagerLost, RunError, WorkerLost
 from volpipe.estimation.limits import unwritable
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 from volpipe.sites import node_facts
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
 from volpipe.sites.node_facts import Facts, Part, Question
@@ -46,7 +46,7 @@ OnAnswer = Callable[[Answer], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """An executor, and what its worker will answer."""
+    """An executor, and the future answer of its worker."""
 
     executor: ParslExecutor
     future: Future[Facts]
@@ -61,7 +61,7 @@ def check_site(
     on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:
-    """Return what the driver and one worker of each executor found about themselves; nothing is left running.
+    """Return the facts of the driver and of one worker of each executor; nothing is left running.
 
     Args:
         configure: gives a fresh configuration of the site that keeps its files in a folder.
@@ -99,7 +99,7 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     config.strategy = "none"  # starts the first blocks, and no more whatever becomes of them
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
-    with loaded(config):
+    with load_parsl(config):
         asked = [Asked(executor, _ask(executor, question)) for executor in config.executors]
         answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
     return [answers[executor.label] for executor in config.executors]
@@ -113,22 +113,22 @@ def _ask(executor: ParslExecutor, question: Question) -> Future[Facts]:
 
 
 def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answer: OnAnswer) -> Iterator[Answer]:
-    """Yield answers as they come, and at the end those of whom none came."""
+    """Yield answers as they come, and at the end one for each worker that gave none."""
     left, suspects = list(asked), set[str]()
     while left:
-        wait([each.future for each in left], LOOK_SECONDS, FIRST_COMPLETED)
+        wait([question.future for question in left], LOOK_SECONDS, FIRST_COMPLETED)
         is_late = time.monotonic() > began + wait_seconds
-        for each in list(left):
-            label = each.executor.label
-            answer = _answer(each, began)
+        for question in list(left):
+            label = question.executor.label
+            answer = _answer(question, began)
             if answer is None and is_late:
-                answer = Answer(label, gpus_of(each.executor), trouble=_why_late(each.executor, wait_seconds))
-            elif answer is None and (trouble := _trouble_of(each.executor)):
+                answer = Answer(label, gpus_of(question.executor), trouble=_why_late(question.executor, wait_seconds))
+            elif answer is None and (trouble := _trouble_of(question.executor)):
                 if label in suspects:  # its answer, or a better reason, may be on its way
-                    answer = Answer(label, gpus_of(each.executor), trouble=trouble)
+                    answer = Answer(label, gpus_of(question.executor), trouble=trouble)
                 suspects.add(label)
             if answer is not None:
-                left.remove(each)
+                left.remove(question)
                 on_answer(answer)
                 yield answer
 
@@ -162,12 +162,12 @@ def _in_words(executor: ParslExecutor, error: BaseException) -> str:
         )
     if is_given_up:
         return f"it was given up: {first_words(error if isinstance(error, Exception) else None)}"
-    error = in_our_words(error, [executor])
+    error = translate_error(error, [executor])
     if isinstance(error, WorkerLost):
         return f"{error} while it looked about: give it more memory, or mend the package that kills it"
     if isinstance(error, ManagerLost):
         return f"{error}; {_last_of(executor)}"
-    return f"its worker could not report: {told(error) if isinstance(error, Exception) else error}"
+    return f"its worker could not report: {describe_error(error) if isinstance(error, Exception) else error}"
 
 
 def _trouble_of(executor: ParslExecutor) -> str:
@@ -191,7 +191,7 @@ def _why_late(executor: ParslExecutor, wait_seconds: float) -> str:
 
 
 def _last_of(executor: ParslExecutor) -> str:
-    """Return how the block of an executor stands, and what it said last."""
+    """Return the state of an executor's block, and its last message."""
     statuses = list(dict(getattr(executor, "status_facade", {})).values())
     if not statuses:
         return "it has no block"
@@ -215,7 +215,7 @@ def _limit(executor: ParslExecutor) -> None:
     provider = getattr(executor, "provider", None)
     if provider is not None:
         provider.init_blocks = provider.min_blocks = provider.max_blocks = 1
-    if isinstance(executor, HoldingExecutor):
+    if isinstance(executor, ResilientExecutor):
         executor.is_patient = False
 
 
@@ -250,7 +250,7 @@ def _place(folder: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, PermissionError):
             raise RunError(f"{folder} {unwritable(folder)}; choose another --out") from error
-        raise RunError(f"{folder} cannot be written here: {told(error)}; choose another --out") from error
+        raise RunError(f"{folder} cannot be written here: {describe_error(error)}; choose another --out") from error
     try:
         (place / MARK).touch()
         yield place

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from parsl.config import Config
 
 from volpipe.apps import (
-    HoldingExecutor,
     Patience,
     PodProvider,
+    ResilientExecutor,
     affinity_to,
     check_folder,
     check_gpus,
@@ -58,7 +58,7 @@ class Settings:
     context: str | None = None
 
 
-def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
+def executor(label: str, settings: Settings, run_dir: str) -> ResilientExecutor:
     gpus = settings.gpus if label == "gpu" else 0
     workers = gpus or settings.cores  # one per GPU, or one per core
     threads = max(1, settings.cores // workers)
@@ -66,7 +66,7 @@ def executor(label: str, settings: Settings, run_dir: str) -> HoldingExecutor:
     check_folder(run_dir, claims)  # pods read plan and certificates there
     uid, gid = pod_user(settings.uid)
     check_gpus(settings.gpu_resource, settings.gpus)
-    return HoldingExecutor(
+    return ResilientExecutor(
         label=label,
         address=driver_address(settings.address),
         max_workers_per_node=workers,

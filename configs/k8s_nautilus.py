@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from parsl.config import Config
 
 from volpipe.apps import (
-    HoldingExecutor,
     Patience,
     PodProvider,
+    ResilientExecutor,
     check_folder,
     driver_address,
     driver_pod,
@@ -43,7 +43,7 @@ def config(run_dir: str) -> Config:
     claims = read_claims(settings.claims)
     check_folder(run_dir, claims)  # pods read plan and certificates there
     uid, gid = pod_user(settings.uid)
-    workers = HoldingExecutor(
+    workers = ResilientExecutor(
         label="nautilus",  # the only executor: all stages run on it
         address=driver_address(settings.address),
         max_workers_per_node=1,  # one per GPU

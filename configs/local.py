@@ -9,11 +9,11 @@ from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
 
-from volpipe.apps import HoldingExecutor
+from volpipe.apps import ResilientExecutor
 
 
-def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> HoldingExecutor:
-    return HoldingExecutor(
+def executor(label: str, workers: int, threads: int, accelerators: Sequence[str] = ()) -> ResilientExecutor:
+    return ResilientExecutor(
         label=label,  # "cpu" and "gpu" get the stages of that kind; any other, all
         address="127.0.0.1",  # without one, Parsl asks an outside service and listens on every interface
         max_workers_per_node=workers,
@@ -35,7 +35,7 @@ def executor(label: str, workers: int, threads: int, accelerators: Sequence[str]
     )
 
 
-def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
+def with_executors(run_dir: str, executors: list[ResilientExecutor]) -> Config:
     return Config(executors=executors, run_dir=run_dir, strategy_period=1, initialize_logging=False, usage_tracking=0)
 
 

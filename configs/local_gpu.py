@@ -16,12 +16,12 @@ def gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         raise RuntimeError("no nvidia-smi on the PATH, so no GPU; use --config local")
     asked = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
-    found = asked.stdout.split() if asked.returncode == 0 else []
+    gpus = asked.stdout.split() if asked.returncode == 0 else []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    usable = found if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
-    if not found or not usable:
+    usable = gpus if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
+    if not gpus or not usable:
         raise RuntimeError(
-            f"nvidia-smi lists {len(found)} GPUs and CUDA_VISIBLE_DEVICES is {chosen!r}, so none is to be used; "
+            f"nvidia-smi lists {len(gpus)} GPUs and CUDA_VISIBLE_DEVICES is {chosen!r}, so none is to be used; "
             "use --config local"
         )
     return usable

@@ -8,7 +8,7 @@ from parsl.addresses import address_by_hostname
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 
-from volpipe.apps import HoldingExecutor, SlurmJobs, read_slurm_settings
+from volpipe.apps import ResilientExecutor, SlurmJobs, read_slurm_settings
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Settings(Jobs):
     gpu_partition: str | None = None  # where GPUs are, if elsewhere
 
 
-def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExecutor:
+def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> ResilientExecutor:
     workers = gpus or chosen.cores
     threads = max(1, chosen.cores // workers)
-    return HoldingExecutor(
+    return ResilientExecutor(
         label=label,  # "cpu" and "gpu" get the stages of that kind
         address=chosen.address or address_by_hostname(),
         max_workers_per_node=workers,
@@ -75,7 +75,7 @@ def executor(label: str, chosen: Jobs, partition: str, gpus: int) -> HoldingExec
     )
 
 
-def with_executors(run_dir: str, executors: list[HoldingExecutor]) -> Config:
+def with_executors(run_dir: str, executors: list[ResilientExecutor]) -> Config:
     return Config(
         executors=executors,
         run_dir=run_dir,  # Parsl's files, beside the output

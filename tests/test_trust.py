@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from torch import nn
 from volumes import write_volume
 
+from volpipe.api.runs import request
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, check_shapes, describe
@@ -154,14 +155,16 @@ def test_the_command_line_trusts_a_model_when_told_to(
 
 @pytest.mark.parametrize("name", ["../../out/net.pt", "/abs/net.pt2", "m.py:net", "net"])
 def test_no_name_of_a_net_leads_the_output_elsewhere(name: str) -> None:
-    assert _default_output("/data/in.n5", None, name, "n5") == "in_net.n5"
+    asked = request("/data/in.n5", {"net": {"name": name, "untrained": True}, "output": {"format": "n5"}})
+    assert asked.out == "in_net.n5"
 
 
 def test_arrays_of_one_name_in_two_containers_get_outputs_of_their_own(tmp_path: Path) -> None:
     for name in ("a.n5", "b.n5"):
         write_volume(tmp_path / name, np.zeros((4, 4, 4), np.uint8))
-    found = [_default_output(f"{tmp_path}/{place}", None, "net", "n5") for place in ("a.n5/raw", "b.n5/raw", "a.n5")]
-    assert found == ["a_raw_net.n5", "b_raw_net.n5", "a_net.n5"]
+    recipe = {"net": {"name": "identity"}, "output": {"format": "n5"}}
+    outs = [request(f"{tmp_path}/{place}", recipe).out for place in ("a.n5/raw", "b.n5/raw", "a.n5")]
+    assert outs == ["a_raw_identity.n5", "b_raw_identity.n5", "a_identity.n5"]
 
 
 @pytest.mark.parametrize("label", ["../x", "/x", "..", "a/b", "", "."])
@@ -197,7 +200,7 @@ def test_nobody_else_writes_to_a_run_whatever_the_umask(tmp_path: Path, give: Gi
 def test_a_run_folder_that_everybody_may_write_to_is_closed_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder.of_output(tmp_path / "out.zarr")
+    folder = RunFolder.from_output(tmp_path / "out.zarr")
     folder.path.mkdir()
     folder.path.chmod(0o777)
     with folder.locked():

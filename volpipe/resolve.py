@@ -62,7 +62,7 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     except VolpipeError:
         raise
     except Exception as error:  # the file is the user's code
-        raise VolpipeError(f"{place} cannot be loaded: {told(error)}") from error
+        raise VolpipeError(f"{place} cannot be loaded: {describe_error(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(key for key in vars(module) if not key.startswith("_"))
@@ -70,9 +70,9 @@ def load_function(reference: str, search_path: str = "") -> Callable[..., Any]: 
     return function  # type: ignore[no-any-return]  # callable() narrows no further
 
 
-def told(error: Exception) -> str:
-    """Return what `error` of a user's own code says, on one line, with the line of the file where it arose."""
-    said = " ".join(str(error).split())
+def describe_error(error: Exception) -> str:
+    """Return type, message and place (file and line) of an error of the user's own code, on one line."""
+    message = " ".join(str(error).split())
     others = ("<", str(Path(traceback.__file__).parent))  # the import system and the standard library
     own = [
         frame
@@ -81,7 +81,7 @@ def told(error: Exception) -> str:
     ]
     # A SyntaxError says where it is itself.
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own and type(error) is not SyntaxError else ""
-    return f"{type(error).__name__}: {said}{place}" if said else f"{type(error).__name__}{place}"
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
 
 
 def shipped(package: str) -> list[str]:
@@ -94,8 +94,8 @@ def shipped_recipe(recipe: Path) -> Path:
     """Return the file of a recipe given as a path, or as the name of a shipped one: of a file in volpipe.configs."""
     if recipe.is_file() or recipe.parent != Path():
         return recipe
-    found = _recipes() / (recipe.name if recipe.suffix == ".toml" else f"{recipe.name}.toml")
-    return found if found.is_file() else recipe
+    file = _recipes() / (recipe.name if recipe.suffix == ".toml" else f"{recipe.name}.toml")
+    return file if file.is_file() else recipe
 
 
 def default_recipe() -> Path:
@@ -109,7 +109,7 @@ def shipped_recipes() -> list[str]:
 
 
 def recipe_name(recipe: Path) -> str:
-    """Return what messages call a recipe: a shipped one by its name, any other by its path as it was given."""
+    """Return the name of a recipe for messages: that of a shipped one, else the path as the user wrote it."""
     path = shipped_recipe(recipe)
     return f"the shipped recipe {path.stem}" if path.parent == _recipes() else str(recipe)
 

@@ -27,7 +27,7 @@ from parsl.providers import LocalProvider, SlurmProvider
 from parsl.providers.base import ExecutionProvider
 
 from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.htex.unneeded import write_stand_ins
+from volpipe.apps.htex.lean_imports import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
 # The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
@@ -48,7 +48,7 @@ SHARED_SECONDS = 300.0  # the same for a limit that other executors may have use
 log = logging.getLogger(__name__)
 
 
-class HoldingExecutor(HighThroughputExecutor):
+class ResilientExecutor(HighThroughputExecutor):
     """A HighThroughputExecutor for runs of days; arguments are those of Parsl's, and these.
 
     Blocks that have not connected yet are never taken for idle ones. A block that the scheduler refuses, for a quota
@@ -225,8 +225,8 @@ class HoldingExecutor(HighThroughputExecutor):
         if not self._has_told:
             self._has_told = True
             goes_on = f"goes on with the {alive} that it has" if alive else "waits"
-            said = reason.partition(": ")[2]  # less which block it was
-            log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, said, extra=NOTICE)
+            text = reason.partition(": ")[2]  # less which block it was
+            log.warning("executor %s gets no more blocks for now, and %s: %s", self.label, goes_on, text, extra=NOTICE)
 
     def _waits(self) -> float:
         """Return for how many seconds refusals are waited for though no block of this executor is accepted."""
@@ -237,7 +237,7 @@ class HoldingExecutor(HighThroughputExecutor):
         return SHARED_SECONDS if any(map(num_alive, self.siblings)) else 0.0
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """Stop, and let the provider sweep, if it can: Parsl leaves the blocks of a broken executor.
+        """Stop, and let the provider delete what is left, if it can: Parsl leaves the blocks of a broken executor.
 
         Nothing is sent or asked meanwhile: a socket that one thread closes while another uses it aborts the process.
         """
@@ -325,8 +325,8 @@ def drain_period(walltime: str | None, start_seconds: float, longest_task: float
     return left
 
 
-def in_our_words(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
-    """Return `error` of a task as the loop of a run knows it: what was lost, where Parsl says so, and why if known."""
+def translate_error(error: BaseException, executors: Sequence[ParslExecutor] = ()) -> BaseException:
+    """Return the error for the loop of a run: the lost worker or block, where Parsl says so, and why if known."""
     if isinstance(error, lost.ManagerLost):
         words = filter(None, (_last_words(executor, error.hostname) for executor in executors))
         return ManagerLost(": ".join([f"{error.hostname} no longer answers, or its job has ended", *words]))
@@ -336,7 +336,7 @@ def in_our_words(error: BaseException, executors: Sequence[ParslExecutor] = ()) 
 
 
 def _last_words(executor: ParslExecutor, host: str) -> str:
-    """Return what the scheduler says of the block on `host`, where it knows blocks by their hosts."""
+    """Return the scheduler's message about the block on `host`, where it knows blocks by their hosts."""
     tell: Callable[[str], str] = getattr(getattr(executor, "provider", None), "last_words_of", lambda host: "")
     return tell(host)
 

@@ -1,6 +1,6 @@
 """The shell command of a block: it starts Parsl's pool of workers, sees that nothing of it stays, and ends it in time.
 
-Not here: who gives the command (executors). Parsl formats it twice, once for an executor and once for each block, so
+Not here: who gives the command (executor). Parsl formats it twice, once for an executor and once for each block, so
 that it has no braces but those that Parsl fills; bash runs it, on Slurm, in pods and here.
 """
 
@@ -93,9 +93,9 @@ def grouped(command: str | None = None, node_directory: str | None = None) -> st
         command: as Parsl formats it.
         node_directory: where its workers may keep files; a shell's variables in it are those of the block's node.
     """
-    kept = _twice_formatted(node_directory or "")
-    told = f'export VOLPIPE_NODE_DIRECTORY="{kept}"\n' if kept else ""
-    return told + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
+    directory = _twice_formatted(node_directory or "")
+    variable = f'export VOLPIPE_NODE_DIRECTORY="{directory}"\n' if directory else ""
+    return variable + IN_A_GROUP.replace("POOL", command or DEFAULT_LAUNCH_CMD)
 
 
 def slurm_launch_command(accelerators: int | list[str]) -> str:

@@ -1,6 +1,6 @@
 """The watch over a running site: notices executors that will never answer, which Parsl itself waits for without end.
 
-Not here: failures of single tasks or workers, which come back as exceptions and are tried again (run).
+Not here: failures of single tasks or workers, which come back as exceptions and are tried again (blockwise.loop).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Watch:
             self._thread.join(LOOK_SECONDS)
 
     def check(self) -> None:
-        """Raise what was found.
+        """Raise the error that was noticed, if any.
 
         Raises:
             RunStopped: the interchange of an executor is gone, or its thread of results, or all of its latest blocks.
@@ -106,8 +106,8 @@ def has_lost_interchange(executor: HighThroughputExecutor) -> bool:
 def has_lost_results(executor: HighThroughputExecutor) -> bool:
     """Return whether the thread that takes results from the interchange is gone, as it is after one that is broken."""
     thread = executor._result_queue_thread
-    wanted = not executor.bad_state_is_set and not executor._result_queue_thread_exit.is_set()
-    return thread is not None and wanted and not thread.is_alive()
+    is_expected = not executor.bad_state_is_set and not executor._result_queue_thread_exit.is_set()
+    return thread is not None and is_expected and not thread.is_alive()
 
 
 def first_words(error: Exception | None) -> str:
@@ -124,8 +124,8 @@ def is_stillborn(status: JobStatus) -> bool:
 
 def last_words(status: JobStatus) -> str:
     """Return the line in which a block's job said why it ended."""
-    said: Iterable[str | None] = (status.stderr_summary, status.stdout_summary, status.message)
-    lines = (line.strip() for text in said if text for line in reversed(text.splitlines()))
+    sources: Iterable[str | None] = (status.stderr_summary, status.stdout_summary, status.message)
+    lines = (line.strip() for text in sources if text for line in reversed(text.splitlines()))
     return next((line for line in lines if line.strip("-")), "nothing")
 
 
@@ -138,14 +138,14 @@ def fail(executor: ParslExecutor, error: Exception) -> None:
     for future in list(executor.tasks.values()):
         with contextlib.suppress(InvalidStateError):
             future.set_exception(error)
-    sweep(executor)
+    cancel_blocks(executor)
 
 
-def sweep(executor: ParslExecutor) -> None:
+def cancel_blocks(executor: ParslExecutor) -> None:
     """Cancel the blocks of `executor` that nobody has cancelled yet."""
     provider = getattr(executor, "provider", None)
     resources = getattr(provider, "resources", {})
-    alive = [job for job, found in list(resources.items()) if not found["status"].terminal]
+    alive = [job for job, resource in list(resources.items()) if not resource["status"].terminal]
     names = [resources[job].get("pod_name", job) for job in alive]
     try:
         if provider is not None and alive and not all(provider.cancel(alive)):

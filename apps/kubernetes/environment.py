@@ -1,6 +1,6 @@
 """What a driver of pods must know of where it runs: its address, its pod, its user, and whether pods see its folder.
 
-Not here: the pods (pods), or what a site chooses (configs).
+Not here: the pods (provider), or what a site chooses (configs).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def driver_address(given: str | None) -> str:
     Raises:
         SiteError: this is no pod, and nothing is given.
     """
-    found = os.environ.get("POD_IP") or given
-    if not found:
+    address = os.environ.get("POD_IP") or given
+    if not address:
         raise SiteError(
             "address is not set, and this driver is not in the cluster, where POD_IP would say it; set "
             "VOLPIPE_K8S_ADDRESS to the address at which pods reach this machine, or run the driver in the cluster "
             "(volpipe k8s manifest)"
         )
-    return found
+    return address
 
 
 def driver_pod() -> Owner | None:
@@ -97,10 +97,10 @@ def check_folder(run_dir: str, claims: Sequence[Claim]) -> None:
 
 def affinity_to(labels: Mapping[str, str]) -> Mapping[str, object] | None:
     """Return the affinity to nodes that have each of `labels`, with one of the values that | separates."""
-    wanted = [{"key": key, "operator": "In", "values": text.split("|")} for key, text in labels.items()]
-    if not wanted:
+    expressions = [{"key": key, "operator": "In", "values": text.split("|")} for key, text in labels.items()]
+    if not expressions:
         return None
-    terms = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 

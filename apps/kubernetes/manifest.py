@@ -1,6 +1,6 @@
 """Manifests: what a namespace needs before a driver can run in it, and the job that runs one.
 
-Not here: printing them (cli_k8s), or the pods of workers, which drivers create themselves (podspec).
+Not here: printing them (k8s), or the pods of workers, which drivers create themselves (pod_spec).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rights(namespace: str) -> list[Manifest]:
         role_ref=client.V1RoleRef(api_group=group, kind="Role", name=ACCOUNT),
         subjects=[client.RbacV1Subject(kind="ServiceAccount", name=ACCOUNT, namespace=namespace)],
     )
-    return [_plain(each) for each in (account, role, binding)]
+    return [_plain(model) for model in (account, role, binding)]
 
 
 def storage(namespace: str, sizes: Mapping[str, str], storage_class: str | None = None) -> list[Manifest]:
@@ -149,7 +149,7 @@ def _on_exit(action: str, codes: Sequence[int]) -> client.V1PodFailurePolicyRule
 
 
 def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> client.V1Container:
-    told = [
+    downward = [
         client.V1EnvVar(
             name=name,
             value_from=client.V1EnvVarSource(field_ref=client.V1ObjectFieldSelector(field_path=path)),
@@ -164,7 +164,7 @@ def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> cl
         command=["volpipe", *command],
         working_dir=folder,
         env_from=secret_variables(shape) or None,
-        env=[*told, *(client.V1EnvVar(name=name, value=value) for name, value in env.items())],
+        env=[*downward, *(client.V1EnvVar(name=name, value=value) for name, value in env.items())],
         resources=client.V1ResourceRequirements(requests=amounts, limits=amounts),
         volume_mounts=mounts(shape) or None,
         security_context=container_security(),
@@ -181,6 +181,6 @@ def _metadata(name: str, namespace: str) -> client.V1ObjectMeta:
 
 
 def _plain(model: object) -> Manifest:
-    found = client.ApiClient().sanitize_for_serialization(model)
-    assert isinstance(found, dict)
-    return found
+    manifest = client.ApiClient().sanitize_for_serialization(model)
+    assert isinstance(manifest, dict)
+    return manifest

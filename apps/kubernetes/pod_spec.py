@@ -1,6 +1,6 @@
 """What a worker's pod asks of Kubernetes beyond what Parsl's provider can say: arguments in, `V1Pod` out.
 
-Not here: who creates pods and looks after them (pods), or what became of one (podstatus).
+Not here: who creates pods and looks after them (provider), or what became of one (pod_status).
 """
 
 from __future__ import annotations
@@ -180,13 +180,13 @@ def _place(spec: client.V1PodSpec, shape: Shape) -> None:
     spec.node_selector = dict(shape.node_selector) or None
     spec.affinity = client.V1Affinity.from_dict(dict(shape.affinity)) if shape.affinity else None
     spec.priority_class_name, spec.scheduler_name = shape.priority_class, shape.scheduler
-    given = [client.V1Toleration.from_dict(dict(entry)) for entry in shape.tolerations]
+    tolerations = [client.V1Toleration.from_dict(dict(entry)) for entry in shape.tolerations]
     own = [
         client.V1Toleration(key=key, operator="Exists", effect="NoExecute", toleration_seconds=LOST_NODE_SECONDS)
         for key in LOST_NODE
         if all(entry.get("key") != key for entry in shape.tolerations)
     ]
-    spec.tolerations = [entry for entry in (*given, *own) if entry is not None]
+    spec.tolerations = [entry for entry in (*tolerations, *own) if entry is not None]
 
 
 def _bound(spec: client.V1PodSpec, shape: Shape) -> None:
@@ -201,24 +201,24 @@ def _bound(spec: client.V1PodSpec, shape: Shape) -> None:
 def volumes(shape: Shape) -> list[client.V1Volume]:
     """Return a volume for each claim, however often it is mounted, and one for /dev/shm."""
     names = list(dict.fromkeys(claim.name for claim in shape.claims))
-    found = []
+    entries = []
     for number, name in enumerate(names):
         read_only = all(claim.read_only for claim in shape.claims if claim.name == name)
         source = client.V1PersistentVolumeClaimVolumeSource(claim_name=name, read_only=read_only)
-        found.append(client.V1Volume(name=f"claim-{number}", persistent_volume_claim=source))
+        entries.append(client.V1Volume(name=f"claim-{number}", persistent_volume_claim=source))
     if shape.shm:
         memory = client.V1EmptyDirVolumeSource(medium="Memory", size_limit=shape.shm)
-        found.append(client.V1Volume(name="shm", empty_dir=memory))
+        entries.append(client.V1Volume(name="shm", empty_dir=memory))
     if shape.disk:
         # Without a size: what workers keep there heeds what is free, and a pod beyond its limit would be evicted.
-        found.append(client.V1Volume(name="disk", empty_dir=client.V1EmptyDirVolumeSource()))
-    return found
+        entries.append(client.V1Volume(name="disk", empty_dir=client.V1EmptyDirVolumeSource()))
+    return entries
 
 
 def mounts(shape: Shape) -> list[client.V1VolumeMount]:
     """Return where the volumes of `volumes` are mounted."""
     names = list(dict.fromkeys(claim.name for claim in shape.claims))
-    found = [
+    entries = [
         client.V1VolumeMount(
             name=f"claim-{names.index(claim.name)}",
             mount_path=claim.path,
@@ -228,10 +228,10 @@ def mounts(shape: Shape) -> list[client.V1VolumeMount]:
         for claim in shape.claims
     ]
     if shape.shm:
-        found.append(client.V1VolumeMount(name="shm", mount_path="/dev/shm"))
+        entries.append(client.V1VolumeMount(name="shm", mount_path="/dev/shm"))
     if shape.disk:
-        found.append(client.V1VolumeMount(name="disk", mount_path=shape.disk))
-    return found
+        entries.append(client.V1VolumeMount(name="disk", mount_path=shape.disk))
+    return entries
 
 
 def _dress_container(container: client.V1Container, shape: Shape) -> None:

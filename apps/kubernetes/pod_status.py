@@ -1,6 +1,6 @@
 """What became of a pod, told from what Kubernetes says of it: a status for Parsl, with a sentence.
 
-Not here: asking Kubernetes (pods).
+Not here: asking Kubernetes (provider).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _ended(status: client.V1PodStatus) -> client.V1ContainerStateTerminated | No
 
 def disruption(status: client.V1PodStatus) -> str | None:
     """Return why the cluster ends a pod, in its own words: evicted, preempted, or on a node that is lost."""
-    found = [entry for entry in status.conditions or [] if entry.type == "DisruptionTarget" and entry.status == "True"]
-    return f"{found[0].reason}: {found[0].message}" if found else None
+    cause = [entry for entry in status.conditions or [] if entry.type == "DisruptionTarget" and entry.status == "True"]
+    return f"{cause[0].reason}: {cause[0].message}" if cause else None
 
 
 def is_on_lost_node(pod: client.V1Pod) -> bool:

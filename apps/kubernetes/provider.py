@@ -1,6 +1,6 @@
 """Pods of workers: Parsl's Kubernetes provider, with all that a pod may need, a status that is true, and no pod left.
 
-Not here: what a pod asks for (podspec), what its status means (podstatus), or sites (configs).
+Not here: what a pod asks for (pod_spec), what its status means (pod_status), or sites (configs).
 """
 
 from __future__ import annotations
@@ -113,13 +113,15 @@ class PodProvider(KubernetesProvider):
             if not self._started:
                 self._started = True
                 atexit.register(self.close)
-                self.sweep()
+                self.delete_pods()
         try:
             job = str(super().submit(cmd_string, tasks_per_node, job_name))
         except (ApiException, HTTPError) as error:
             code = error.status if isinstance(error, ApiException) else None
             self.is_busy = code is None or code == TOO_MANY or code >= BROKEN
-            raise SiteError(f"Kubernetes does not take a pod in namespace {self.namespace}: {said(error)}") from error
+            raise SiteError(
+                f"Kubernetes does not take a pod in namespace {self.namespace}: {api_message(error)}"
+            ) from error
         self.resources[job] |= {"status": JobStatus(JobState.PENDING), "since": time.monotonic(), "stuck": None}
         return job
 
@@ -127,7 +129,7 @@ class PodProvider(KubernetesProvider):
         """Delete the pods of `job_ids` and return which are gone or going; one that is gone already is no error."""
         return [self._cancel(job) for job in job_ids]
 
-    def sweep(self) -> list[str]:
+    def delete_pods(self) -> list[str]:
         """Delete every pod of this run, whoever started it and however it ended; return the names."""
         pods = self._list() or {}
         for name, pod in pods.items():
@@ -188,10 +190,10 @@ class PodProvider(KubernetesProvider):
 
     def _lose_patience(self, pod: client.V1Pod, entry: dict[str, Any]) -> JobStatus | None:  # Any: Parsl's own record
         """Return a failure, and delete the pod, if it has waited for too long."""
-        now, found = time.monotonic(), obstacle(pod)
-        entry["stuck"] = (entry["stuck"] or now) if found else None
-        if found and now - entry["stuck"] >= self.patience.start:
-            sentence = f"{found} (for {now - entry['stuck']:.0f} s)"
+        now, reason = time.monotonic(), obstacle(pod)
+        entry["stuck"] = (entry["stuck"] or now) if reason else None
+        if reason and now - entry["stuck"] >= self.patience.start:
+            sentence = f"{reason} (for {now - entry['stuck']:.0f} s)"
         elif now - entry["since"] >= self.patience.pending:
             sentence = f"no pod could start within {now - entry['since']:.0f} s: {wait_reason(pod)}"
         else:
@@ -202,13 +204,13 @@ class PodProvider(KubernetesProvider):
     def _list(self, timeout: tuple[float, float] = TIMEOUT) -> dict[str, client.V1Pod] | None:
         """Return the pods of this run by name, or None where Kubernetes does not answer."""
         try:
-            found = self.kube_client.list_namespaced_pod(
+            pods = self.kube_client.list_namespaced_pod(
                 self.namespace, label_selector=f"{RUN_LABEL}={self.run}", _request_timeout=timeout
             )
         except (ApiException, HTTPError) as error:
-            log.warning("the pods of run %s cannot be listed: %s", self.run, said(error))
+            log.warning("the pods of run %s cannot be listed: %s", self.run, api_message(error))
             return None
-        return {pod.metadata.name: pod for pod in found.items if pod.metadata is not None and pod.metadata.name}
+        return {pod.metadata.name: pod for pod in pods.items if pod.metadata is not None and pod.metadata.name}
 
     def _delete(self, name: str, *, force: bool = False) -> bool:
         """Delete a pod; `force` does not wait for its node, which may be lost. Return whether it is gone or going."""
@@ -221,11 +223,11 @@ class PodProvider(KubernetesProvider):
             )
         except ApiException as error:
             if error.status != NOT_FOUND:
-                log.warning("pod %s cannot be deleted: %s", name, said(error))
+                log.warning("pod %s cannot be deleted: %s", name, api_message(error))
             return bool(error.status == NOT_FOUND)
         except HTTPError as error:
             self._deaf_until = time.monotonic() + DEAF_SECONDS
-            log.warning("pod %s cannot be deleted: %s", name, said(error))
+            log.warning("pod %s cannot be deleted: %s", name, api_message(error))
             return False
         return True
 
@@ -292,8 +294,8 @@ def is_overdue(pod: client.V1Pod) -> bool:
     return until is not None and datetime.now(UTC) > until + OVERDUE
 
 
-def said(error: Exception) -> str:
-    """Return what Kubernetes said, in one line."""
+def api_message(error: Exception) -> str:
+    """Return the message of Kubernetes, in one line."""
     if not isinstance(error, ApiException):
         return " ".join(str(error).split())
     try:
@@ -309,7 +311,7 @@ def num_bytes(quantity: str) -> int:
     Raises:
         SiteError: it is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
+    if match is None or match[2] not in UNITS:
         raise SiteError(f"memory {quantity!r} is no quantity of Kubernetes; write 16Gi, or 500Mi")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])

@@ -1,6 +1,6 @@
 """The script that runs a driver as a job of Slurm: the same command line, in the same folder, with the same settings.
 
-Not here: the jobs of its workers, which the driver submits as it does anywhere (apps.slurm).
+Not here: the jobs of its workers, which the driver submits as it does anywhere (provider).
 """
 
 from __future__ import annotations

@@ -127,16 +127,16 @@ class SlurmJobs(SlurmProvider):
             cmd, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
-            said, complaint = process.communicate(timeout=seconds)
+            output, complaint = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said, complaint = process.communicate()
-            return NO_ANSWER, said, f"{complaint.strip()} ({cmd.split()[0]} does not answer within {seconds} s)"
-        return process.returncode, said, complaint
+            output, complaint = process.communicate()
+            return NO_ANSWER, output, f"{complaint.strip()} ({cmd.split()[0]} does not answer within {seconds} s)"
+        return process.returncode, output, complaint
 
     def _status(self) -> None:
         """Ask Slurm for the jobs that have not ended yet."""
-        alive = (str(job) for job, found in list(self.resources.items()) if not found["status"].terminal)
+        alive = (str(job) for job, resource in list(self.resources.items()) if not resource["status"].terminal)
         while jobs := list(islice(alive, self.status_batch_size)):
             words = self._ask(jobs)
             if words is None:
@@ -162,15 +162,15 @@ class SlurmJobs(SlurmProvider):
     def _say(self, command: str) -> dict[str, str] | None:
         """Return the state of each job that a command of Slurm prints, None where Slurm does not answer."""
         clusters = f" --clusters={shlex.quote(self.clusters)}" if self.clusters else ""
-        code, said, complaint = self.execute_wait(command + clusters)
+        code, output, complaint = self.execute_wait(command + clusters)
         if code != 0 and "Invalid job id" not in complaint:
             return None
-        return dict(_states(said))
+        return dict(_states(output))
 
     def _note(self, job: str, state: JobState, message: str) -> None:
-        found = self.resources[job]
-        found["status"] = JobStatus(
-            state, message, stdout_path=found["job_stdout_path"], stderr_path=found["job_stderr_path"]
+        resource = self.resources[job]
+        resource["status"] = JobStatus(
+            state, message, stdout_path=resource["job_stdout_path"], stderr_path=resource["job_stderr_path"]
         )
 
 
@@ -179,9 +179,9 @@ def is_element(job: str) -> bool:
     return "_" in job
 
 
-def _states(said: str) -> Iterator[tuple[str, str]]:
+def _states(output: str) -> Iterator[tuple[str, str]]:
     """Yield job and state of each line; "CANCELLED by 1000" is CANCELLED."""
-    for line in said.splitlines():
+    for line in output.splitlines():
         job, bar, state = line.strip().partition("|")
         if bar and state:
             yield job, state.split()[0]

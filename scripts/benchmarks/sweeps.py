@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting, compared
-from volpipe.apps.pool import ParslPool, started
+from volpipe.apps.pool import ParslPool, start_pool
 from volpipe.configs.local import executor, with_executors
 from volpipe.errors import VolpipeError
 from volpipe.training.search.grid import load_sweep, run_sweep
@@ -59,7 +59,7 @@ def _with_a_core_each(workers: int, folder: Path) -> AbstractContextManager[Pars
     cores = sorted(os.sched_getaffinity(0))[:workers]
     bound = executor("local", workers, 1)
     bound.cpu_affinity = "list:" + ":".join(map(str, cores))
-    return started(with_executors(str(folder), [bound]))
+    return start_pool(with_executors(str(folder), [bound]))
 
 
 ROWS = [

@@ -33,9 +33,9 @@ from parsl.providers import LocalProvider, SlurmProvider
 from volpipe.apps import pool
 from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex import launch
-from volpipe.apps.htex.executor import HoldingExecutor, drain_period, in_our_words
+from volpipe.apps.htex.executor import ResilientExecutor, drain_period, translate_error
 from volpipe.apps.htex.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
-from volpipe.apps.htex.unneeded import PACKAGES, write_stand_ins
+from volpipe.apps.htex.lean_imports import PACKAGES, write_stand_ins
 from volpipe.apps.htex.watch import Watch, has_lost_interchange, has_lost_results
 from volpipe.errors import ManagerLost, RunStopped, SiteError, WorkerLost
 
@@ -53,12 +53,12 @@ def local_provider(**arguments: object) -> LocalProvider:
 
 
 @pytest.fixture
-def executor() -> HoldingExecutor:
-    return HoldingExecutor("mine", local_provider(), **ARGUMENTS)
+def executor() -> ResilientExecutor:
+    return ResilientExecutor("mine", local_provider(), **ARGUMENTS)
 
 
 @pytest.fixture
-def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
+def kernel(tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataFlowKernel]:
     """One worker, connected, that knows this module."""
     monkeypatch.chdir(tmp_path)  # by which its processes are known
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), TEST_PATH]))
@@ -91,7 +91,7 @@ def imported() -> list[str]:
 
 @pytest.mark.slow
 def test_a_worker_leaves_out_what_only_drivers_need_until_a_task_wants_it(
-    kernel: DataFlowKernel, executor: HoldingExecutor
+    kernel: DataFlowKernel, executor: ResilientExecutor
 ) -> None:
     assert executor.submit(imported, {}).result(60) == ["V1Pod", "Session"]
     assert f"PYTHONPATH={executor.run_dir}/{executor.label}/unneeded:" in " ".join(executor.interchange_launch_cmd)
@@ -131,11 +131,11 @@ def test_a_folder_comes_first_in_a_shell_whatever_its_name(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
-    tmp_path: Path, kernel: DataFlowKernel, executor: HoldingExecutor
+    tmp_path: Path, kernel: DataFlowKernel, executor: ResilientExecutor
 ) -> None:
     error = executor.submit(os._exit, {}, 3).exception(60)
     assert isinstance(error, lost.WorkerLost)
-    assert isinstance(in_our_words(error), WorkerLost)
+    assert isinstance(translate_error(error), WorkerLost)
     sleeping = executor.submit(time.sleep, {}, 60)
     wait_until(lambda: any(manager["tasks"] for manager in executor.connected_managers()), 30)
     assert executor.idle_blocks() == {}
@@ -143,12 +143,12 @@ def test_a_lost_worker_and_a_lost_manager_come_back_as_our_own_errors(
     pool.kill()  # what it leaves ends with it, as the fixture sees
     error = sleeping.exception(60)
     assert isinstance(error, lost.ManagerLost)
-    assert isinstance(in_our_words(error), ManagerLost)
-    assert str(in_our_words(error)).endswith("no longer answers, or its job has ended")
+    assert isinstance(translate_error(error), ManagerLost)
+    assert str(translate_error(error)).endswith("no longer answers, or its job has ended")
 
 
 def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
-    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that those of several executors start side by side."""
     slow = tmp_path / "interchange.py"
@@ -172,7 +172,7 @@ def test_an_interchange_is_not_waited_for_before_a_block_needs_it(
 
 @pytest.mark.slow
 def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_one_that_hangs(
-    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
@@ -194,7 +194,7 @@ def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_on
 
 @pytest.mark.slow
 def test_an_interchange_that_never_takes_a_task_is_named(
-    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
     monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 0.5)
@@ -230,15 +230,15 @@ class Limited(Prompt):
 
 
 @pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> HoldingExecutor:
+def limited(monkeypatch: pytest.MonkeyPatch) -> ResilientExecutor:
     """An executor whose scheduler refuses more than one block, and is asked again after 2 s, 4 s and so on."""
-    executor = HoldingExecutor("mine", Limited(init_blocks=1, max_blocks=4, launcher=SimpleLauncher()), **ARGUMENTS)
+    executor = ResilientExecutor("mine", Limited(init_blocks=1, max_blocks=4, launcher=SimpleLauncher()), **ARGUMENTS)
     monkeypatch.setattr(executor, "_get_launch_command", lambda block: "")
     return executor
 
 
 def test_refusals_count_only_while_no_block_is_accepted(
-    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    limited: ResilientExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
     assert limited.scale_out_facade(4) == ["0"]
@@ -262,7 +262,7 @@ def test_refusals_count_only_while_no_block_is_accepted(
 
 
 def test_a_scheduler_that_takes_nothing_for_now_is_waited_for_half_an_hour(
-    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    limited: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     limited.provider.most, limited.provider.is_busy = 0, True
@@ -276,10 +276,10 @@ def test_a_scheduler_that_takes_nothing_for_now_is_waited_for_half_an_hour(
 
 
 def test_a_limit_that_another_executor_has_used_up_is_waited_for_until_that_gives_back(
-    limited: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    limited: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    other = HoldingExecutor("other", Limited(launcher=SimpleLauncher()), **ARGUMENTS)
+    other = ResilientExecutor("other", Limited(launcher=SimpleLauncher()), **ARGUMENTS)
     monkeypatch.setattr(other, "_get_launch_command", lambda block: "")
     other.scale_out_facade(1)
     limited.siblings, limited.provider.most = [other], 0
@@ -302,7 +302,7 @@ class Clock:
         monkeypatch.setattr(executor_module.time, "monotonic", lambda: self.now)
 
 
-def refuses(executor: HoldingExecutor) -> bool:
+def refuses(executor: ResilientExecutor) -> bool:
     """Return whether a task is refused, rather than that somebody is waited for who takes it."""
     try:
         executor.submit(time.sleep, {}, 0)
@@ -313,7 +313,7 @@ def refuses(executor: HoldingExecutor) -> bool:
 
 
 @pytest.mark.slow
-def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, executor: HoldingExecutor) -> None:
+def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, executor: ResilientExecutor) -> None:
     waiting = executor.submit(time.sleep, {}, 60)
     watch = Watch([executor])
     assert not has_lost_interchange(executor)
@@ -330,7 +330,7 @@ def test_a_dead_interchange_is_seen_and_ends_what_waits(kernel: DataFlowKernel, 
 
 
 @pytest.mark.slow
-def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executor: HoldingExecutor) -> None:
+def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executor: ResilientExecutor) -> None:
     """A task that no interchange takes is waited for; closing its socket meanwhile would abort this process."""
     executor.run_dir = str(tmp_path)
     executor.start()
@@ -357,7 +357,7 @@ def test_an_executor_closes_when_nobody_uses_its_sockets(tmp_path: Path, executo
 
 @pytest.mark.slow
 def test_a_dead_thread_of_results_is_seen_and_ends_what_waits(
-    kernel: DataFlowKernel, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    kernel: DataFlowKernel, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda died: None)  # the thread's end is what is tested
     watch = Watch([executor])
@@ -383,7 +383,7 @@ def unloadable() -> object:
 
 @pytest.mark.slow
 def test_only_a_connected_idle_block_is_scaled_in_and_only_as_many_as_asked(
-    kernel: DataFlowKernel, executor: HoldingExecutor
+    kernel: DataFlowKernel, executor: ResilientExecutor
 ) -> None:
     assert list(executor.idle_blocks()) == ["0"]
     assert executor.scale_in(0, max_idletime=0.0) == []
@@ -401,13 +401,13 @@ def test_the_broken_scale_in_of_parsl_is_still_why_we_have_our_own() -> None:
 
 
 def test_the_executor_is_tied_encrypted_and_patient_unless_told_otherwise() -> None:
-    remote = HoldingExecutor("far", FakeSlurm(), **ARGUMENTS | {"heartbeat_period": 7})
+    remote = ResilientExecutor("far", FakeSlurm(), **ARGUMENTS | {"heartbeat_period": 7})
     assert remote.encrypted
     assert remote.interchange_launch_cmd[-1] == "interchange.py"
     assert "--pdeathsig" in remote.interchange_launch_cmd
     assert (remote.heartbeat_period, remote.heartbeat_threshold, remote.prefetch_capacity) == (7, 4, 0)
-    assert not HoldingExecutor("near", local_provider(), address="127.0.0.1").encrypted
-    assert HoldingExecutor("near", local_provider(), address="127.0.0.1").heartbeat_threshold == 60
+    assert not ResilientExecutor("near", local_provider(), address="127.0.0.1").encrypted
+    assert ResilientExecutor("near", local_provider(), address="127.0.0.1").heartbeat_threshold == 60
 
 
 class FakeSlurm(SlurmProvider):
@@ -423,7 +423,7 @@ def status_of(*states: JobState) -> dict[str, JobStatus]:
 
 def test_blocks_are_judged_by_the_latest_few() -> None:
     failed, done = JobState.FAILED, JobState.COMPLETED
-    executor = HoldingExecutor("mine", local_provider(), failed_blocks=3, **ARGUMENTS)
+    executor = ResilientExecutor("mine", local_provider(), failed_blocks=3, **ARGUMENTS)
     for states in ([failed], [failed, failed], [failed, failed, done], [failed, failed, done, failed, failed]):
         executor.handle_errors(status_of(*states))
         assert not executor.bad_state_is_set
@@ -441,7 +441,7 @@ def test_a_block_drains_before_its_walltime_could_cut_off_a_task(
     walltime: str, start: float, longest: float, seconds: int
 ) -> None:
     assert drain_period(walltime, start, longest) == seconds
-    executor = HoldingExecutor(
+    executor = ResilientExecutor(
         "far", FakeSlurm(walltime=walltime), longest_task=longest, start_seconds=start, **ARGUMENTS
     )
     assert executor.drain_period == seconds
@@ -451,7 +451,7 @@ def test_a_walltime_too_short_for_a_task_is_refused_with_both() -> None:
     with pytest.raises(SiteError, match=r"walltime 00:10:00 is 600 s, .* 60 s .* 540 s; ask .* above 600 s"):
         drain_period("00:10:00", 60, 540)
     with pytest.raises(SiteError, match="longest_task is 5 s, but the provider has no walltime"):
-        HoldingExecutor("near", local_provider(), longest_task=5, **ARGUMENTS)
+        ResilientExecutor("near", local_provider(), longest_task=5, **ARGUMENTS)
 
 
 def test_gpu_workers_of_slurm_use_what_slurm_gave() -> None:
@@ -465,12 +465,12 @@ def test_gpu_workers_of_slurm_use_what_slurm_gave() -> None:
             env=environment, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         assert told.strip() == seen
-    with_gpus = HoldingExecutor("gpu", FakeSlurm(), available_accelerators=2, **ARGUMENTS)
+    with_gpus = ResilientExecutor("gpu", FakeSlurm(), available_accelerators=2, **ARGUMENTS)
     assert slurm_launch_command(2) in with_gpus.launch_cmd
     assert with_gpus.available_accelerators == ["0", "1"]
     for other in (
-        HoldingExecutor("cpu", FakeSlurm(), **ARGUMENTS),
-        HoldingExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS),
+        ResilientExecutor("cpu", FakeSlurm(), **ARGUMENTS),
+        ResilientExecutor("near", local_provider(), available_accelerators=2, **ARGUMENTS),
     ):
         assert DEFAULT_LAUNCH_CMD in other.launch_cmd
 
@@ -501,9 +501,9 @@ def test_an_exception_of_ours_survives_the_way_back() -> None:
 DRIVER = """
 import sys, time, parsl
 from parsl.config import Config
-from test_parsl import ARGUMENTS, HoldingExecutor, local_provider
+from test_parsl import ARGUMENTS, ResilientExecutor, local_provider
 
-executor = HoldingExecutor("mine", local_provider(), **ARGUMENTS)
+executor = ResilientExecutor("mine", local_provider(), **ARGUMENTS)
 parsl.load(Config([executor], run_dir=sys.argv[1], strategy_period=1, initialize_logging=False, usage_tracking=0))
 while not executor.connected_managers():
     time.sleep(0.1)
@@ -545,7 +545,7 @@ def test_the_last_words_of_a_block_are_those_of_its_pool(pool: str, code: int, s
 
 
 def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
-    tmp_path: Path, executor: HoldingExecutor
+    tmp_path: Path, executor: ResilientExecutor
 ) -> None:
     """Cgroup v1 kills a process, not its pod; the count of such kills is looked at, here in a file of ours."""
     counter, executor.run_dir = tmp_path / "memory.oom_control", str(tmp_path)
@@ -553,7 +553,7 @@ def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
     (tmp_path / "mine").mkdir()
     host = socket.gethostname()
     died = lost.WorkerLost(1, host)
-    assert str(in_our_words(died, [executor])) == f"worker 1 on {host} died"
+    assert str(translate_error(died, [executor])) == f"worker 1 on {host} died"
     pool = f"sh -c 'sleep 2; echo oom_kill 4 > {counter}; while ! ls {tmp_path}/mine | grep -q .; do sleep 0.1; done'"
     places = {"addresses": "127.0.0.1", "worker_port": 9, "heartbeat_period": 1, "heartbeat_threshold": 60}
     command = (blocks_folder(tmp_path / "mine") + grouped(pool)).format(**places).format(block_id=0)
@@ -563,9 +563,9 @@ def test_a_process_that_the_system_kills_for_its_memory_is_told_by_its_block(
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")
     words = f"worker 1 on {host} was killed for want of memory: ask for more, or for fewer workers"
-    assert str(in_our_words(died, [executor])) == words
+    assert str(translate_error(died, [executor])) == words
     executor.provider.mem_per_node = 0.629
-    assert "; 0.629 GB are for 1 workers there: " in str(in_our_words(died, [executor]))
+    assert "; 0.629 GB are for 1 workers there: " in str(translate_error(died, [executor]))
 
 
 # A pool that is delayed where it waits for its interchange without end: reached, and not registered yet.
@@ -586,7 +586,7 @@ exec(pathlib.Path(probe.__file__).with_name("process_worker_pool.py").read_text(
 
 @pytest.mark.slow
 def test_a_pool_that_was_registering_when_its_interchange_died_ends(
-    tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, executor: ResilientExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parsl's pool alone waits until its walltime: nothing bounds the wait for the answer to its second probe."""
     monkeypatch.chdir(tmp_path)

@@ -31,13 +31,13 @@ SITE = """
 from parsl.config import Config
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider
-from volpipe.apps.htex.executor import HoldingExecutor
+from volpipe.apps.htex.executor import ResilientExecutor
 
 class Prompt(LocalProvider):
     status_polling_interval = 1
 
 def config(run_dir):
-    executor = HoldingExecutor(
+    executor = ResilientExecutor(
         label={label!r}, address="127.0.0.1", max_workers_per_node=1, available_accelerators={gpus!r},
         heartbeat_period=1, heartbeat_threshold=4, worker_logdir_root={logs!r},
         provider=Prompt(init_blocks=2, max_blocks=4, launcher=SimpleLauncher(), worker_init={init!r}),

@@ -476,7 +476,7 @@ def test_the_same_voxels_are_shown_alike_after_a_kill(tmp_path: Path) -> None:
     ran(plan)
     file = Path(plan.out) / "zarr.json"
     before = file.read_bytes()
-    folder = RunFolder.of_output(Path(plan.out))
+    folder = RunFolder.from_output(Path(plan.out))
     create_multiscale(plan.out, Multiscale(levels_of(plan.factors)))  # as a session leaves it that is killed
     assert b"omero" in before and b"omero" not in file.read_bytes()
     lines = folder.sessions.read_text().splitlines(keepends=True)

@@ -107,7 +107,7 @@ def test_under_a_mask_the_cores_that_it_touches_have_the_whole_run_s_bytes_and_o
         outside[inside] = False
         wanted &= ~outside
         assert np.array_equal(result(plan), np.where(wanted, whole, 0)[inside])
-        selection = RunFolder.of_output(Path(plan.out)).load_selection(plan)
+        selection = RunFolder.from_output(Path(plan.out)).load_selection(plan)
         assert selection is not None
         assert bench.num_calls == windows_that_meet(plan, wanted) == selection.num_windows
         check_shards(plan, wanted[inside])
@@ -199,7 +199,7 @@ def test_a_mask_that_changes_once_it_is_scanned_is_refused(bench: Bench) -> None
     """Until it is as it was: what was scanned counts, and a finished run would not be of the mask that there is."""
     before = bench.run("input.mask=mask.n5")
     plan = bench.plan("input.mask=mask.n5")
-    folder = RunFolder.of_output(Path(plan.out))
+    folder = RunFolder.from_output(Path(plan.out))
     while not folder.selection_file.exists():
         with pytest.raises(Stopped):
             execute(plan, Inline(0, 1, 6).start)
@@ -309,7 +309,7 @@ def test_a_mask_of_nothing_is_refused_and_once_mended_it_runs(bench: Bench) -> N
         mended = bench.plan(setting, "input.roi=:30,:,:").model_copy(update={"out": plan.out})
         ran(mended)
         Path(plan.out).rename(bench.folder / setting)
-        RunFolder.of_output(Path(plan.out)).path.rename(bench.folder / f"{setting}.run")
+        RunFolder.from_output(Path(plan.out)).path.rename(bench.folder / f"{setting}.run")
     assert (open_volume(bench.folder / setting).open()[...] != 0).all()
 
 

@@ -205,7 +205,7 @@ def test_a_disk_that_fails_is_tried_again_and_a_damaged_chunk_is_not(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(give, CROP).code == 0
-    plan = RunFolder.of_output(tmp_path / "out.zarr").load_plan()
+    plan = RunFolder.from_output(tmp_path / "out.zarr").load_plan()
     assert plan is not None
     job = Job(str(tmp_path / "out.zarr.run"), plan.identity)
 

@@ -24,7 +24,7 @@ from parsl.providers import LocalProvider, SlurmProvider
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.apps import pool
-from volpipe.apps.htex.executor import HoldingExecutor
+from volpipe.apps.htex.executor import ResilientExecutor
 from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
@@ -225,8 +225,8 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     monkeypatch.setenv("VOLPIPE_SLURM_GPU_PARTITION", "b")
     monkeypatch.setenv("VOLPIPE_SLURM_MAX_JOBS", "7")
     cpu, gpu = load_site("slurm_htex.py", tmp_path).executors
-    assert isinstance(cpu, HoldingExecutor)
-    assert isinstance(gpu, HoldingExecutor)
+    assert isinstance(cpu, ResilientExecutor)
+    assert isinstance(gpu, ResilientExecutor)
     assert (cpu.label, cpu.provider.partition, pool._num_workers(cpu)) == ("cpu", "a", 16 * 7)
     assert (gpu.label, gpu.provider.partition, pool._num_workers(gpu)) == ("gpu", "b", 4 * 7)
     assert (cpu.provider.gpus_per_node, gpu.provider.gpus_per_node) == (None, 4)
@@ -275,7 +275,7 @@ def test_an_sbatch_that_tries_again_and_again_is_killed_lest_it_submit_a_job_tha
 
 
 @pytest.fixture
-def array_executor(tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch) -> HoldingExecutor:
+def array_executor(tmp_path: Path, no_settings: Path, monkeypatch: pytest.MonkeyPatch) -> ResilientExecutor:
     """An executor on a Slurm that takes at most three jobs at a time, in an array or not."""
     monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
     monkeypatch.setenv("VOLPIPE_SLURM_ARRAY", "yes")
@@ -293,14 +293,14 @@ def array_executor(tmp_path: Path, no_settings: Path, monkeypatch: pytest.Monkey
     )
     (tmp_path / "left").write_text("3\n")
     (executor,) = load_site("slurm_single", tmp_path).executors
-    assert isinstance(executor, HoldingExecutor)
+    assert isinstance(executor, ResilientExecutor)
     monkeypatch.setattr(executor, "_get_launch_command", lambda block_id: f"start {block_id}")
     executor.provider.script_dir = str(tmp_path)
     return executor
 
 
 def test_jobs_that_are_wanted_together_are_one_array_of_as_many_as_slurm_takes(
-    tmp_path: Path, array_executor: HoldingExecutor
+    tmp_path: Path, array_executor: ResilientExecutor
 ) -> None:
     assert array_executor.scale_out_facade(5) == [
         "0",
@@ -312,7 +312,9 @@ def test_jobs_that_are_wanted_together_are_one_array_of_as_many_as_slurm_takes(
     assert array_executor._asks_at > time.monotonic()  # and later asks again
 
 
-def test_each_job_of_an_array_has_a_block_and_logs_of_its_own(tmp_path: Path, array_executor: HoldingExecutor) -> None:
+def test_each_job_of_an_array_has_a_block_and_logs_of_its_own(
+    tmp_path: Path, array_executor: ResilientExecutor
+) -> None:
     assert array_executor.scale_out_facade(1) == ["0"]
     assert "--array" not in (tmp_path / "script").read_text()
     assert array_executor.scale_out_facade(2) == ["1", "2"]
@@ -331,7 +333,7 @@ def test_each_job_of_an_array_has_a_block_and_logs_of_its_own(tmp_path: Path, ar
 def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:
     (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
     (executor,) = load_site("slurm_single", tmp_path).executors
-    assert isinstance(executor, HoldingExecutor)
+    assert isinstance(executor, ResilientExecutor)
     assert (executor.provider.partition, executor.provider.gpus_per_node, pool._num_workers(executor)) == ("a", 2, 6)
     assert pool._with_label([executor], "cpu") == pool._with_label([executor], "gpu") == ["slurm"]
 
@@ -350,7 +352,7 @@ def test_a_copy_of_a_site_reads_settings_of_its_own_name(tmp_path: Path, no_sett
     (tmp_path / "ours.py").write_text((ROOT / "configs/slurm_single.py").read_text())
     (no_settings / "ours.toml").write_text('partition = "ours"\n')
     (executor,) = load_site(str(tmp_path / "ours.py"), tmp_path).executors
-    assert isinstance(executor, HoldingExecutor)
+    assert isinstance(executor, ResilientExecutor)
     assert executor.provider.partition == "ours"
 
 
@@ -369,8 +371,8 @@ def test_each_gpu_of_this_machine_gets_a_worker(
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
     gpu, cpu = load_site("local_gpu", tmp_path).executors
-    assert isinstance(gpu, HoldingExecutor)
-    assert isinstance(cpu, HoldingExecutor)
+    assert isinstance(gpu, ResilientExecutor)
+    assert isinstance(cpu, ResilientExecutor)
     assert gpu.available_accelerators == pinned
     assert pool._num_workers(gpu) == len(pinned)
     assert (gpu.label, cpu.label, cpu.available_accelerators) == ("gpu", "cpu", [])
@@ -431,13 +433,13 @@ def test_every_shipped_site_has_a_line() -> None:
 DEAD_POOL = """
 from parsl.config import Config
 from parsl.providers import LocalProvider
-from volpipe.apps.htex.executor import HoldingExecutor
+from volpipe.apps.htex.executor import ResilientExecutor
 
 class Impatient(LocalProvider):
     status_polling_interval = 1
 
 def config(run_dir):
-    executor = HoldingExecutor(
+    executor = ResilientExecutor(
         label="mine", address="127.0.0.1", heartbeat_period=2, heartbeat_threshold=10,
         provider=Impatient(init_blocks=1, max_blocks=1, worker_init="echo there is no such module >&2; exit 3"),
     )

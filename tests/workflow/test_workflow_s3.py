@@ -185,7 +185,7 @@ def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder
     assert all(path.is_relative_to(folder) for path in folders)
     for plan in (first, second):
         for stage in plan.stages[:2]:
-            assert RunFolder.of_output(stage.out) == stage.folder
+            assert RunFolder.from_output(stage.out) == stage.folder
         assert inspect_run(str(plan.stages[0].out)).plan == plan.stages[0].work
 
 

@@ -63,8 +63,8 @@ class Request:
         from volpipe.runs.run_folder import RunFolder
 
         if isinstance(self.work, Recipe):
-            return RunFolder.of_output(paths.locate(self.out))
-        return RunFolder.of_stages(absolute(self.out))
+            return RunFolder.from_output(paths.locate(self.out))
+        return RunFolder.for_stages(absolute(self.out))
 
     def plan(self) -> Plan | FlowPlan:
         """Return the plan; everything that can be refused before the start is refused here."""

@@ -24,20 +24,20 @@ class Missing:
 
 
 def last_line(reason: str) -> str:
-    """Return what a traceback comes to."""
+    """Return the last line of a traceback, with the error's type; "" for none."""
     return reason.splitlines()[-1] if reason else ""
 
 
-def told_in(reason: str) -> str:
-    """Return what a traceback comes to; of an error of ours, whose sentence says all, without its type."""
+def message_of(reason: str) -> str:
+    """Return the last line of a traceback, without the type of an error that volpipe raises: its sentence says all."""
     return re.sub(OURS, "", last_line(reason))
 
 
-def is_told(reason: str) -> bool:
-    """Return whether a traceback comes to an error of ours, which is a sentence for the user."""
-    return told_in(reason) != last_line(reason)
+def is_user_error(reason: str) -> bool:
+    """Return whether a traceback ends with an error that volpipe raises, whose message is written for the user."""
+    return message_of(reason) != last_line(reason)
 
 
-def kind_of(reason: str) -> str:
-    """Return what failures that are alike have in common: their last lines without numbers."""
+def failure_kind(reason: str) -> str:
+    """Return the key by which failures are alike: the last line of the traceback, without its numbers."""
     return re.sub(r"\d+", "#", last_line(reason))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,9 @@ def logging_to(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a full disk, a lost mount, a fault of ours: the user gets a sentence, the log the rest
         log.exception("the run stopped")
-        raise RunStopped(f"{told(error)} (traceback: {path}); the same command again goes on from here") from error
+        raise RunStopped(
+            f"{describe_error(error)} (traceback: {path}); the same command again goes on from here"
+        ) from error
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

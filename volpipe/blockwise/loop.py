@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from volpipe.blockwise.failures import kind_of, last_line, told_in
+from volpipe.blockwise.failures import failure_kind, last_line, message_of
 from volpipe.blockwise.heartbeat import Beat, read_beats
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Journal, Record, Totals
@@ -87,7 +87,7 @@ class Loop:
         journal: where what was done is marked; None where nothing needs to be.
         show: told of progress at every change and every half second.
         tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
-        told: kinds of failures whose tracebacks the log has, and words of nodes, of all loops of a session.
+        reported: kinds of failures and warnings of nodes that are in the log already, of all loops of a session.
         prospect: what is known before the first task, for the time left.
     """
 
@@ -100,7 +100,7 @@ class Loop:
         show: Show = lambda progress: None,
         *,
         tolerated: float = TOLERATED_SHARE,
-        told: set[str] | None = None,
+        reported: set[str] | None = None,
         prospect: Prospect | None = None,
     ) -> None:
         self.schedule = schedule
@@ -115,7 +115,7 @@ class Loop:
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._told = set() if told is None else told
+        self._reported = set() if reported is None else reported
         self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
@@ -159,8 +159,8 @@ class Loop:
         if time.monotonic() - self._looked >= LOOK_SECONDS or not self._in_flight:
             self._look()
             self._looked = time.monotonic()
-        told = self._flights.parts(time.time(), 0.0, {}, self._beats)
-        self.progress.parts = {name: done for name, (done, _) in told.items() if done}
+        shares = self._flights.parts(time.time(), 0.0, {}, self._beats)
+        self.progress.parts = {name: done for name, (done, _) in shares.items() if done}
         self.show(self.progress)
 
     def _look(self) -> None:
@@ -209,10 +209,10 @@ class Loop:
         # A unit that failed before goes alone, so that it takes no other with it.
         if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
             return 1
-        wanted = bundle_size(pace, stage.row, self.slots[stage.label])
+        size = bundle_size(pace, stage.row, self.slots[stage.label])
         num_left = stage.num_left - self._units_in_flight[stage.name]
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
-        return max(1, min(wanted, math.ceil(share)))
+        return max(1, min(size, math.ceil(share)))
 
     def _learn(self, record: Record) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
@@ -228,7 +228,7 @@ class Loop:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self._learn(record)
-        self._log_words(record)
+        self._log_warnings(record)
         self.progress.first_task = self.progress.first_task or record.started
         self.progress.scratch_bytes += record.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
@@ -239,26 +239,26 @@ class Loop:
         if record.fatal:
             reason = record.failed[0][1]
             log.error("%s", reason)
-            raise RunStopped(f"the run stops: {told_in(reason)}", reason)
+            raise RunStopped(f"the run stops: {message_of(reason)}", reason)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
 
-    def _log_words(self, record: Record) -> None:
-        """Log what a worker has to say, once for all workers of its node."""
+    def _log_warnings(self, record: Record) -> None:
+        """Log a worker's warnings, once for all workers of its node."""
         for word in (f"{record.host}: {word}" for word in record.told):
-            if word not in self._told:
+            if word not in self._reported:
                 log.warning("%s", word)
-            self._told.add(word)
+            self._reported.add(word)
 
     def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
-        key, kind = (stage.name, unit), kind_of(reason)
+        key, kind = (stage.name, unit), failure_kind(reason)
         self._attempts[key] += 1
         self._costs[key] += cost
         self.reasons[key] = reason
-        said = last_line(reason) if kind in self._told else reason
-        self._told.add(kind)
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], said)
+        text = last_line(reason) if kind in self._reported else reason
+        self._reported.add(kind)
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
         if self._costs[key] <= RETRIES:
             stage.give_back(unit)
             return
@@ -282,14 +282,14 @@ class Loop:
         num_broken, num_begun = broken.total(), stage.num_done + broken.total()
         detail = reason if "\n" in reason else ""
         if self.tolerated == 0:
-            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {told_in(reason)}", detail)
-        num_alike = 0 if is_damage else broken[kind_of(reason)]
+            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {message_of(reason)}", detail)
+        num_alike = 0 if is_damage else broken[failure_kind(reason)]
         if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
-            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {told_in(reason)}", detail)
+            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {message_of(reason)}", detail)
         if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
             raise RunStopped(
                 f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
                 f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
-                f"the last said: {told_in(reason)}",
+                f"the last said: {message_of(reason)}",
                 detail,
             )

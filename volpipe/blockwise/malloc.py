@@ -1,6 +1,6 @@
 """The heap of a worker process: what glibc's malloc does with freed memory; elsewhere nothing is changed.
 
-Not here: how much memory a plan needs (estimate).
+Not here: how much memory a plan needs (estimation.estimate).
 """
 
 from __future__ import annotations

@@ -138,10 +138,10 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
         num_workers: of the stage.
     """
     pace = max(pace, 1e-6)
-    wanted = BUNDLE_SECONDS / pace
+    size = BUNDLE_SECONDS / pace
     if row:
-        wanted = min(wanted, max(row // num_workers, LEAST_SECONDS / pace))
-    return max(1, min(int(wanted), LARGEST_BUNDLE))
+        size = min(size, max(row // num_workers, LEAST_SECONDS / pace))
+    return max(1, min(int(size), LARGEST_BUNDLE))
 
 
 class Order(Protocol):

@@ -1,6 +1,6 @@
 """Tasks of one app over many units: a bounded number under way, those that are lost sent again.
 
-Not here: runs of a net, whose order has rules of its own (run, schedule), or how workers are started (apps.start).
+Not here: runs of a net, whose order has rules of its own (loop, schedule), or how workers are started (apps.pool).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunStopped, TaskLost
@@ -18,21 +18,21 @@ ATTEMPTS = 3
 
 
 def gather(
-    pool: WorkerPool, app: str, job: object, units: Sequence[int], wish: str = "scored"
+    pool: WorkerPool, app: str, job: object, units: Sequence[int], verb: str = "scored"
 ) -> Iterator[tuple[Any, ...]]:  # Any: plain values
-    """Yield what the app gives for `job` and for each unit, in their order; a bounded number is under way at a time.
+    """Yield the app's results for `job` and each unit, in the order of units; a bounded number is under way at a time.
 
     Raises:
         RunStopped: a unit failed, or its workers were lost too often.
     """
     ready: dict[int, tuple[Any, ...]] = {}
-    due = iter(units)
-    next_due = next(due, None)
-    for unit, record in finished(pool, app, job, units, wish, lambda: len(ready)):
+    remaining = iter(units)
+    expected = next(remaining, None)
+    for unit, record in finished(pool, app, job, units, verb, lambda: len(ready)):
         ready[unit] = record.result
-        while next_due in ready:
-            yield ready.pop(next_due)
-            next_due = next(due, None)
+        while expected in ready:
+            yield ready.pop(expected)
+            expected = next(remaining, None)
 
 
 def finished(
@@ -40,7 +40,7 @@ def finished(
     app: str,
     job: object,
     units: Sequence[int],
-    wish: str,
+    verb: str,
     num_held: Callable[[], int] = lambda: 0,
     on_failure: Callable[[int, str], None] = lambda unit, reason: None,
 ) -> Iterator[tuple[int, Record]]:
@@ -51,7 +51,7 @@ def finished(
         app: its name.
         job: its argument beside the unit.
         units: numbers.
-        wish: what becomes of a block, for messages: "scored".
+        verb: participle of the work, for messages: "scored".
         num_held: how many the caller keeps back, which count as under way.
         on_failure: told of a unit that failed, and why, before this ends.
 
@@ -70,7 +70,7 @@ def finished(
         for future in wait(under_way, return_when=FIRST_COMPLETED).done:
             unit = under_way.pop(future)
             try:
-                record = _record(future, unit, attempts, wish)
+                record = _record(future, unit, attempts, verb)
             except RunStopped as error:
                 on_failure(unit, str(error))
                 raise
@@ -80,8 +80,8 @@ def finished(
                 yield unit, record
 
 
-def _record(future: Future[Record], unit: int, attempts: dict[int, int], wish: str) -> Record | None:
-    """Return what came back, None if it is worth another try."""
+def _record(future: Future[Record], unit: int, attempts: dict[int, int], verb: str) -> Record | None:
+    """Return the record, None if the unit is worth another try."""
     try:
         record = future.result()
     except TaskLost as error:
@@ -91,5 +91,5 @@ def _record(future: Future[Record], unit: int, attempts: dict[int, int], wish: s
         return None
     if record.failed:
         reason = record.failed[0][1]
-        raise RunStopped(f"block {unit} cannot be {wish}: {told_in(reason)}", reason)
+        raise RunStopped(f"block {unit} cannot be {verb}: {message_of(reason)}", reason)
     return record

@@ -1,6 +1,6 @@
 """What a task takes, as its process counts it: time, memory, bytes moved, and seconds on a device.
 
-Not here: the task (worker), or what becomes of the figures (journal, run).
+Not here: the task (worker), or what becomes of the figures (journal, loop).
 """
 
 from __future__ import annotations

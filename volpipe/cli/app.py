@@ -63,7 +63,7 @@ from volpipe.cli.display.tables import (
 from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
 
@@ -329,15 +329,15 @@ def main(began: float | None = None) -> None:
     try:
         app(prog_name="volpipe")
     except RunStopped as error:
-        from volpipe.blockwise.failures import is_told
+        from volpipe.blockwise.failures import is_user_error
 
-        if error.detail and not is_told(error.detail):
+        if error.detail and not is_user_error(error.detail):
             err.print(error.detail, markup=False)
         _fail(str(error), INCOMPLETE)
     except VolpipeError as error:
         _fail(str(error), REFUSED)
     except OSError as error:
-        _fail(told(error), REFUSED)
+        _fail(describe_error(error), REFUSED)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -73,7 +73,7 @@ def segment(
     from volpipe.segmentation.estimate import forecast_labels
     from volpipe.volumes.storage import paths
 
-    start = on_site(config, RunFolder.of_output(paths.locate(target)).parsl)
+    start = on_site(config, RunFolder.from_output(paths.locate(target)).parsl)
     plan = plan_segmentation(affinities, choice, target, Path.cwd())
     out.print(describe_plan(plan))
     times: list[SegmentTimes] = []

@@ -1,6 +1,7 @@
 """Alternatives to a plan: the other mode, other block shapes; the estimate of each, and why it was not chosen.
 
-Not here: the choice itself (plan), which rests on sizes alone, so that the same command makes the same plan everywhere.
+Not here: the choice itself (inference.plan), which rests on sizes alone, so that the same command makes the same plan
+everywhere.
 """
 
 from __future__ import annotations

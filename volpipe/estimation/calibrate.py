@@ -20,7 +20,7 @@ from random import Random
 
 import numpy as np
 
-from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import work
@@ -160,7 +160,7 @@ def calibrate(
         delete(folder)
     for record in records:
         for block, reason in record.failed:
-            raise RunStopped(f"block {block} cannot be computed: {told_in(reason)}", reason)
+            raise RunStopped(f"block {block} cannot be computed: {message_of(reason)}", reason)
     return Calibration(_mean([UnitCosts(*r.result) for r in records]), min(r.started for r in records))
 
 

@@ -1,6 +1,6 @@
 """The estimate: the bytes, files, memory and time of a plan, before it runs.
 
-Not here: timing anything (rehearsal), or the machine's limits (limits). Everything is a sum over the blocks or shards
+Not here: timing anything (calibrate), or the machine's limits (limits). Everything is a sum over the blocks or shards
 of a regular grid, and so a product of sums along the axes: a plan of 10^9 blocks costs as much as one of ten.
 """
 

@@ -1,6 +1,6 @@
 """The forecast: what a plan will take on the workers of a site, and whether they and the disk have it.
 
-Not here: the arithmetic (estimate), trying blocks (rehearsal), the limits (limits).
+Not here: the arithmetic (estimate), trying blocks (calibrate), the limits (limits).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The error of a halo smaller than the exact one: the difference of a tile and the whole.
 
-Not here: how the exact halo is measured (reach), or what windows cost (cost).
+Not here: how the exact halo is measured (receptive_field), or what windows cost (window_search).
 """
 
 from __future__ import annotations

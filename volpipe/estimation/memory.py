@@ -1,6 +1,6 @@
 """The memory of a worker, from a plan and from measured peaks of a few blocks.
 
-Not here: the memory that there is (limits), or the settings of malloc (heap).
+Not here: the memory that there is (limits), or the settings of malloc (malloc).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cost of windows: seconds and memory of a call of the net, each in a process of its own; and the fastest window.
 
-Not here: what a whole run costs (estimate), or how large a halo must be (reach).
+Not here: what a whole run costs (estimate), or how large a halo must be (receptive_field).
 """
 
 from __future__ import annotations

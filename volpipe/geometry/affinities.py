@@ -1,6 +1,6 @@
 """Affinities: whether a voxel and its neighbour at a fixed offset are of one object, as segmentation nets predict it.
 
-Not here: training to them (samples, losses), or objects made from them (labelling).
+Not here: training to them (samples, losses), or objects made from them (segmentation.driver).
 """
 
 from __future__ import annotations

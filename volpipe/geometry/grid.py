@@ -1,7 +1,7 @@
 """Where windows, blocks and shards lie: integer arithmetic on boxes, per axis and in closed form.
 
-Not here: weights (blend), arrays (volume), choice of sizes (plan). Nothing is ever listed: a window, a block or a
-shard is computed from its index, so that ten million of them cost no memory.
+Not here: weights (blend), arrays (volumes.volume), choice of sizes (inference.plan). Nothing is ever listed: a window,
+a block or a shard is computed from its index, so that ten million of them cost no memory.
 
 One axis of a lattice with window 8, overlap 4 (stride 4) and two windows per block, over a volume of 14 voxels::
 

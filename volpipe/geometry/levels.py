@@ -1,6 +1,6 @@
 """Levels of a pyramid: their number, and their factors against level 0 per axis.
 
-Not here: their voxels (pyramid), or their metadata (output).
+Not here: their voxels (pyramid), or their metadata (inference.output).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Windows as float32 arrays: read from stored window tensors, or cut from the volume; the same values either way.
 
-Not here: torch (dataset), or where windows lie (grid).
+Not here: torch (dataset), or where windows lie (geometry.grid).
 """
 
 from __future__ import annotations

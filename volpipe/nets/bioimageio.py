@@ -1,6 +1,6 @@
 """Nets in bioimage.io packages, as modules of our axes; and a package's own test.
 
-Not here: reading a package (packages), or its pre- and postprocessing (processing).
+Not here: reading a package (bioimageio_spec), or its pre- and postprocessing (bioimageio_ops).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pre- and postprocessing of bioimage.io packages, on tensors (n, c, z, y, x).
 
-Not here: packages (packages). One step may use statistics of the sample: a run takes those of the whole volume, because
-statistics of each window would make seams.
+Not here: packages (bioimageio_spec). One step may use statistics of the sample: a run takes those of the whole volume,
+because statistics of each window would make seams.
 """
 
 from __future__ import annotations

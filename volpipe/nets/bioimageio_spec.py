@@ -1,6 +1,6 @@
 """bioimage.io packages, formats 0.4 and 0.5: their description, checked, in our words and axes.
 
-Not here: running their net (package_nets), or pre- and postprocessing (processing). Nothing is fetched, and files
+Not here: running their net (bioimageio), or pre- and postprocessing (bioimageio_ops). Nothing is fetched, and files
 outside of the package are refused. bioimageio.spec checks the description.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.bioimageio_ops import Step, read_step
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml", "model.yaml")
 DISCRETE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "bool")
@@ -164,7 +164,7 @@ def _extract(path: Path, folder: Path) -> None:
                 with archive.open(entry) as source, target.open("xb") as stream:
                     shutil.copyfileobj(source, stream, COPY_BYTES)  # zipfile stops at the size that it says
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # damaged, or encrypted
-        raise VolpipeError(f"{path} is no zip that can be read: {told(error)}") from error
+        raise VolpipeError(f"{path} is no zip that can be read: {describe_error(error)}") from error
     except FileExistsError as error:
         raise VolpipeError(f"{path} holds {error.filename} twice") from error
 
@@ -196,7 +196,7 @@ def _validate(file: Path, source: dict[str, Any]) -> tuple[Mapping[str, Any], tu
     try:
         model = build_description(source, context=context, format_version="discover")
     except Exception as error:  # whatever the library raises for other content
-        raise VolpipeError(f"{file} describes no model: {told(error)}") from error
+        raise VolpipeError(f"{file} describes no model: {describe_error(error)}") from error
     if isinstance(model, InvalidDescr):
         raise VolpipeError(f"{file} describes no model: {' '.join(str(model.get_reason()).split())}")
     if model.type != "model":
@@ -215,7 +215,7 @@ def _parse(file: Path) -> dict[str, Any]:  # Any: YAML
         num_aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         description = _plain(yaml.safe_load(text)) if num_aliases <= MOST_ALIASES else None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise VolpipeError(f"{file} is no YAML that can be read: {told(error)}") from error
+        raise VolpipeError(f"{file} is no YAML that can be read: {describe_error(error)}") from error
     if num_aliases > MOST_ALIASES:
         raise VolpipeError(
             f"{file} has {num_aliases} aliases, of which an endless text can be made; at most {MOST_ALIASES} are read"

@@ -1,6 +1,6 @@
 """The facts of nets, the checks of a recipe against them, and the facts of shipped nets, from models/facts.json.
 
-Not here: building a net to examine it (nets). scripts/describe writes models/facts.json, by hashes of the nets' code,
+Not here: building a net to examine it (load). scripts/describe writes models/facts.json, by hashes of the nets' code,
 weights and options: planning with an unchanged net needs no import of torch, and a changed one is built.
 """
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
 from volpipe.recipes.inference import NetChoice
-from volpipe.resolve import load_function, told
+from volpipe.resolve import describe_error, load_function
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,7 +81,8 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
         return _load(path, kind)
     except Exception as error:  # whatever torch raises for another file
         raise VolpipeError(
-            f"{path} is no file of {kind}: {told(error)}; weights alone go to net.weights, and their net to net.name"
+            f"{path} is no file of {kind}: {describe_error(error)}; "
+            "weights alone go to net.weights, and their net to net.name"
         ) from error
 
 
@@ -140,7 +141,7 @@ def _load_code(package: Package, weights: Weights) -> nn.Module:
         raise VolpipeError(f"package {package.name}: {error}") from error
     except Exception as error:  # whatever torch and the package's code raise
         raise VolpipeError(
-            f"package {package.name}: its {weights.kind} weights cannot be loaded: {told(error)}"
+            f"package {package.name}: its {weights.kind} weights cannot be loaded: {describe_error(error)}"
         ) from error
     return net
 

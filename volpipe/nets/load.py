@@ -35,7 +35,7 @@ from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism,
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
-from volpipe.resolve import load_function, nearest, shipped, told
+from volpipe.resolve import describe_error, load_function, nearest, shipped
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     except (TypeError, ValueError) as error:
         raise VolpipeError(f"net {name}: {error}") from error
     except Exception as error:  # the function may be the user's code
-        raise VolpipeError(f"net {name} cannot be built: {told(error)}") from error
+        raise VolpipeError(f"net {name} cannot be built: {describe_error(error)}") from error
     if not isinstance(net, nn.Module):
         raise VolpipeError(f"net {name}: {name} returned {type(net).__name__}, not a torch.nn.Module")
     return net

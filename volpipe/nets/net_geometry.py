@@ -1,6 +1,6 @@
 """The measured geometry of a net: scale, stride and receptive field; and one call of a net, checked.
 
-Not here: the measuring (reach, probes).
+Not here: the measuring (receptive_field, receptive_field_probe).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Nets in files of ONNX, run by onnxruntime: a module as any other to its callers, without a gradient.
 
-Not here: what else is in such a file (graphs). It is data: operators of ONNX's own and of onnxruntime's release, no
+Not here: what else is in such a file (onnx_graph). It is data: operators of ONNX's own and of onnxruntime's release, no
 code of its maker's; operators that need a library, and tensors outside of the file's folder, are refused.
 """
 
@@ -20,7 +20,7 @@ from torch import nn
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.nets.onnx_graph import Graph, GraphError, read_graph, with_random_weights
-from volpipe.resolve import told
+from volpipe.resolve import describe_error
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
@@ -200,7 +200,8 @@ def _start(path: Path, data: bytes, graph: Graph, device: str) -> Any:  # Any: o
     except Exception as error:  # onnxruntime has an exception for each of its codes
         opsets = ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in graph.opsets.items())
         raise VolpipeError(
-            f"net {path.name} cannot be run by onnxruntime {onnxruntime.__version__} (opsets {opsets}): {told(error)}"
+            f"net {path.name} cannot be run by onnxruntime {onnxruntime.__version__} (opsets {opsets}): "
+            f"{describe_error(error)}"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """A file of ONNX, read without a library: operators, opsets, weights and their places in the file.
 
-Not here: running it (onnx_nets). The fields are those of onnx.proto3 of ONNX, in protobuf's wire format
+Not here: running it (onnx). The fields are those of onnx.proto3 of ONNX, in protobuf's wire format
 (protobuf.dev/programming-guides/encoding). Lengths are checked first, and nothing is executed.
 """
 

@@ -1,6 +1,6 @@
 """The geometry of a net, measured from outside: scale, stride and halo.
 
-Not here: what a net declares (nets), or the error of a smaller halo (halo_search). A net is measured with other
+Not here: what a net declares (load), or the error of a smaller halo (halo_search). A net is measured with other
 weights: random ones for scale and stride; positive ones for the halo, so that no two influences on an output cancel.
 """
 

@@ -1,8 +1,8 @@
 """The reach of a net without a gradient: planes of a window are changed, and outputs are compared bit by bit.
 
-Not here: nets that have a gradient (reach). A voxel that differs depends on the plane, so a reach is never too long. It
-is too short only where no change comes through: planes change by little and by very much, up and down, among zeros and
-among other voxels.
+Not here: nets that have a gradient (receptive_field). A voxel that differs depends on the plane, so a reach is never
+too long. It is too short only where no change comes through: planes change by little and by very much, up and down,
+among zeros and among other voxels.
 """
 
 from __future__ import annotations

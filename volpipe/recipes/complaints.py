@@ -1,6 +1,7 @@
 """Complaints: what is wrong with the values of a recipe, in sentences that name the key, the value and what fits.
 
-Not here: what a recipe is (recipe). The checks are pydantic's; the words are ours, and come from the types of the keys.
+Not here: what a recipe is (inference). The checks are pydantic's; the words are ours, and come from the types of the
+keys.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def complain(
         if blamed.startswith(f"--set {'.'.join([*prefix, *names])}="):
             line = line.removeprefix(f"{'.'.join(names)}: ")
         lines.setdefault(blamed, []).append(line)
-    return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(said))}" for blamed, said in lines.items())
+    return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(words))}" for blamed, words in lines.items())
 
 
 def _is_unknown_section(problem: ErrorDetails) -> bool:
@@ -186,19 +187,19 @@ def _plural(phrase: str) -> str:
 
 def _bounds(metadata: Sequence[Any]) -> str:  # Any: pydantic's and annotated_types'
     """Return " from 1", " above 0 up to 5" and the like; "" where any value will do."""
-    flat = [each for entry in metadata for each in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
-    said = ""
+    flat = [part for entry in metadata for part in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+    words = ""
     for name, word in (("ge", "from"), ("gt", "above"), ("le", "to"), ("lt", "below")):
-        for each in flat:
-            bound = getattr(each, name, None)
+        for part in flat:
+            bound = getattr(part, name, None)
             if bound is not None:
-                said += f"{' and' if said and name == 'lt' else ''} {word} {bound:g}"
-    pattern = next(filter(None, (getattr(each, "pattern", None) for each in flat)), None)
+                words += f"{' and' if words and name == 'lt' else ''} {word} {bound:g}"
+    pattern = next(filter(None, (getattr(part, "pattern", None) for part in flat)), None)
     if pattern is not None:
-        said += " of letters, digits, - and _"
-    if any(getattr(each, "allow_inf_nan", None) is False for each in flat):
-        said += ", not infinite and not nan" if not said else ""
-    return said
+        words += " of letters, digits, - and _"
+    if any(getattr(part, "allow_inf_nan", None) is False for part in flat):
+        words += ", not infinite and not nan" if not words else ""
+    return words
 
 
 def _nearest_word(value: object, annotation: Any) -> str:  # Any: a type, or a form of typing

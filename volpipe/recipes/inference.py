@@ -1,6 +1,6 @@
 """The recipe: what to do to a volume, as the user writes it in TOML, checked and typed.
 
-Not here: whether it fits a volume (plan), or where it runs (sites).
+Not here: whether it fits a volume (inference.plan), or where it runs (sites).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Augment = Literal["none", "flips", "rotations"]
 
 def _to_lengths(value: object) -> object:
     """Return three lengths in nm, z, y, x, from what the user wrote; None stays."""
-    found = lengths(value)
-    if value is not None and found is None:
+    sizes = lengths(value)
+    if value is not None and sizes is None:
         raise ValueError('write three lengths z, y, x: [16, 8, 8] in nm, or with a unit, such as "16x8x8nm"')
-    return found
+    return sizes
 
 
 def _to_size(value: object) -> object:

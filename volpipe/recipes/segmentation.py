@@ -1,6 +1,6 @@
 """The recipe of a segmentation: the meaning of its input's voxels, and how they become objects; TOML, typed.
 
-Not here: whether it fits a volume (label_plan), or the recipe of a run (recipe).
+Not here: whether it fits a volume (segmentation.plan), or the recipe of a run (inference).
 """
 
 from __future__ import annotations

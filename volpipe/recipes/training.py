@@ -1,6 +1,6 @@
 """The recipe of a training: which net, from which volumes, by which steps; as the user writes it in TOML, typed.
 
-Not here: what a step does (train), or the recipe of a run (recipe), whose net and normalisation it shares.
+Not here: what a step does (training.loop), or the recipe of a run (inference), whose net and normalisation it shares.
 """
 
 from __future__ import annotations
@@ -305,10 +305,10 @@ def check_same(old: TrainRecipe, new: TrainRecipe, step: int) -> None:
     changed = [line for line in differences(old, new) if line.split(":")[0] not in {f"train.{key}" for key in NEUTRAL}]
     if old.train.ranks * old.train.batch == new.train.ranks * new.train.batch:  # the same windows in each step
         changed = [line for line in changed if line.split(":")[0] not in ("train.ranks", "train.batch")]
-    ends = [(each.train.steps, each.train.decay) for each in (old, new)]
+    ends = [(recipe.train.steps, recipe.train.decay) for recipe in (old, new)]
     if step > new.train.steps:
         changed.append(f"train.steps: {ends[0][0]} -> {ends[1][0]}, and {step} are taken already")
-    elif ends[0] != ends[1] and not all(_is_open(each.train, step) for each in (old, new)):
+    elif ends[0] != ends[1] and not all(_is_open(recipe.train, step) for recipe in (old, new)):
         changed.append(f"train.steps and decay: {ends[0]} -> {ends[1]}, on which the rate depended already")
     if changed:
         raise RecipeError(

@@ -1,6 +1,6 @@
 """The flow: a recipe of several stages, each reading what an earlier one makes; parsed, and its order checked.
 
-Not here: whether the stages fit their volumes (flow_plan), or running them (flow_run).
+Not here: whether the stages fit their volumes (workflow.plan), or running them (execute).
 
     [[stage]]                      [[stage]]
     name = "restore"               name = "scores"
@@ -147,10 +147,10 @@ def _set_each(trees: Sequence[Tree], settings: Sequence[str]) -> None:
 
 
 def _head(entry: Tree, source: str, settings: Sequence[str]) -> Head:
-    said = {key: value for key, value in entry.items() if key in ("name", "kind", "recipe")}
+    head = {key: value for key, value in entry.items() if key in ("name", "kind", "recipe")}
     feed = entry.get("input", {})
-    said |= {"input": feed.get("stage") if isinstance(feed, dict) else feed}
-    return typed(Head, said, source, settings, str(entry.get("name", "")))
+    head |= {"input": feed.get("stage") if isinstance(feed, dict) else feed}
+    return typed(Head, head, source, settings, str(entry.get("name", "")))
 
 
 def _order(heads: Sequence[Head], name: str) -> dict[str, str]:
@@ -214,12 +214,12 @@ def _choice(head: Head, entry: Tree, name: str, settings: Sequence[str]) -> Reci
 
 def merged(tree: Tree, own: Tree) -> Tree:
     """Return a recipe with the sections `own` on top; another net drops the options and weights of the first."""
-    found = dict(tree)
+    merged = dict(tree)
     for section, values in own.items():
-        below = found.get(section, {})
+        below = merged.get(section, {})
         if not isinstance(values, dict) or not isinstance(below, dict):
-            found[section] = values  # which `typed` refuses
+            merged[section] = values  # which `typed` refuses
             continue
         is_other_net = section == "net" and values.get("name", below.get("name")) != below.get("name")
-        found[section] = values if is_other_net else below | values
-    return found
+        merged[section] = values if is_other_net else below | values
+    return merged

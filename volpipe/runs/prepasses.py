@@ -1,6 +1,6 @@
 """The passes over a volume before the net sees it: the scan for what is wanted, and the measuring of its statistics.
 
-Not here: what a task of them does (worker, wanted, measure).
+Not here: what a task of them does (worker, selection, statistics).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Passes:
 
     Attributes:
         totals: what the tasks of each took in this session.
-        told: what the log has already, see `run.Loop`.
+        reported: kinds of failures and warnings that are in the log already; see `Loop`.
         first_task: when the first task of all began, seconds since 1970; 0 before one is back.
     """
 
@@ -49,7 +49,7 @@ class Passes:
     job: Job
     show: Show
     totals: dict[str, Totals] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     first_task: float = 0.0
 
     def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
@@ -61,7 +61,7 @@ class Passes:
         schedule = SingleStage(stage)
         schedule.resume(done_in(journal))
         submit = submitter(self.pool, job or self.job)
-        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, told=self.told)
+        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, reported=self.reported)
         loop.run()
         self.first_task = self.first_task or loop.progress.first_task
         self.totals[stage.name] = loop.progress.totals[stage.name]
@@ -82,7 +82,7 @@ def scan_stage(plan: Plan) -> Stage:
 
 
 def scanned(passes: Passes, folder: RunFolder) -> Selection:
-    """Return what tasks find wanted, stored for workers and for later sessions.
+    """Return the selection that tasks make, stored for workers and for later sessions.
 
     Raises:
         PlanError: nothing is; the folder is as if nobody had begun.
@@ -127,7 +127,7 @@ def normalisation(passes: Passes, journal: Journal, selection: Selection) -> Aff
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
-    found = measured("measure", job)
+    statistics = measured("measure", job)
     if needs_histogram(choice, dtype):
-        found = measured("histogram", dataclasses.replace(job, bins=(found.low, found.high)))
-    return affine(choice, dtype, found)
+        statistics = measured("histogram", dataclasses.replace(job, bins=(statistics.low, statistics.high)))
+    return affine(choice, dtype, statistics)

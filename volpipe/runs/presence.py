@@ -94,8 +94,8 @@ class Presence:
         self, stages: Mapping[str, StageNote], part: float | None = None, seconds_left: float | None = None
     ) -> None:
         """Take note of how far the stages are, and write that now and then."""
-        told = {"stages": {**self.note.stages, **stages}, "part": part, "seconds_left": seconds_left}
-        self.note = _changed(self.note, **told)
+        progress = {"stages": {**self.note.stages, **stages}, "part": part, "seconds_left": seconds_left}
+        self.note = _changed(self.note, **progress)
         if time.monotonic() - self._last >= SECONDS:
             self._write()
 

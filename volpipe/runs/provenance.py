@@ -101,9 +101,9 @@ def sessions_of(folder: RunFolder) -> list[Session]:
 def seal(folder: RunFolder, plan: Plan, findings: dict[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
     out, format = paths.locate(plan.out), ARRAY_FORMATS[plan.recipe.output.format]
-    said = {"volpipe": plain(_history(folder, plan) | findings)}
+    attributes = {"volpipe": plain(_history(folder, plan) | findings)}
     create_groups(out, f"{RUN_KEY}/attributes", format)
-    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": said} if format == "zarr3" else said)
+    merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
     folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
     with Journal(folder.sessions) as sessions:
         taken = metadata_sums(out, folders, METADATA_NAMES)
@@ -184,9 +184,9 @@ class Origin(BaseModel):
     @property
     def again(self) -> Section:
         """The recipe for `volume`, which names the array itself."""
-        told = self.recipe.model_dump(mode="json")
-        told["input"] |= {"key": None, "level": 0}
-        return type(self.recipe).model_validate(told)
+        tree = self.recipe.model_dump(mode="json")
+        tree["input"] |= {"key": None, "level": 0}
+        return type(self.recipe).model_validate(tree)
 
     @property
     def out(self) -> str:
@@ -237,18 +237,18 @@ Said = TypeVar("Said", bound=Origin)
 
 
 def read_origin(output: str | Path) -> RunOrigin:
-    """Return what the attributes of `output` say.
+    """Return the origin that the attributes of `output` describe.
 
     Raises:
         RunError: it is no output of a run, or an earlier version's.
     """
-    said = read_provenance(output)
-    if "recipe" not in said:
+    attributes = read_provenance(output)
+    if "recipe" not in attributes:
         raise RunError(
             f"{output} says nothing of where it comes from: its attributes have no recipe under `volpipe`; name an "
             "output of `volpipe run` or `volpipe segment`"
         )
-    return parse_origin(RunOrigin, said, output)
+    return parse_origin(RunOrigin, attributes, output)
 
 
 def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
@@ -260,19 +260,19 @@ def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
     place = paths.locate(output if "://" in str(output) else Path(output).absolute())
     if not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
-    said, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
+    outer, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))
     run = {"output": str(place)} | (inner if isinstance(inner, dict) else {})
-    return (said if isinstance(said, dict) else {}) | {"run": run}
+    return (outer if isinstance(outer, dict) else {}) | {"run": run}
 
 
-def parse_origin(kind: type[Said], said: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
-    """Return what attributes of `output` `said`, typed.
+def parse_origin(kind: type[Said], attributes: dict[str, Any], output: str | Path) -> Said:  # Any: JSON
+    """Return what `attributes` of `output`, typed.
 
     Raises:
         RunError: another version wrote them.
     """
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(attributes)
     except ValueError as error:
         raise RunError(
             f"{output} was made by another version, whose attributes cannot be understood; use that one, or run again"

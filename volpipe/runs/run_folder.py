@@ -36,32 +36,32 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def of_output(cls, out: Location) -> RunFolder:
+    def from_output(cls, out: Location) -> RunFolder:
         """Return the folder of the run that writes `out`: beside it, or in the current folder if `out` is remote.
 
         Of a remote one that a stage writes, it is the stage's, once that has been planned on workers, or begun.
         """
         if isinstance(out, Path):
             return cls(out.parent / f"{out.name}.run")
-        stage = cls.of_stage(out)
+        stage = cls.for_stage(out)
         return stage if stage.path.is_dir() else cls(Path.cwd() / f"{out.name}.run")
 
     @classmethod
-    def of_stages(cls, out: Location) -> RunFolder:
+    def for_stages(cls, out: Location) -> RunFolder:
         """Return the folder of the stages whose outputs lie in `out`: beside it, or in the current one if it is remote.
 
         There it is named after all of `out`, for it holds the folders of the stages: they may not be another's.
         """
         if isinstance(out, Path):
-            return cls.of_output(out)
+            return cls.from_output(out)
         return cls(Path.cwd() / f"{'_'.join((out.root.partition('://')[2], *out.parts))}.run")
 
     @classmethod
-    def of_stage(cls, out: Location) -> RunFolder:
+    def for_stage(cls, out: Location) -> RunFolder:
         """Return the folder of the stage that writes `out`: beside it, or in that of all stages if `out` is remote."""
         if isinstance(out, Path):
-            return cls.of_output(out)
-        return cls(cls.of_stages(out.parent).path / f"{out.name}.run")
+            return cls.from_output(out)
+        return cls(cls.for_stages(out.parent).path / f"{out.name}.run")
 
     @property
     def journal(self) -> Path:
@@ -95,12 +95,12 @@ class RunFolder:
 
     @property
     def scan(self) -> Path:
-        """The journal of the scan for what is wanted, until all is known."""
+        """The journal of the scan, until the selection is complete."""
         return self.path / "scan.jsonl"
 
     @property
     def selection_file(self) -> Path:
-        """The cells that are wanted, once they are known."""
+        """The selected cells, once they are known."""
         return self.path / SELECTION_FILE
 
     @property

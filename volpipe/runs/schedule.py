@@ -1,7 +1,7 @@
 """The schedule: which units of work there are, what each waits for, and which may start now.
 
-Not here: starting anything (run). Units are numbers; a flag per unit and stage is all that is kept, so that the
-driver's memory stays flat. Dependants are counted by looking at their few neighbours, never by holding futures.
+Not here: starting anything (blockwise.loop). Units are numbers; a flag per unit and stage is all that is kept, so that
+the driver's memory stays flat. Dependants are counted by looking at their few neighbours, never by holding futures.
 
     factor(block) ─► infer(block) ─► reassemble(shard) ─► pyramid 1(shard) ─► pyramid 2(shard) …
                           └─ shards that a block finishes are done with it ─────┘
@@ -195,7 +195,7 @@ class Schedule:
         return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
 
     def _is_due(self, level: int, shard: int) -> bool:
-        """Return whether `shard` of `level` holds anything that is wanted."""
+        """Return whether `shard` of `level` holds a selected voxel."""
         flags = self.written[level]
         return flags is None or bool(flags[shard])
 

@@ -1,6 +1,6 @@
 """Whether an output is what its run wrote: its files against the journal, and random blocks through the net again.
 
-Not here: the checksums themselves (checksums), or printing (cli_verify).
+Not here: the checksums themselves (checksums), or printing (cli.verify).
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ class Shard:
 def verify(record: RunRecord) -> Verdict:
     """Read every file of the output, and compare it with what its task noted."""
     plan = record.plan
-    found = check_files(plan.out, shards_of(record), record.metadata, len(plan.factors))
-    found.num_unwritten = sum(
+    verdict = check_files(plan.out, shards_of(record), record.metadata, len(plan.factors))
+    verdict.num_unwritten = sum(
         (level, shard) not in record.sums for level in range(len(plan.factors)) for shard in _due(record, level)
     )
-    return found
+    return verdict
 
 
 def shards_of(record: RunRecord) -> Iterator[Shard]:
@@ -179,25 +179,25 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     Raises:
         RunError: there is no output.
     """
-    out, found = paths.locate(output), Verdict()
+    out, verdict = paths.locate(output), Verdict()
     if not paths.exists(out):
         raise RunError(f"{output} is gone; put it back, or give its command with --fresh to make it again")
     known = set(metadata)
     with ThreadPoolExecutor(num_threads()) as pool:
         for names, differences in pool.map(lambda shard: _compare(output, shard), shards):
             known.update(names)
-            found.num_files += len(names)
-            found.differences += differences
+            verdict.num_files += len(names)
+            verdict.differences += differences
     for name, crc in metadata.items():
-        found.num_files += 1
-        judge(found.differences, out / name, crc, "")
+        verdict.num_files += 1
+        judge(verdict.differences, out / name, crc, "")
     if metadata:
         extra = (name for name, _ in paths.list_files(out) if name not in known)
         levels = [level_key(level) for level in range(num_levels)]
-        found.differences += [
+        verdict.differences += [
             Difference(str(out / name), "is extra", _box_of(output, levels, name)) for name in sorted(extra)
         ]
-    return found
+    return verdict
 
 
 def _due(record: RunRecord, level: int) -> Iterator[int]:
@@ -221,12 +221,12 @@ def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
 def judge(differences: list[Difference], file: paths.Location, crc: int, box: str) -> None:
     """Add to `differences` what is wrong with `file`, if anything."""
     try:
-        found = checksums.checksum(file)
+        checksum = checksums.checksum(file)
     except OSError as error:
         differences.append(Difference(str(file), f"cannot be read ({error.strerror})", box))
         return
-    if found != crc:
-        differences.append(Difference(str(file), "is missing" if found == checksums.ABSENT else "differs", box))
+    if checksum != crc:
+        differences.append(Difference(str(file), "is missing" if checksum == checksums.ABSENT else "differs", box))
 
 
 def _box_of(output: str, levels: Sequence[str], name: str) -> str:
@@ -326,7 +326,7 @@ def location_of(output: str | Path) -> RunFolder:
         RunError: there is neither.
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
-    folder = RunFolder.of_output(place)
+    folder = RunFolder.from_output(place)
     if not folder.path.exists() and not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     return folder

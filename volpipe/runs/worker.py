@@ -1,6 +1,6 @@
 """What runs remotely: a task takes a run's folder and the numbers of its units, works them off, and reports.
 
-Not here: what each stage does to voxels (measure, factor, infer, reassemble, pyramid). What arrives is names and
+Not here: what each stage does to voxels (statistics, factor, infer, reassemble, pyramid). What arrives is names and
 integers, what goes back is a small plain record; nothing is raised, since an exception that cannot be unpickled would
 stop the driver's result thread. Marks are the driver's.
 """
@@ -88,15 +88,15 @@ class Job:
 
 def measure(job: Job, units: Sequence[int]) -> Record:
     """Return the joined statistics of the given blocks' own voxels."""
-    found: list[Statistics] = []
+    parts: list[Statistics] = []
 
     def one(block: int) -> None:
         box = job.plan.blocks.box(block)
         data = open_source(job).open().read(box)
-        found.append(measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins))
+        parts.append(measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins))
 
     record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
-    return dataclasses.replace(record, result=tuple(join(found).to_list()))
+    return dataclasses.replace(record, result=tuple(join(parts).to_list()))
 
 
 def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
@@ -116,15 +116,15 @@ def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
 
 
 def scan(job: Job, units: Sequence[int]) -> Record:
-    """Return which cells of the given blocks are wanted."""
-    found: list[tuple[int, str]] = []
+    """Return the selected cells of the given blocks."""
+    cells: list[tuple[int, str]] = []
 
     def one(block: int) -> None:
         laid = job.plan.mask
         mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
-        found.append((block, scan_block(job.plan, open_source(job), mask, block)))
+        cells.append((block, scan_block(job.plan, open_source(job), mask, block)))
 
-    return dataclasses.replace(work("scan", units, _each(one, units, job)), result=tuple(found))
+    return dataclasses.replace(work("scan", units, _each(one, units, job)), result=tuple(cells))
 
 
 def factor(job: Job, units: Sequence[int]) -> Record:

@@ -1,6 +1,6 @@
 """The graph of a segmentation: fragments joined to supervoxels, supervoxels agglomerated to objects, objects numbered.
 
-Not here: voxels (label_pieces), or files (label_tasks). Objects depend on supervoxels alone, not on the blocks that cut
+Not here: voxels (fragments), or files (tasks). Objects depend on supervoxels alone, not on the blocks that cut
 them into fragments: sums are of integers, and ties are broken by the first voxel in C order.
 """
 

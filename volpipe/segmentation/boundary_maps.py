@@ -1,6 +1,6 @@
 """Boundary maps: affinities of a block as bytes, from any stored type, and the heights of a watershed.
 
-Not here: objects (label_pieces). All arithmetic is local and of integers: blocks agree on the voxels they share.
+Not here: objects (fragments). All arithmetic is local and of integers: blocks agree on the voxels they share.
 """
 
 from __future__ import annotations

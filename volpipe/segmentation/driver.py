@@ -1,6 +1,6 @@
 """Segmentation: objects from a volume of affinities, block by block on a site's workers, the same for any blocks.
 
-Not here: tasks (label_tasks), or how objects are found (label_pieces, label_graph). The same call resumes a stopped
+Not here: tasks (tasks), or how objects are found (fragments, agglomerate). The same call resumes a stopped
 segmentation from its journal::
 
     fragments of each block ─► edges of each block ─► graph of all, once ─► labels of each block ─► coarser levels
@@ -149,7 +149,7 @@ def segment(
         on_progress: called with a stage, the number of its finished tasks, and the number of its tasks.
         on_begin: called with the workers before the first task of a new segmentation.
         site: name of the site, for the output's attributes.
-        same_input, is_outside: as of `driver.execute`.
+        same_input, is_outside: as of `workflow.driver.execute`.
 
     Raises:
         RunError: another run's folder or output is in the way.
@@ -157,7 +157,7 @@ def segment(
         RunStopped: a block fails, or the graph needs more memory than the recipe gives it.
     """
     began = time.perf_counter()
-    folder = RunFolder.of_output(paths.locate(plan.out))
+    folder = RunFolder.from_output(paths.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)

@@ -1,6 +1,6 @@
 """Time of a segmentation, forecast from a small one of the same voxels that each worker makes and deletes.
 
-Not here: bytes and files (flow_cost), or the segmentation (labelling). Blocks of up to EDGE voxels per axis are tried,
+Not here: bytes and files (cost), or the segmentation (driver). Blocks of up to EDGE voxels per axis are tried,
 larger ones where that is quick; times are per voxel. The graph is one task, which grows with fragments and edges: many
 copies of the small graph are solved together, so that constant costs count little.
 """
@@ -133,7 +133,7 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> list[SegmentTimes
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
-    folder = RunFolder.of_output(paths.locate(plan.out)).rehearsal
+    folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
     try:
         return [calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers)]
     except RunStopped as error:  # the segmentation names the blocks that fail

@@ -1,6 +1,6 @@
 """Fragments of one block: their voxels, their joins to neighbouring blocks, their sizes and places.
 
-Not here: supervoxels, which are fragments joined across block faces, and objects (label_graph). A fragment depends on
+Not here: supervoxels, which are fragments joined across block faces, and objects (agglomerate). A fragment depends on
 its block and a small halo alone, and any blocks give the same supervoxels::
 
     block 0     | block 1          each voxel points to the higher neighbour with the strongest affinity; voxels that

@@ -1,6 +1,6 @@
 """The output of a segmentation: one array per level, metadata, provenance, and coarser levels.
 
-Not here: which voxel has which label (label_graph), or the tasks (label_tasks).
+Not here: which voxel has which label (agglomerate), or the tasks (tasks).
 """
 
 from __future__ import annotations

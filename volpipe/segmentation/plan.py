@@ -1,6 +1,6 @@
 """The plan of a segmentation: a recipe checked against a volume, with its blocks, levels and output.
 
-Not here: the tasks (label_tasks). Blocks are computed from their number, never listed.
+Not here: the tasks (tasks). Blocks are computed from their number, never listed.
 """
 
 from __future__ import annotations

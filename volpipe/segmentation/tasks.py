@@ -1,6 +1,6 @@
 """The tasks of a segmentation: fragments, edges and labels of a block, the graph of all blocks, coarser levels.
 
-Not here: the order of stages (labelling). Tasks hand over files in the run's folder, each written atomically::
+Not here: the order of stages (driver). Tasks hand over files in the run's folder, each written atomically::
 
     ids.zarr                 fragments of every block, uint32, a shard each
     pieces/<block>.npz       their table, and their joins to neighbouring blocks

@@ -1,6 +1,6 @@
 """Status and verification of labels: from the run's journal, or by cutting blocks into fragments again.
 
-Not here: the segmentation (labelling), or printing (cli_label, cli_verify).
+Not here: the segmentation (driver), or printing (cli.segment, cli.verify).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def find_labels(output: str | Path) -> tuple[RunFolder, SegmentPlan] | None:
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     is_folder = isinstance(place, Path) and (place / LABEL_FILE).is_file()
-    folder = RunFolder(place) if is_folder and isinstance(place, Path) else RunFolder.of_output(place)
+    folder = RunFolder(place) if is_folder and isinstance(place, Path) else RunFolder.from_output(place)
     plan = SegmentPlan.load(folder.path)
     return None if plan is None else (folder, plan)
 

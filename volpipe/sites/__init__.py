@@ -1,1 +1,1 @@
-"""Sites by name, and what a worker finds out about itself there. The sites themselves are in configs/."""
+"""Sites by name, and the facts of a worker there. The sites themselves are in configs/."""

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from volpipe.errors import SiteError
-from volpipe.resolve import load_module, nearest, shipped, told
+from volpipe.resolve import describe_error, load_module, nearest, shipped
 
 if TYPE_CHECKING:
     from parsl.config import Config
@@ -82,8 +82,8 @@ def find_site(name: str) -> Callable[[Path], Config]:
     Raises:
         SiteError: no such site, or its file cannot be loaded.
     """
-    given = _given(name)
-    return lambda run_dir: _configure(name, given, run_dir)
+    config = _given(name)
+    return lambda run_dir: _configure(name, config, run_dir)
 
 
 def try_site(name: str, run_dir: Path) -> None:
@@ -92,13 +92,13 @@ def try_site(name: str, run_dir: Path) -> None:
     Raises:
         SiteError: no such site, or one that gives no configuration; the message says which and why.
     """
-    given = _given(name)
-    if callable(given):  # a ready one is checked where it is started: it would keep the folder
-        _configure(name, given, run_dir)
+    config = _given(name)
+    if callable(config):  # a ready one is checked where it is started: it would keep the folder
+        _configure(name, config, run_dir)
 
 
 def _given(name: str) -> Config | Callable[[str], Config]:
-    """Return what the file of the site `name` has as `config`."""
+    """Return `config` of the file of the site `name`."""
     module = _module(name)
     if not hasattr(module, "config"):
         raise SiteError(f"site {name} has no `config`; define config(run_dir) or config = Config(...)")
@@ -111,7 +111,7 @@ def _configure(name: str, given: Config | Callable[[str], Config], run_dir: Path
     except SiteError as error:
         raise SiteError(f"site {name} cannot be used here: {error}") from error
     except Exception as error:  # a site talks to schedulers; whatever that says is the reason
-        raise SiteError(f"site {name} cannot be used here: {told(error)}") from error
+        raise SiteError(f"site {name} cannot be used here: {describe_error(error)}") from error
     from parsl.config import Config
 
     if not isinstance(config, Config):
@@ -130,7 +130,7 @@ def _module(name: str) -> ModuleType:
         if stem in known:
             return importlib.import_module(f"{PACKAGE}.{stem}")
     except Exception as error:  # the file is the user's code
-        raise SiteError(f"site {name} cannot be loaded: {told(error)}") from error
+        raise SiteError(f"site {name} cannot be loaded: {describe_error(error)}") from error
     raise SiteError(f"no site {name!r}{nearest(stem, known)}; shipped are {', '.join(known)}, or give a Python file")
 
 

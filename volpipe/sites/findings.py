@@ -1,6 +1,6 @@
-"""What a check of a site comes to: where its workers differ from the driver, and what would fail a run.
+"""The findings of a check of a site: where its workers differ from the driver, and what would fail a run.
 
-Not here: how workers are asked (apps.checkups), or what they look at (checkup).
+Not here: how workers are asked (apps.site_check), or what they look at (node_facts).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gpus(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of the one worker of an executor that was asked.
+    """The answer of the one worker of an executor that was asked.
 
     Attributes:
         label: the executor's.
@@ -63,11 +63,11 @@ class Checked:
     kept: str = ""
 
     def findings(self) -> list[Finding]:
-        """Return what there is to say, the driver first."""
-        found = list(_of_place("here", self.here, self))
+        """Return the findings, the driver's first."""
+        findings = list(_of_place("here", self.here, self))
         for answer in self.answers:
-            found += _of_answer(answer, self)
-        return found
+            findings += _of_answer(answer, self)
+        return findings
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def release(version: str) -> str:
 
 def differs(name: str, here: Facts, there: Facts) -> bool:
     """Return whether a package has another version there; a build's name, as in 2.13.0+cpu, does not count."""
-    ours, theirs = here["versions"].get(name), there["versions"].get(name)
-    return ours is None or theirs is None or ours.partition("+")[0] != theirs.partition("+")[0]
+    own, other = here["versions"].get(name), there["versions"].get(name)
+    return own is None or other is None or own.partition("+")[0] != other.partition("+")[0]
 
 
 def _of_answer(answer: Answer, checked: Checked) -> Iterator[Finding]:
@@ -105,11 +105,11 @@ def _of_versions(label: str, here: Facts, there: Facts) -> Iterator[Finding]:
     where = f"on {there['host']} ({there['executable']})"
     if release(here["python"]) != release(there["python"]):
         yield Finding(f"{label}: Python is {there['python']} {where} and {here['python']} here; {remedy}")
-    for name, theirs in there["versions"].items():
-        ours = here["versions"].get(name)
-        if ours is not None and differs(name, here, there):
-            is_fault = name in EXACT or release(ours) != release(theirs)
-            yield Finding(f"{label}: {name} is {theirs} {where} and {ours} here; {remedy}", is_fault)
+    for name, other in there["versions"].items():
+        own = here["versions"].get(name)
+        if own is not None and differs(name, here, there):
+            is_fault = name in EXACT or release(own) != release(other)
+            yield Finding(f"{label}: {name} is {other} {where} and {own} here; {remedy}", is_fault)
     if here["versions"].get("volpipe") == there["versions"].get("volpipe") and here["code"] != there["code"]:
         yield Finding(f"{label}: volpipe is other code {where} than here, under the same version; {remedy}")
 

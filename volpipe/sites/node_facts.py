@@ -1,4 +1,4 @@
-"""What a worker finds out about itself: its host, packages and GPUs, and what it can read and write.
+"""The facts of a worker: its host, packages and GPUs, and what it can read and write.
 
 Not here: what is made of it (findings). A worker gets this file as text, because the volpipe that it has may be another
 one, or none: nothing but Python's own library is imported before it is looked for, and plain data go in and come out.
@@ -34,7 +34,7 @@ class Part(TypedDict):
 
 
 class Question(TypedDict):
-    """What a worker is asked.
+    """The question to a worker.
 
     Attributes:
         packages: names that are imported, volpipe among them.
@@ -52,7 +52,7 @@ class Question(TypedDict):
 
 
 class Facts(TypedDict):
-    """What was found; errors are "" where there was none.
+    """The facts of a worker; errors are "" where there was none.
 
     Attributes:
         python, executable: version, and the file.
@@ -87,7 +87,7 @@ class Facts(TypedDict):
 
 
 def examine(question: Question) -> Facts:
-    """Return what this process finds out about itself; nothing that it finds is an error."""
+    """Return the facts of this process; a fault that it finds is no error."""
     started = time.monotonic()
     versions, broken = find_versions(question["packages"])
     gpus, gpu_error = find_gpus(question["try_gpus"]) if "torch" in versions else ([], "torch cannot be imported")
@@ -159,17 +159,17 @@ def find_gpus(try_them: bool) -> tuple[list[str], str]:
 def shm_bytes() -> int | None:
     """Return the size of the memory that processes share, None where there is none."""
     try:
-        found = os.statvfs(SHM)
+        stat = os.statvfs(SHM)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return stat.f_blocks * stat.f_frsize
 
 
 def free_space(mark: str) -> tuple[int | None, int | None]:
     """Return the bytes and the files for which there is room beside `mark`; None where nobody counts."""
     folder = next(parent for parent in Path(mark).parents if parent.exists())
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize, stat.f_favail if stat.f_files else None
 
 
 def try_folder(mark: Path) -> str:
@@ -213,7 +213,7 @@ def try_volume(part: Part | None, version: str | None, wanted: str) -> tuple[str
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__

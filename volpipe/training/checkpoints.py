@@ -1,6 +1,6 @@
 """Checkpoints: the full state of a training in one file each, whole or absent.
 
-Not here: their content (train): tensors, numbers and text, which load with ``weights_only=True``.
+Not here: their content (loop): tensors, numbers and text, which load with ``weights_only=True``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The adversary of a training: a discriminator that learns to tell outputs from truth, and the losses of both nets.
 
-Not here: the discriminator's layers (models.srgan3d), or its schedule (train). Least squares as in Mao et al. 2017
+Not here: the discriminator's layers (models.srgan3d), or its schedule (loop). Least squares as in Mao et al. 2017
 (arXiv 1611.04076): the targets of its logits are 1 for the truth and 0 for outputs.
 """
 

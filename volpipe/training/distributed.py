@@ -1,6 +1,6 @@
 """Ranks: tasks that take the steps of one training together, their rendezvous and their collectives.
 
-Not here: the steps (train), or sending the tasks (course). Rank 0 listens on a free port of the address that leads to
+Not here: the steps (loop), or sending the tasks (driver). Rank 0 listens on a free port of the address that leads to
 the driver, and writes host and port into the training's folder. The other ranks wait for that file. In a pod whose
 service gives it a name, rank 0 writes the name too; where it resolves, the others connect to it. Gradients travel by
 gloo, or by NCCL where each rank has a GPU of its own. A gloo rank that dies closes its connections, so that the others

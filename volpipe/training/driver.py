@@ -1,6 +1,6 @@
 """The driver of a training: from its recipe to its weights, on the workers of a site, resumed after an interrupt.
 
-Not here: a worker's task (lesson), or starting workers (apps.start).
+Not here: a worker's task (task), or starting workers (apps.pool).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import volpipe
-from volpipe.blockwise.failures import told_in
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -202,11 +202,11 @@ class TrainingRun:
         if own:
             reason = own[0].failed[0][1]
             raise TrainingFailed(
-                f"the training stops after step {newest_step(self.folder)}: {told_in(reason)}", reason
+                f"the training stops after step {newest_step(self.folder)}: {message_of(reason)}", reason
             )  # fmt: skip
         if lost is None and not failed:
             return True
-        self._retry(lost or RunError(told_in(failed[0].failed[0][1])))
+        self._retry(lost or RunError(message_of(failed[0].failed[0][1])))
         return False
 
     def _done(self) -> list[Future[Record]]:
@@ -286,7 +286,7 @@ def _reason(future: Future[Record]) -> str:
     record = _record(future)
     if record is None:
         return str(future.exception())
-    return told_in(record.failed[0][1]) if record.failed else ""
+    return message_of(record.failed[0][1]) if record.failed else ""
 
 
 def _has_failed(future: Future[Record]) -> bool:

@@ -1,6 +1,6 @@
 """The logs of a training: lines of JSON, and an event file for TensorBoard, which workers need not have installed.
 
-Not here: the entries (train). An event file is a row of records, each a message of protocol buffers
+Not here: the entries (loop). An event file is a row of records, each a message of protocol buffers
 (https://protobuf.dev, the encoding) between its length and checksums, as in TensorFlow's record files
 (tensorflow/core/lib/io)::
 

@@ -1,6 +1,6 @@
 """The training loop: a net takes the steps of its recipe, one after another, from its newest checkpoint on.
 
-Not here: the samples (samples), or the task that a worker runs (lesson). A step depends on the recipe, the checkpoint
+Not here: the samples (samples), or the task that a worker runs (task). A step depends on the recipe, the checkpoint
 before it and its own number alone, so that a killed training reaches the same losses.
 """
 

@@ -1,6 +1,6 @@
 """Losses of a training, by the recipe's weights; each is a mean, so that weights mean the same at every window.
 
-Not here: the adversary's loss (adversary). Torch is imported at the top, as in all modules of a training's worker.
+Not here: the adversary's loss (discriminator). Torch is imported at the top, as in all modules of a training's worker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torch's Adam without an import of torch's compiler, which its decorators import only to exclude the optimiser.
 
-Not here: the optimised nets (train, adversary).
+Not here: the optimised nets (loop, discriminator).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The place of each rank in an attempt of a training, assigned by the driver.
 
-Not here: the ranks' collectives (ranks). Files named here lie in the training's folder.
+Not here: the ranks' collectives (distributed). Files named here lie in the training's folder.
 """
 
 from __future__ import annotations

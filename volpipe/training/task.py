@@ -1,6 +1,6 @@
 """The task of a training: one rank's steps from the folder's newest checkpoint to the end; and the folder's record.
 
-Not here: the steps (train), or the driver that sends the tasks (course). Arguments are names, the result is a record.
+Not here: the steps (loop), or the driver that sends the tasks (driver). Arguments are names, the result is a record.
 """
 
 from __future__ import annotations

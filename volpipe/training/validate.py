@@ -1,6 +1,6 @@
 """Validation of a training: scores of its net over the held-out boxes, tiled as in a run, and predictions of windows.
 
-Not here: the intervals (train). Held-out boxes are degraded once, and stored in the training's folder.
+Not here: the intervals (loop). Held-out boxes are degraded once, and stored in the training's folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checksums of stored data: the CRC-32C of the files of a box of an array, read back from storage.
 
-Not here: their use (output), storage (journal) or comparison (verify).
+Not here: their use (inference.output), storage (journal) or comparison (runs.verify).
 """
 
 from __future__ import annotations

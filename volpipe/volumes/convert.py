@@ -1,7 +1,7 @@
 """A volume copied from one format to another, box by box, in parallel, with its voxel size; whole, or not at all.
 
-Not here: how a format is read or written (formats), where a copy is until it is whole (growth), pyramids (a run makes
-them).
+Not here: how a format is read or written (formats), where a copy is until it is whole (atomic_copy), pyramids (a run
+makes them).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The identity of a volume: its metadata, the state of its files and the voxels of some boxes; and its changes.
 
-Not here: its users (driver, labelling). Of a container only the metadata and the chunk files with the first voxels of
-the boxes are read: a volume of a million files costs as much as one of ten.
+Not here: its users (workflow.driver, segmentation.driver). Of a container only the metadata and the chunk files with
+the first voxels of the boxes are read: a volume of a million files costs as much as one of ten.
 """
 
 from __future__ import annotations

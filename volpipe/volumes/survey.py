@@ -1,6 +1,6 @@
 """A survey of a volume: its size on disk, its intensities, and the effect of other codecs and chunks.
 
-Not here: printing (show), or metadata (volume). Each part takes a bounded time whatever the volume's size: large
+Not here: printing (tables), or metadata (volume). Each part takes a bounded time whatever the volume's size: large
 volumes are sampled, in an order that the seed decides, and the result says how much was sampled.
 """
 

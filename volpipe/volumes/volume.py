@@ -1,6 +1,6 @@
 """Volumes: the array at a location, its metadata, and a reference to it.
 
-Not here: voxels (access), or what the formats write (formats).
+Not here: voxels (reader), or what the formats write (formats).
 """
 
 from __future__ import annotations

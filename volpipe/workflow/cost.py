@@ -1,6 +1,6 @@
 """Forecast of a flow: each of its stages, before its input exists, and all of them together.
 
-Not here: the arithmetic of one stage (estimate), the limits of disks (limits), or stored times (flow_times).
+Not here: the arithmetic of one stage (estimation.estimate), the limits of disks (limits), or stored times (timings).
 """
 
 from __future__ import annotations

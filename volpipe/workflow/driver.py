@@ -153,7 +153,7 @@ def execute(
         listener: whom to tell.
         site: what the output says of where it was made.
         only: box of the output (z, y, x); what other shards need is left for another session.
-        tolerated: share of units that may fail; see `run.Loop`.
+        tolerated: share of units that may fail; see `Loop`.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
         is_outside: whether others may change the volume: not that of a stage which an earlier one writes.
 
@@ -161,7 +161,7 @@ def execute(
         RunError: another run's folder or output is in the way, or too much fails.
         SiteError: the site cannot be used.
     """
-    folder = RunFolder.of_output(paths.locate(plan.out))
+    folder = RunFolder.from_output(paths.locate(plan.out))
     with folder.locked() as session:
         _claim(folder, plan, fresh=fresh)
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
@@ -180,13 +180,13 @@ def execute(
                 selection = selection or scanned(stages, folder)
                 schedule = _schedule(selection, journal, keep_tensors)
                 _limit(schedule, only, selection)
-                found = _forecast(selection, folder, pool, schedule, listener)
-                prospect = Prospect(found.estimate.seconds_per_unit, selection.num_windows, beats)
+                forecast = _forecast(selection, folder, pool, schedule, listener)
+                prospect = Prospect(forecast.estimate.seconds_per_unit, selection.num_windows, beats)
                 normalise = normalisation(stages, journal, selection)
                 create_output(plan, origin(selection, normalise, inputs["volume"].fingerprint))
                 report = _work(selection, stages, journal, schedule, normalise, prospect, tolerated=tolerated)
-                report.estimate, report.asked = found.estimate, asked
-                report.first_task = min(filter(None, (found.first_task, stages.first_task)), default=0.0)
+                report.estimate, report.asked = forecast.estimate, asked
+                report.first_task = min(filter(None, (forecast.first_task, stages.first_task)), default=0.0)
             if schedule.is_complete:
                 _clean(plan, folder, keep_tensors)
             return _sealed(report, selection, folder, is_complete=schedule.is_complete)
@@ -211,11 +211,11 @@ def _begin(folder: RunFolder, plan: Plan, inputs: Mapping[str, Identity], site: 
 def _forecast(
     selection: Selection, folder: RunFolder, pool: WorkerPool, schedule: Schedule, listener: Listener
 ) -> Forecast:
-    """Return what the work that is left will take, after the listener heard it; refuse more than there is."""
-    found = forecast_run(selection, folder, pool, schedule.share_left)
-    listener.on_estimate(found)
-    found.check(schedule.share_left)
-    return found
+    """Return the forecast of the work that is left, shown to the listener first; refuse more than there is."""
+    forecast = forecast_run(selection, folder, pool, schedule.share_left)
+    listener.on_estimate(forecast)
+    forecast.check(schedule.share_left)
+    return forecast
 
 
 def _limit(schedule: Schedule, only: Box | None, selection: Selection) -> None:
@@ -281,7 +281,7 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecas
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    folder = RunFolder.of_output(paths.locate(plan.out))
+    folder = RunFolder.from_output(paths.locate(plan.out))
     if start is None:
         return forecast(plan, folder)
     with folder.locked(), logging_to(folder.log), start(folder.parsl) as pool:
@@ -319,7 +319,7 @@ def _work(
     submit = submitter(pool, job)
     loop = Loop(
         schedule, submit, pool.slots, journal, passes.show,
-        tolerated=tolerated, told=passes.told, prospect=prospect,
+        tolerated=tolerated, reported=passes.reported, prospect=prospect,
     )  # fmt: skip
     loop.run()
     passes.first_task = passes.first_task or loop.progress.first_task
@@ -384,7 +384,7 @@ def _missing(schedule: Schedule, reasons: Mapping[tuple[str, int], str]) -> list
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """How far a run is, as its journal says, who works on it, and what is missing because it failed when last tried."""
 
     plan: Plan
@@ -396,14 +396,14 @@ class Standing:
     missing: list[Missing] = field(default_factory=list)
 
 
-def inspect_run(output: str | Path) -> Standing:
-    """Return the standing of the run that writes `output`, or whose folder it is.
+def inspect_run(output: str | Path) -> RunStatus:
+    """Return the status of the run that writes `output`, or whose folder it is.
 
     Raises:
         RunError: no run was started there.
     """
     place = paths.locate(output) if "://" in str(output) else Path(output)
-    folder = RunFolder.of_output(place)
+    folder = RunFolder.from_output(place)
     if isinstance(place, Path) and (place / PLAN_FILE).is_file():
         folder = RunFolder(place)
     plan = folder.load_plan()
@@ -420,16 +420,16 @@ def inspect_run(output: str | Path) -> Standing:
         schedule.resume(record.units)
         reasons |= {(record.stage, unit): reason for unit, reason in record.failed}
     if isinstance(schedule, SingleStage):
-        return Standing(plan, folder.path, schedule.shown, totals, is_complete=False, driver=driver)
+        return RunStatus(plan, folder.path, schedule.shown, totals, is_complete=False, driver=driver)
     for name, unit in reasons:
         stage = schedule.by_name.get(name)
         if stage is not None and not stage.done[unit]:
             stage.failed.add(unit)
     missing = _missing(schedule, reasons)
-    return Standing(plan, folder.path, schedule.shown, totals, schedule.is_complete, driver, missing)
+    return RunStatus(plan, folder.path, schedule.shown, totals, schedule.is_complete, driver, missing)
 
 
-def forget(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:
+def delete_output(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:
     """Delete the output at `out` and the run that made it, if there is one.
 
     Args:
@@ -442,10 +442,10 @@ def forget(out: Location, folder: RunFolder, mark: str = PLAN_FILE) -> None:
     """
     if paths.exists(out) or folder.path.is_dir():
         with folder.locked():
-            _forget(folder, out, mark)
+            _delete_output(folder, out, mark)
 
 
-def _forget(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
+def _delete_output(folder: RunFolder, out: Location, mark: str = PLAN_FILE) -> None:
     if paths.exists(out) and not (folder.path / mark).is_file():
         raise RunError(f"{out} was not made by a run in {folder.path}; move it away yourself, or choose another --out")
     if isinstance(out, Remote):
@@ -458,7 +458,7 @@ def _claim(folder: RunFolder, plan: Plan, *, fresh: bool) -> None:
     """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh run."""
     out = paths.locate(plan.out)
     if fresh:
-        _forget(folder, out)
+        _delete_output(folder, out)
     if isinstance(out, Remote):
         try_writing(out)
     folder.check_same(plan)

@@ -1,7 +1,7 @@
 """A flow, run: its stages one after the other on one site, which is started once; interrupted, it goes on where it was.
 
-Not here: how one stage runs (driver, evaluate), or what all of them take (flow_cost). Each stage keeps a run of its
-own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
+Not here: how one stage runs (driver, evaluation.evaluate), or what all of them take (cost). Each stage keeps a run of
+its own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import SILENT, Listener, Report, execute, forget, inspect_run
+from volpipe.workflow.driver import SILENT, Listener, Report, delete_output, execute, inspect_run
 from volpipe.workflow.plan import FlowPlan, StagePlan
 
 FLOW_FILE = "flow.json"
@@ -210,7 +210,7 @@ def _clear(plan: FlowPlan) -> None:
             if isinstance(stage.work, Evaluation):
                 paths.delete_file(stage.out)
             else:
-                forget(stage.out, stage.folder, _mark(stage.work))
+                delete_output(stage.out, stage.folder, _mark(stage.work))
 
 
 def _mark(work: Plan | SegmentPlan) -> str:
@@ -276,9 +276,9 @@ def _is_begun(stage: StagePlan) -> bool:
 def is_complete(stage: StagePlan) -> bool:
     """Return whether nothing is left to do of `stage`, as far as its journal says."""
     if isinstance(stage.work, Evaluation):
-        told = read_json(stage.out)
-        wanted: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
-        return told is not None and {key: told.get(key) for key in wanted} == wanted
+        scores = read_json(stage.out)
+        expected: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
+        return scores is not None and {key: scores.get(key) for key in expected} == expected
     if isinstance(stage.work, SegmentPlan):
         return is_segmented(stage.work, stage.folder)
     begun = stage.folder.load_plan()
@@ -296,12 +296,12 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     if isinstance(stage.work, SegmentPlan):
         known = sum(1 for _ in read_records(stage.folder.journal))
         with listener.of_labels() as on_progress:
-            made = segment(
+            result = segment(
                 stage.work, start, on_progress=on_progress, site=options.site, same_input=options.same_input,
                 is_outside=stage.reads == VOLUME,
             )  # fmt: skip
         took = _totals(stage.folder, known)
-        return StageReport(stage, True, made.was_complete, time.monotonic() - began, labels=made, totals=took)
+        return StageReport(stage, True, result.was_complete, time.monotonic() - began, labels=result, totals=took)
     with listener.of_run(stage.work) as of_run:
         report = execute(
             stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
@@ -312,29 +312,29 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
 
 
 def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
-    """Return what the journal in `folder` says of tasks, less the first `known` of them."""
-    found: dict[str, Totals] = {}
+    """Return the totals of the tasks in the journal in `folder`, by stage, without its first `known` records."""
+    totals: dict[str, Totals] = {}
     for record in islice(read_records(folder.journal), known, None):
         if record.done:
-            found.setdefault(record.stage, Totals()).add(record)
-    return found
+            totals.setdefault(record.stage, Totals()).add(record)
+    return totals
 
 
 def _check_given(stage: StagePlan) -> None:
-    """Refuse to read something else than what was planned."""
-    found = open_volume(stage.given.path, stage.given.key, view=stage.given.view)
-    if found != stage.given:
+    """Refuse an input that is not the planned one."""
+    volume = open_volume(stage.given.path, stage.given.key, view=stage.given.view)
+    if volume != stage.given:
         raise RunError(
-            f"its input {found} is {found.dtype} {found.shape} and was to be {stage.given.dtype} {stage.given.shape}; "
-            "something else wrote it: use --fresh to start over"
+            f"its input {volume} is {volume.dtype} {volume.shape} and was to be {stage.given.dtype} "
+            f"{stage.given.shape}; something else wrote it: use --fresh to start over"
         )
 
 
-def _score(stage: StagePlan, found: Evaluation, start: Start, began: float) -> StageReport:
+def _score(stage: StagePlan, evaluation: Evaluation, start: Start, began: float) -> StageReport:
     if is_complete(stage):
         return StageReport(stage, is_whole=True, was_complete=True, seconds=0.0)
-    scores = evaluate(found, start, stage.folder.path)
-    write_json(stage.out, describe_scores(found, scores))
+    scores = evaluate(evaluation, start, stage.folder.path)
+    write_json(stage.out, describe_scores(evaluation, scores))
     return StageReport(stage, is_whole=True, was_complete=False, seconds=time.monotonic() - began, scores=scores)
 
 
@@ -346,19 +346,19 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
-    path = place / FLOW_FILE if is_folder else RunFolder.of_stages(place).path / FLOW_FILE
-    told = read_json(path)
-    if told is None:
+    path = place / FLOW_FILE if is_folder else RunFolder.for_stages(place).path / FLOW_FILE
+    tree = read_json(path)
+    if tree is None:
         return None
     try:
-        return [Entry.model_validate(_with_folder(entry)) for entry in told["stages"]]
+        return [Entry.model_validate(_with_folder(entry)) for entry in tree["stages"]]
     except (ValidationError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
 
 
 def _with_folder(entry: dict[str, str]) -> dict[str, str]:
     """Return `entry` with the folder of its run, which earlier versions did not say: all outputs lay on a disk."""
-    return {"folder": str(RunFolder.of_stage(paths.locate(entry["out"])).path)} | entry
+    return {"folder": str(RunFolder.for_stage(paths.locate(entry["out"])).path)} | entry
 
 
 def is_done(entry: Entry) -> bool:

@@ -1,6 +1,7 @@
 """The outcome of a training: losses and scores as text, their curves as a picture, and a recipe to run the weights.
 
-Not here: the training (course, lesson), or printing. Everything is read from the log in the training's folder.
+Not here: the training (training.driver, training.task), or printing. Everything is read from the log in the training's
+folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plan of a flow: a plan for each stage, those after the first for volumes that earlier ones have yet to make.
 
-Not here: the recipe (flow), what it all takes (flow_cost), or running it (flow_run).
+Not here: the recipe (recipes.workflow), what it all takes (cost), or running it (execute).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StagePlan:
     @property
     def folder(self) -> RunFolder:
         """The folder of the run that writes the output."""
-        return RunFolder.of_stage(self.out)
+        return RunFolder.for_stage(self.out)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FlowPlan:
 
     @property
     def folder(self) -> RunFolder:
-        return RunFolder.of_stages(self.out)
+        return RunFolder.for_stages(self.out)
 
     def after(self, name: str) -> Iterator[StagePlan]:
         """Yield the stages that need what the stage `name` makes, by way of others too."""

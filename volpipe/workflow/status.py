@@ -1,6 +1,6 @@
 """The status of anything that volpipe makes: a run, stages, labels, a training, many of them; and who works on it.
 
-Not here: printing (cli_status). Nothing is written and no lock is taken for longer than a look.
+Not here: printing (cli.status). Nothing is written and no lock is taken for longer than a look.
 """
 
 from __future__ import annotations
@@ -108,30 +108,30 @@ def find_status(output: str) -> Status:
 
 def _of_run(output: str) -> Status:
     place = paths.locate(output) if "://" in output else Path(output).absolute()
-    folder = RunFolder.of_output(place)
+    folder = RunFolder.from_output(place)
     driver = find_driver(folder.path, folder.journal)
     if driver.state == "running" and not folder.plan_file.is_file():  # its site is being started
         return Status("run", output, is_complete=False, driver=driver)
-    found = inspect_run(output)
-    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in found.stages}
-    stages = _with_flights(notes, found.driver)
-    return Status("run", found.plan.out, found.is_complete, found.driver, stages, found.totals, found.missing)
+    run = inspect_run(output)
+    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in run.stages}
+    stages = _with_flights(notes, run.driver)
+    return Status("run", run.plan.out, run.is_complete, run.driver, stages, run.totals, run.missing)
 
 
 def _of_labels(output: str | Path) -> Status | None:
-    found = inspect_labels(output)
-    if found is None:
+    labels = inspect_labels(output)
+    if labels is None:
         return None
     remark = ""
-    if found.is_gone:
+    if labels.is_gone:
         remark = "its output is gone; `volpipe segment --fresh` makes it again"
-    elif found.is_complete:
-        remark = f"{found.num_objects:,} objects; what each is, is in {found.table}"
-    totals = {name: took for name, took in found.totals.items() if took.tasks}
-    done = {name: found.totals[name].units for name in found.units}
-    notes = {name: StageNote(done[name], units) for name, units in found.units.items()}
-    driver = find_driver(found.folder, RunFolder(found.folder).journal)
-    return Status("labels", found.plan.out, found.is_complete, driver, notes, totals, found.missing, remark)
+    elif labels.is_complete:
+        remark = f"{labels.num_objects:,} objects; what each is, is in {labels.table}"
+    totals = {name: took for name, took in labels.totals.items() if took.tasks}
+    done = {name: labels.totals[name].units for name in labels.units}
+    notes = {name: StageNote(done[name], units) for name, units in labels.units.items()}
+    driver = find_driver(labels.folder, RunFolder(labels.folder).journal)
+    return Status("labels", labels.plan.out, labels.is_complete, driver, notes, totals, labels.missing, remark)
 
 
 def _of_stages(output: str) -> Status | None:
@@ -139,7 +139,7 @@ def _of_stages(output: str) -> Status | None:
     if entries is None:
         return None
     place = paths.locate(output) if "://" in output else Path(output).absolute()
-    own = RunFolder.of_stages(place)
+    own = RunFolder.for_stages(place)
     folder = own.path if own.path.is_dir() else Path(output)
     parts = tuple(map(_of_entry, entries))
     driver = find_driver(folder, RunFolder(folder).log)
@@ -190,9 +190,9 @@ def _with_flights(stages: dict[str, StageNote], driver: Driver) -> dict[str, Sta
     """Return `stages` with the tasks that a driver at work has in flight, and with those that only it knows."""
     if not driver.is_at_work or driver.note is None:
         return stages
-    told = driver.note.stages
+    notes = driver.note.stages
     flying = {
-        name: StageNote(stage.done, stage.all, told[name].in_flight if name in told else 0, stage.failed)
+        name: StageNote(stage.done, stage.all, notes[name].in_flight if name in notes else 0, stage.failed)
         for name, stage in stages.items()
     }
-    return {name: stage for name, stage in told.items() if name not in stages} | flying
+    return {name: stage for name, stage in notes.items() if name not in stages} | flying

@@ -1,6 +1,6 @@
 """Stored times of the labellings and evaluations of a flow: its plan measures them, its run need not.
 
-Not here: measuring them (label_cost, score_cost), or the forecast of a flow (flow_cost).
+Not here: measuring them (segmentation.estimate, evaluation.estimate), or the forecast of a flow (cost).
 """
 
 from __future__ import annotations

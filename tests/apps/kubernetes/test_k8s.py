@@ -65,7 +65,7 @@ def cluster(real: RealCluster | None, base: Path, tmp_path: Path) -> Iterator[An
     if real is not None:
         yield real
         kill_all(base)  # drivers, which would replace what is deleted
-        real.sweep()
+        real.delete_pods()
         return
     with cluster_for(tmp_path) as cluster:
         yield cluster

@@ -305,7 +305,7 @@ def test_pods_that_cannot_be_deleted_at_the_end_are_named_with_the_command_that_
     assert notice.startswith("pods may be left in namespace lab: Kubernetes does not answer")
     assert all(name in notice for name in names)
     assert notice.endswith("kubectl delete pod --namespace lab --selector volpipe-run=mine")
-    provider(run="mine").sweep()
+    provider(run="mine").delete_pods()
 
 
 @pytest.mark.parametrize("code", [500, 429, 403])
@@ -329,18 +329,18 @@ def test_an_api_server_that_is_gone_changes_nothing_that_was_known(tmp_path: Pat
     pods.kube_client.api_client.close()
     assert status_of(pods, job).state == JobState.RUNNING
     assert pods.cancel([job]) == [False]
-    assert pods.sweep() == []
+    assert pods.delete_pods() == []
     close_all()
 
 
-def test_sweeping_removes_every_pod_of_the_run_and_no_other(cluster: Cluster) -> None:
+def test_deleting_pods_takes_every_pod_of_the_run_and_no_other(cluster: Cluster) -> None:
     mine, other = provider(run="mine"), provider(run="other")
     ended = mine.submit("true", 1)
     mine.submit(FOR_EVER, 1)
     other.submit(FOR_EVER, 1)
     wait_for_pods(cluster, "Running", 2)
     wait_for(mine, ended, JobState.COMPLETED)
-    assert len(mine.sweep()) == 2
+    assert len(mine.delete_pods()) == 2
     wait_until(lambda: len(cluster.names()) == 1, 5)
     assert cluster.pod(cluster.names()[0]).labels["volpipe-run"] == "other"
 

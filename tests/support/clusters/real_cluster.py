@@ -33,7 +33,7 @@ from volpipe.errors import SiteError
 KILL = """for pid in $(grep -la '{pattern}' /proc/[0-9]*/cmdline | cut -d/ -f3 | sort -n); do
   [ "$(cat /proc/$pid/comm)" = bash ] || echo $pid
 done | {which} | xargs kill -9"""
-EXEC_SECONDS, SWEEP_SECONDS = 60, 120
+EXEC_SECONDS, GONE_SECONDS = 60, 120
 IMPOSSIBLE = {
     "expire": "a deadline cannot be brought forward on a real cluster",
     "lose_node": "no node of a real cluster is stopped for a test",
@@ -93,12 +93,12 @@ class RealCluster:
         """Return whether a run's log says what was done to a pod: for its memory cgroup v1 kills a process, no pod."""
         return harm != "exhaust" or self._run(name, "[ -f /sys/fs/cgroup/cgroup.controllers ] && echo v2") == "v2"
 
-    def sweep(self) -> None:
+    def delete_pods(self) -> None:
         """Delete all pods of runs, and wait until they are gone and their share of the nodes is free."""
         for name in self.names():
             with contextlib.suppress(ApiException):  # gone meanwhile
                 self.api.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
-        until = time.monotonic() + SWEEP_SECONDS
+        until = time.monotonic() + GONE_SECONDS
         while left := self.names():
             assert time.monotonic() < until, f"pods are left: {left}"
             time.sleep(0.5)

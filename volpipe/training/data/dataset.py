@@ -1,7 +1,7 @@
 """`WindowDataset`: windows as a torch dataset, over stored window tensors or straight over a volume.
 
-Not here: the grid of windows (grid), or reading them (windows). It imports torch at the top; nothing that runs on a CPU
-worker imports it.
+Not here: the grid of windows (geometry.grid), or reading them (windows). It imports torch at the top; nothing that runs
+on a CPU worker imports it.
 
 Example:
     Train on a volume, `cells.n5`, by windows cut from it as they are needed::

@@ -1,7 +1,7 @@
 """Samples: pairs of a net's input and the truth, each a function of the training's seed and of its own number.
 
-Not here: learning from them (train). So a resumed training sees the same samples, and each can be looked at again;
-nothing is shuffled, and the only state is a cache of chunks.
+Not here: learning from them (training.loop). So a resumed training sees the same samples, and each can be looked at
+again; nothing is shuffled, and the only state is a cache of chunks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sweep: one recipe with lists of values, a training for each combination, all in parallel, and a table of results.
 
-Not here: running trials in parallel (trials), or searching for values (tune).
+Not here: running trials in parallel (trials), or searching for values (optuna).
 """
 
 from __future__ import annotations

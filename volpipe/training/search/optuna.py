@@ -1,6 +1,6 @@
 """Tuning: trainings of one recipe with values from Optuna, in parallel; those that lag behind are stopped.
 
-Not here: running trials in parallel (trials), or lists of values (sweep).
+Not here: running trials in parallel (trials), or lists of values (grid).
 """
 
 from __future__ import annotations

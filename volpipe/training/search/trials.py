@@ -1,6 +1,6 @@
 """Trials: trainings of one recipe with different values, in parallel on a site's workers, each in its own folder.
 
-Not here: the choice of values (sweep, tune), or the driver of one training (course).
+Not here: the choice of values (grid, optuna), or the driver of one training (training.driver).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The contents of a folder: arrays, multiscale groups and plates, listed and created in any format.
 
-Not here: references to volumes (volume), or voxels (store).
+Not here: references to volumes (volumes.volume), or voxels (tensorstore).
 """
 
 from __future__ import annotations

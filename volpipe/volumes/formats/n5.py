@@ -1,8 +1,8 @@
 """N5: metadata in its dialects, new arrays, and whole chunks written in bulk.
 
-Not here: reading voxels (store). The only file that imports z5py. N5 counts axes x, y, z and its arrays are turned to
-C order here; no block holds more than its array, and a group need have no metadata at all.
-Specification: github.com/saalfeldlab/n5; dialects: the n5-ij wiki, and neuroglancer's N5 page.
+Not here: reading voxels (tensorstore). The only file that imports z5py. N5 counts axes x, y, z and its arrays are
+turned to C order here; no block holds more than its array, and a group need have no metadata at all. Specification:
+github.com/saalfeldlab/n5; dialects: the n5-ij wiki, and neuroglancer's N5 page.
 """
 
 from __future__ import annotations

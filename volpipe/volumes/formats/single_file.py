@@ -1,6 +1,6 @@
 """Volumes in one file or a folder of slices: the format, by its first bytes, and the arrays in it.
 
-Not here: the formats themselves (hdf5, tiff, slices, mrc, npy). A key names an array inside the file.
+Not here: the formats themselves (hdf5, tiff, tiff_folder, mrc, npy). A key names an array inside the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TIFF: stacks, BigTIFF, ImageJ hyperstacks, OME-TIFF with levels, tiles, of either byte order, read where they lie.
 
-Not here: folders of slices (slices), axes and voxel sizes (tags), strips and tiles (pages). tifffile finds the pages
-and undoes their compression; which bytes are read is decided here and in `pages`.
+Not here: folders of slices (tiff_folder), axes and voxel sizes (tiff_tags), strips and tiles (tiff_pages). tifffile
+finds the pages and undoes their compression; which bytes are read is decided here and in `pages`.
 
 A series of pages is an array whose last axes are the page's, where those of length one may be left out::
 

@@ -1,7 +1,7 @@
 """Zarr v2 and v3: read and check metadata, create arrays, and read odd arrays through zarr-python.
 
-Not here: reading voxels in the ordinary way (store), or what OME-Zarr adds (ome). The only file that imports zarr.
-Specifications: zarr-specs.readthedocs.io, v2 and v3.
+Not here: reading voxels in the ordinary way (tensorstore), or what OME-Zarr adds (ome). The only file that imports
+zarr. Specifications: zarr-specs.readthedocs.io, v2 and v3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The chunk and shard files of an array: their names, and the chunks in a shard.
 
-Not here: voxels (store), or sampling (survey).
+Not here: voxels (tensorstore), or sampling (survey).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What formats have in common: metadata files, read and written, checked, in C order and nanometres.
 
-Not here: what any one format calls things (n5, zarr, ome), or the voxels (store).
+Not here: what any one format calls things (n5, zarr, ome), or the voxels (tensorstore).
 """
 
 from __future__ import annotations

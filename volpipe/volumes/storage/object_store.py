@@ -1,6 +1,6 @@
 """Places in S3 and on web servers: their names, and their small files read, written, listed and deleted.
 
-Not here: voxels (store), or what lies on a disk (files). The only file that imports obstore. A web server is read
+Not here: voxels (tensorstore), or what lies on a disk (paths). The only file that imports obstore. A web server is read
 only, and cannot list. Endpoint and region come with the location, ``s3://bucket/key?endpoint=…&region=…``, or from
 the environment; credentials come from the environment or the user's credentials file, and stay there.
 """

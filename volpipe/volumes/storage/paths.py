@@ -1,6 +1,6 @@
 """Small files on a disk or in a remote place: read, written whole, found, listed, deleted.
 
-Not here: access to remote places (remote), or the content of the files (metadata).
+Not here: access to remote places (object_store), or the content of the files (metadata).
 """
 
 from __future__ import annotations
