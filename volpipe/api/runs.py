@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from volpipe.api.arguments import load, site_of
+from volpipe.errors import PlanError, VolpipeError
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
 from volpipe.resolve import default_recipe
@@ -226,9 +227,7 @@ def run(
         How the run ended; its `missing` names the boxes that could not be computed.
 
     Raises:
-        RunError: another run's output is in the way.
-        RunStopped: too much fails.
-        SiteError: the site cannot be used.
+        RunError, RunStopped, SiteError: another run's output is in the way; too much fails; no such site.
     """
     from volpipe.inference.plan import Plan
     from volpipe.inference.roi import find_part
@@ -236,21 +235,19 @@ def run(
     from volpipe.workflow.execute import FlowListener, FlowOptions, execute_flow
     from volpipe.workflow.plan import FlowPlan
 
-    planned = (
-        volume
-        if isinstance(volume, Plan | FlowPlan)
-        else plan(volume, recipe, out=out, settings=settings, search_path=search_path)
-    )
+    planned = volume
+    if not isinstance(planned, Plan | FlowPlan):
+        planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
     start, name = site_of(site)
     hears = Listener() if on_progress is None else Listener(on_progress=on_progress)
     if isinstance(planned, FlowPlan):
         if only is not None:
-            raise ValueError("only is for one net; leave it out, or give the stages a roi")
+            raise PlanError("only is for one net; leave it out, or give the stages a roi")
         options = FlowOptions(keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input)
-        flow_listener = (
-            listener if isinstance(listener, FlowListener) else FlowListener(of_run=lambda plan: nullcontext(hears))
+        of_stages = (
+            listener if isinstance(listener, FlowListener) else FlowListener(of_run=lambda _: nullcontext(hears))
         )
-        return execute_flow(planned, start, fresh=fresh, options=options, listener=flow_listener)
+        return execute_flow(planned, start, fresh=fresh, options=options, listener=of_stages)
     box = find_part(only, planned.out_shape) if isinstance(only, str) else only
     return execute(
         planned, start, fresh=fresh, keep_tensors=keep_tensors, site=name, only=box, tolerated=tolerate,
@@ -267,7 +264,6 @@ def _default_name(volume: str | Volume, inner: str | None, ending: str) -> str:
 
 def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:
     """Refuse a place for the outputs of stages that would be one array."""
-    from volpipe.errors import VolpipeError
     from volpipe.inference.output import check_name
 
     if isinstance(volume, Volume):
