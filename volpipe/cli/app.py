@@ -40,26 +40,36 @@ from volpipe.cli import (
 from volpipe.cli import (
     status as cli_status,
 )
-from volpipe.cli.display.console import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
-from volpipe.cli.display.tables import (
-    MOST_ROWS,
-    Rate,
+from volpipe.cli.display.console import (
+    PLAIN_LINE_SECONDS,
+    Notices,
+    bars,
+    check_folder,
+    err,
+    measuring_shown,
+    out,
+    rendered,
+)
+from volpipe.cli.display.plans import (
     alternatives_table,
-    bar_counts,
-    clipped_line,
-    count,
     estimate_table,
     forecast_summary,
     measured_line,
-    missing_table,
     plan_summary,
     plan_table,
+)
+from volpipe.cli.display.reports import (
+    MOST_ROWS,
+    Rate,
+    bar_counts,
+    clipped_line,
+    missing_table,
     progress_line,
-    rendered,
     report_table,
     seam_line,
     seam_warning,
 )
+from volpipe.cli.display.units import count
 from volpipe.cli.job import check_net
 from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli.slurm import slurm

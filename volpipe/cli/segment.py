@@ -15,7 +15,7 @@ import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli.display.console import bars, check_folder, check_target, err, out
-from volpipe.cli.display.tables import count, duration, size
+from volpipe.cli.display.units import count, duration, size
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, complete_recipe
 from volpipe.errors import VolpipeError
 

@@ -13,7 +13,8 @@ import typer
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.cli.display.console import err, out
-from volpipe.cli.display.tables import checkup_table, duration
+from volpipe.cli.display.sites import checkup_table
+from volpipe.cli.display.units import duration
 from volpipe.cli.options import Whole, complete_site, positive
 from volpipe.errors import VolpipeError
 

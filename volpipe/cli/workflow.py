@@ -15,8 +15,9 @@ from rich.table import Table
 
 from volpipe.cli import segment
 from volpipe.cli.display.console import check_folder, err, measuring_shown, out
+from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.cli.display.scores import label_table, score_table
-from volpipe.cli.display.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
+from volpipe.cli.display.units import duration, size
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

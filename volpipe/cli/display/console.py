@@ -5,6 +5,7 @@ Not here: what is printed (show), or when (cli and its like).
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.status import Status
@@ -31,6 +32,15 @@ def console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+
+
+def rendered(*parts: RenderableType) -> str:
+    """Return tables as plain text, for the log."""
+    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
 
 
 class _Shown(logging.Handler):
