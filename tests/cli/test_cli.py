@@ -477,7 +477,7 @@ def test_sizes_and_times_are_for_people() -> None:
         ),
         (
             ["train", "mine.toml"],
-            "volpipe.recipes.training.load_training",
+            "volpipe.api.training.load_training",
             "",
         ),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),

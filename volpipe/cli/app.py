@@ -41,11 +41,16 @@ from volpipe.cli import (
     status as cli_status,
 )
 from volpipe.cli.display.console import (
+    AT_WORK,
+    DONE,
+    INCOMPLETE,
     PLAIN_LINE_SECONDS,
+    REFUSED,
     Notices,
     bars,
     check_folder,
     err,
+    interruptible,
     measuring_shown,
     out,
     rendered,
@@ -88,7 +93,6 @@ if TYPE_CHECKING:
     from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.driver import Listener, Report
 
-DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
 log = logging.getLogger("volpipe.cli.app")
@@ -195,7 +199,7 @@ def run(
     if flow is not None:
         if only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-        with _interruptible():
+        with interruptible():
             folder = workflow.check(flow, volume, out_path, parents=parents)
             start = _on_site(config, folder)
             is_complete = workflow.run(
@@ -204,7 +208,7 @@ def run(
                 details=details, tell=_tell, same_input=same_input,
             )  # fmt: skip
         raise typer.Exit(DONE if is_complete else INCOMPLETE)
-    with _interruptible():
+    with interruptible():
         chosen, target, folder = _choose(
             volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
         )
@@ -273,12 +277,12 @@ def plan(
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
     flow = _find_flow(recipe, settings, roi, mask, trust_model)
     if flow is not None:
-        with _interruptible():
+        with interruptible():
             folder = workflow.check(flow, volume, out_path, parents=parents)
             start = None if quick else _on_site(config, folder)
             workflow.show_plan(workflow.plan_of(flow, volume, out_path), start, config)
         return
-    with _interruptible():
+    with interruptible():
         chosen, target, folder = _choose(
             volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
         )
@@ -375,15 +379,6 @@ def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
         os.write(sys.stderr.fileno(), STOPPING.encode())
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C, TERM and a closed terminal into a sentence; the journal is whole at any moment."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command again goes on from here", INTERRUPTED)
 
 
 @contextmanager
