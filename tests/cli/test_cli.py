@@ -23,7 +23,8 @@ from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.loop import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.cli import app
-from volpipe.cli.display.tables import Rate, count, duration, progress_line, size
+from volpipe.cli.display.reports import Rate, progress_line
+from volpipe.cli.display.units import count, duration, size
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
@@ -476,7 +477,7 @@ def test_sizes_and_times_are_for_people() -> None:
         ),
         (
             ["train", "mine.toml"],
-            "volpipe.recipes.training.load_training",
+            "volpipe.api.training.load_training",
             "",
         ),  # before it could say what the command does
         (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),

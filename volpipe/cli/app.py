@@ -40,26 +40,41 @@ from volpipe.cli import (
 from volpipe.cli import (
     status as cli_status,
 )
-from volpipe.cli.display.console import PLAIN_LINE_SECONDS, Notices, bars, check_folder, err, measuring_shown, out
-from volpipe.cli.display.tables import (
-    MOST_ROWS,
-    Rate,
+from volpipe.cli.display.console import (
+    AT_WORK,
+    DONE,
+    INCOMPLETE,
+    PLAIN_LINE_SECONDS,
+    REFUSED,
+    Notices,
+    bars,
+    check_folder,
+    err,
+    interruptible,
+    measuring_shown,
+    out,
+    rendered,
+)
+from volpipe.cli.display.plans import (
     alternatives_table,
-    bar_counts,
-    clipped_line,
-    count,
     estimate_table,
     forecast_summary,
     measured_line,
-    missing_table,
     plan_summary,
     plan_table,
+)
+from volpipe.cli.display.reports import (
+    MOST_ROWS,
+    Rate,
+    bar_counts,
+    clipped_line,
+    missing_table,
     progress_line,
-    rendered,
     report_table,
     seam_line,
     seam_warning,
 )
+from volpipe.cli.display.units import count
 from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
@@ -76,7 +91,6 @@ if TYPE_CHECKING:
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.plan import FlowPlan
 
-DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
 log = logging.getLogger("volpipe.cli.app")
@@ -179,7 +193,7 @@ def run(
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
-    with _interruptible():
+    with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         if asked.has_stages and only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
@@ -250,7 +264,7 @@ def plan(
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
-    with _interruptible():
+    with interruptible():
         asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
         planned = _plan(asked, None if quick else config)
         from volpipe.workflow.cost import FlowCost
@@ -349,15 +363,6 @@ def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
         os.write(sys.stderr.fileno(), STOPPING.encode())
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C, TERM and a closed terminal into a sentence; the journal is whole at any moment."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command again goes on from here", INTERRUPTED)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from volpipe.cli.display.console import bars, check_folder, out
-from volpipe.cli.display.tables import arrays_table, codec_table, duration, footprint_lines, info_lines, intensity_line
+from volpipe.cli.display.units import duration
+from volpipe.cli.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.cli.options import Parents, positive, whole
 from volpipe.errors import VolpipeError
 

@@ -1,21 +1,21 @@
 """`volpipe evaluate`: an output against a reference, as a table, as JSON and as a picture.
 
-Not here: the comparing (evaluate). Exit codes as in cli.
+Not here: the comparing (api.labels, evaluation). Exit codes as in app.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import volpipe
 from volpipe.cli.display.console import check_target, out
 from volpipe.cli.display.scores import label_table, score_table
 from volpipe.cli.options import Parents, Site, number
-from volpipe.errors import RunError, VolpipeError
+from volpipe.errors import VolpipeError
 
 DataRange = Annotated[
     float | None,
@@ -52,60 +52,25 @@ def evaluate(
     """
     if picture is not None and labels:
         raise VolpipeError("--picture shows images; leave it out with --labels")
-    _check_volumes(output, reference)
+    for location in (output, reference):
+        volpipe.open(location)  # refused before heavy packages are loaded
     check_target("--json", json_out, parents=parents)
     check_target("--picture", picture, parents=parents)
     if picture is not None and picture.suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
-    from volpipe.apps.pool import on_site
-    from volpipe.evaluation.evaluate import describe_scores, plan_evaluation
-    from volpipe.evaluation.evaluate import evaluate as judge
-
-    found = plan_evaluation(
-        output,
-        reference,
-        given=given or _said_input(output),
-        roi=roi,
-        margin=_sizes(margin),
-        kind="labels" if labels else "image",
-        data_range=data_range,
-    )
-    with tempfile.TemporaryDirectory(prefix="volpipe-evaluate-", dir=Path.cwd()) as folder:
-        scored = judge(found, on_site(config), Path(folder))
-    if isinstance(scored, dict):
-        out.print(score_table(scored, found.output))
+    result = volpipe.evaluate(
+        output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
+        site=config,
+    )  # fmt: skip
+    if isinstance(result.scores, dict):
+        out.print(score_table(result.scores, result.evaluation.output))
     else:
-        out.print(label_table(scored))
+        out.print(label_table(result.scores))
     if json_out is not None:
-        text = json.dumps(describe_scores(found, scored), indent=1, allow_nan=False)
+        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         json_out.write_text(f"{text}\n", encoding="utf-8")
     if picture is not None:
-        from volpipe.evaluation.panels import draw
-
-        draw(picture, found)
-
-
-def _check_volumes(*locations: str) -> None:
-    """Refuse volumes that cannot be opened, before heavy packages are loaded."""
-    from volpipe.volumes.volume import open_volume
-
-    for location in locations:
-        open_volume(location)
-
-
-def _said_input(output: str) -> str | None:
-    """Return what an output of a run was made from, None where that is not said, gone, or only a part was computed."""
-    from volpipe.runs.provenance import read_origin
-    from volpipe.volumes.volume import open_volume
-
-    try:
-        origin = read_origin(output)
-        if origin.recipe.input.roi is not None:
-            return None
-        open_volume(origin.volume)
-    except (VolpipeError, RunError):
-        return None
-    return origin.volume
+        result.draw(picture)
 
 
 def _sizes(text: str) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from volpipe.cli.display.console import err, measuring_shown, out
-from volpipe.cli.display.tables import shape, size
+from volpipe.cli.display.units import shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
 from volpipe.errors import VolpipeError
 

@@ -1,6 +1,6 @@
 """`volpipe sweep` and `volpipe tune`: many trainings in parallel, over lists of values or in search of the best.
 
-Not here: the trainings (sweep, tune, trials). Exit codes as in cli.
+Not here: the trainings (api.training, training.search). Exit codes as in app.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.display.console import bars, check_folder, err, out
+import volpipe
+from volpipe.cli.display.console import INCOMPLETE, bars, check_folder, err, interruptible, out
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult
-
-INCOMPLETE = 1
 
 RecipePath = Annotated[
     Path,
@@ -51,12 +49,10 @@ def command(kind: str, help: str) -> Callable[..., None]:
 
 
 def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    from volpipe.apps.pool import on_site
-    from volpipe.training.search.grid import load_sweep, run_sweep
-
-    chosen = load_sweep(recipe, settings)
-    with _interruptible(), _progress(len(chosen.recipes)) as on_end:
-        results = run_sweep(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_end=on_end)
+    with _shown() as on_progress:
+        results = volpipe.sweep(
+            recipe, out=folder, site=config, settings=settings, fresh=fresh, on_progress=on_progress
+        )  # fmt: skip
     show_results(results)
     out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
     if any(result.state != "done" for result in results):
@@ -64,17 +60,17 @@ def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, 
 
 
 def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    from volpipe.apps.pool import on_site
-    from volpipe.training.search.optuna import BEST, load_tuning, run_tuning
-
-    chosen = load_tuning(recipe, settings)
-    with _interruptible(), _progress(chosen.search.trials) as on_end:
-        results = run_tuning(chosen, folder, on_site(config), search_path=Path.cwd(), fresh=fresh, on_end=on_end)
+    with _shown() as on_progress:
+        results = volpipe.tune(
+            recipe, out=folder, site=config, settings=settings, fresh=fresh, on_progress=on_progress
+        )  # fmt: skip
     show_results(results)
     if results[0].state != "done":
         err.print("volpipe: no trial came to its end")
         raise typer.Exit(INCOMPLETE)
-    out.print(f"the best is trial {results[0].number:03}; its recipe is {folder}/{BEST}, the table {folder}/table.json")
+    out.print(
+        f"the best is trial {results[0].number:03}; its recipe is {folder}/best.toml, the table {folder}/table.json"
+    )
     if any(result.state == "failed" for result in results):
         raise typer.Exit(INCOMPLETE)
 
@@ -87,28 +83,15 @@ tune = command("tune", "Search the ranges in the [tune] of RECIPE for the best v
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print("volpipe: interrupted; the same command again goes on from the newest checkpoints")
-        raise typer.Exit(INTERRUPTED) from None
+def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
+    """Yield a listener that shows a progress bar on a terminal, and prints why trials failed; end when interrupted."""
+    with interruptible("the same command again goes on from the newest checkpoints"), bars() as progress:
 
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[TrialResult], None]]:
-    """Yield a listener that shows a progress bar on a terminal, and prints why trials failed."""
-    num_results = 0
-    with bars() as progress:
-
-        def show(result: TrialResult) -> None:
-            nonlocal num_results
-            num_results += 1
-            progress.show("trainings", num_results, total, "training")
-            if result.state == "failed":
+        def show(num_ended: int, total: int, result: TrialResult | None) -> None:
+            progress.show("trainings", num_ended, total, "training")
+            if result is not None and result.state == "failed":
                 err.print(f"volpipe: trial {result.number} failed: {result.reason}", markup=False)
 
-        progress.show("trainings", 0, total, "training")
         yield show
 
 

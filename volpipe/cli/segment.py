@@ -1,6 +1,6 @@
 """`volpipe segment`: objects from a volume of affinities, block by block on a site's workers.
 
-Not here: the segmentation (labelling). Exit codes as in cli.
+Not here: the segmentation (api.labels, segmentation). Exit codes as in app.
 """
 
 from __future__ import annotations
@@ -13,22 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.display.console import bars, check_folder, check_target, err, out
-from volpipe.cli.display.tables import count, duration, size
+import volpipe
+from volpipe.cli.display.console import bars, check_folder, check_target, complete_already, interruptible, out
+from volpipe.cli.display.units import count, duration, size
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, complete_recipe
-from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from volpipe.blockwise.pool import WorkerPool
-    from volpipe.recipes.segmentation import SegmentRecipe
     from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
     from volpipe.segmentation.estimate import SegmentTimes
-
-INCOMPLETE = 1
-
 
 SegmentRecipeFile = Annotated[
     Path | None,
@@ -60,59 +54,27 @@ def segment(
     parents: Parents = False,
 ) -> None:
     """Make objects of AFFINITIES, the same whatever the blocks; the same command again goes on where it stopped."""
-    from volpipe.recipes.segmentation import load_segmentation
-
     check_target("--json", json_out, parents=parents)
-    target = out_path or _default_output(affinities)
-    choice = load_segmentation(recipe, settings or [])
-    _check(affinities, choice, target, parents=parents)
-    from volpipe.apps.pool import on_site
-    from volpipe.runs.run_folder import RunFolder
-    from volpipe.segmentation.driver import plan_segmentation
-    from volpipe.segmentation.driver import segment as run_segmentation
-    from volpipe.segmentation.estimate import forecast_labels
-    from volpipe.volumes.storage import paths
+    if out_path is not None:
+        from volpipe.volumes.formats.container import locate
 
-    start = on_site(config, RunFolder.from_output(paths.locate(target)).parsl)
-    plan = plan_segmentation(affinities, choice, target, Path.cwd())
-    out.print(describe_plan(plan))
+        check_folder(f"--out {out_path}", locate(out_path)[0], parents=parents)
     times: list[SegmentTimes] = []
 
-    def on_begin(workers: WorkerPool) -> None:
-        times.extend(forecast_labels(plan, workers))
-        for forecast in times:
-            out.print(time_table(forecast, config))
+    def on_estimate(forecast: SegmentTimes) -> None:
+        times.append(forecast)
+        out.print(time_table(forecast, config))
 
-    try:
-        with progress_bars() as on_progress:
-            result = run_segmentation(
-                plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=config, same_input=same_input
-            )
-    except KeyboardInterrupt:
-        err.print("volpipe: interrupted; the same command again goes on from here")
-        raise typer.Exit(INTERRUPTED) from None
+    with interruptible(), progress_bars() as on_progress:
+        result = volpipe.segment(
+            affinities, recipe, out=out_path, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
+            on_plan=lambda plan: out.print(describe_plan(plan)), on_estimate=on_estimate, on_progress=on_progress,
+        )  # fmt: skip
     if json_out is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
         json_out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    if result.was_complete:
-        out.print(f"{result.out} is complete already; nothing to do (--fresh starts over)")
-        return
-    out.print(summary(result, *times))
-
-
-def _check(affinities: str, choice: SegmentRecipe, target: str, *, parents: bool) -> None:
-    """Refuse, before a site starts, an --out that cannot hold labels and a volume that cannot be opened."""
-    from volpipe.inference.output import check_name
-    from volpipe.volumes.formats.container import locate
-    from volpipe.volumes.volume import open_volume
-
-    check_name(target)
-    container = locate(target)[0]
-    if container.suffix.lower() == ".n5":
-        raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
-    check_folder(f"--out {target}", container, parents=parents)
-    open_volume(affinities, choice.input.key, choice.input.level, view=choice.input.view)
+    out.print(complete_already(result.out) if result.was_complete else summary(result, *times))
 
 
 def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> str:
@@ -155,14 +117,6 @@ def time_table(times: SegmentTimes, site: str) -> Table:
     table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
     table.caption_justify = "left"
     return table
-
-
-def _default_output(volume: str) -> str:
-    """Return CONTAINER_KEY_labels.zarr, in this folder."""
-    from volpipe.volumes.formats.container import locate
-
-    container, key = locate(volume)
-    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.cli.display.console import err, out
-from volpipe.cli.display.tables import checkup_table, duration
+from volpipe.cli.display.console import err, interruptible, out
+from volpipe.cli.display.sites import checkup_table
+from volpipe.cli.display.units import duration
 from volpipe.cli.options import Whole, complete_site, positive
 from volpipe.errors import VolpipeError
 
@@ -70,11 +70,8 @@ def check(
     def on_start() -> None:
         err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
 
-    try:
+    with interruptible("what was started is stopped"):
         checked = check_site(configure, folder, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
-    except KeyboardInterrupt:
-        err.print("volpipe: interrupted; what was started is stopped")
-        raise typer.Exit(INTERRUPTED) from None
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from volpipe.cli.display.console import out
-from volpipe.cli.display.tables import driver_line, missing_table, standing_table
+from volpipe.cli.display.reports import driver_line, missing_table, standing_table
 
 if TYPE_CHECKING:
     from volpipe.workflow.status import Status

@@ -16,8 +16,9 @@ from rich.table import Table
 import volpipe
 from volpipe.cli import segment
 from volpipe.cli.display.console import err, out
+from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.cli.display.scores import label_table, score_table
-from volpipe.cli.display.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
+from volpipe.cli.display.units import duration, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.pool import WorkerPool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,13 +212,19 @@ def _check_factors(evaluation: Evaluation) -> None:
             )
 
 
-def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scores:
+def evaluate(
+    evaluation: Evaluation,
+    start: Start,
+    folder: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scores:
     """Return the scores of each candidate, or of the labels, from all blocks.
 
     Args:
         evaluation: from `plan_evaluation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
         folder: for those files.
+        on_progress: called with the number of finished blocks and of all.
 
     Raises:
         PlanError: the labels look like an image.
@@ -230,7 +236,9 @@ def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scores:
     sums: dict[str, ImageSums] = {}
     tables = Overlaps.total([])
     with start(folder) as workers:
-        for result in gather(workers, "score", evaluation, range(len(evaluation.blocks))):
+        total = len(evaluation.blocks)
+        for done, result in enumerate(gather(workers, "score", evaluation, range(total)), 1):
+            on_progress(done, total)
             if evaluation.kind == "labels":
                 tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
                 continue

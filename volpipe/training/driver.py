@@ -50,12 +50,18 @@ class TrainingResult:
         steps: number of steps taken, over all sessions.
         was_complete: whether the training was complete before.
         was_stopped: whether a file "stop" ended it before its last step; there are no weights yet.
+        summary: losses and scores, a line each; `volpipe.train` fills in this and what follows.
+        curve: picture of losses and scores over the steps; None without a log.
+        run_command: command that runs the weights.
     """
 
     weights: Path
     steps: int
     was_complete: bool = False
     was_stopped: bool = False
+    summary: tuple[str, ...] = ()
+    curve: Path | None = None
+    run_command: str = ""
 
 
 def run_training(

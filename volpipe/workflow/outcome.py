@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from volpipe.errors import VolumeError
 from volpipe.evaluation.pictures import curve, panel
 from volpipe.inference.intensity import Affine
 from volpipe.inference.statistics import affine
@@ -65,11 +66,20 @@ def run_command(recipe: TrainRecipe, folder: Path, search_path: str) -> str:
     """Write a recipe that runs the weights in `folder` on volumes like the training's; return the command with it.
 
     It holds the training's normalisation in numbers, so that it does not depend on a volume's type.
+
+    Raises:
+        VolumeError: the volume is gone, and no such recipe was written before.
     """
     first, weights = recipe.data[0], folder / WEIGHTS
-    net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
-    chosen = Recipe(net=net, normalise=recipe.normalise if first.stored else _in_numbers(recipe, first, search_path))
-    (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
+    try:
+        normalise = recipe.normalise if first.stored else _in_numbers(recipe, first, search_path)
+    except VolumeError:  # the volume may go once its training is done
+        if not (folder / RUN_RECIPE).is_file():
+            raise
+    else:
+        net = recipe.net.model_copy(update={"weights": str(weights.absolute())})
+        chosen = Recipe(net=net, normalise=normalise)
+        (folder / RUN_RECIPE).write_text("\n".join(settings_of(chosen)) + "\n", encoding="utf-8")
     volume = "VOLUME" if first.stored else f"{first.path}/{first.key}" if first.key else first.path
     return f"volpipe run --recipe {folder / RUN_RECIPE} {volume}"
 

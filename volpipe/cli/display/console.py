@@ -5,6 +5,7 @@ Not here: what is printed (show), or when (cli and its like).
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -14,14 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.status import Status
 
+from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
 from volpipe.errors import VolpipeError
 
+DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
 PLAIN_LINE_SECONDS = 10.0
 PLAIN_WIDTH = 160  # of what goes to a file or a pipe
 
@@ -31,6 +34,30 @@ def console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or "COLUMNS" in os.environ
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if known else PLAIN_WIDTH)
+
+
+@contextmanager
+def interruptible(advice: str = "the same command again goes on from here") -> Iterator[None]:
+    """Turn Ctrl-C, TERM and a closed terminal into a sentence with `advice`; journals are whole at any moment."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(f"volpipe: interrupted; {advice}", markup=False)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def complete_already(place: object) -> str:
+    """Return the sentence for an output to which there is nothing to do."""
+    return f"{place} is complete already; nothing to do (--fresh starts over)"
+
+
+def rendered(*parts: RenderableType) -> str:
+    """Return tables as plain text, for the log."""
+    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
 
 
 class _Shown(logging.Handler):

@@ -64,16 +64,24 @@ def load_sweep(path: Path, settings: Sequence[str] = ()) -> Sweep:
     Raises:
         RecipeError: no [sweep], a value that is no list, lists of different lengths for zip, or an invalid recipe.
     """
-    tree = load_tree(path, settings)
-    table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
+    return sweep_of(load_tree(path, settings), recipe_name(path), settings)
+
+
+def sweep_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> Sweep:  # Any: TOML values
+    """Return the sweep in the sections `tree`, in which `settings` are already; messages call it `name`.
+
+    Raises:
+        RecipeError: as of `load_sweep`.
+    """
+    table = {key: tree.pop(key, None) for key in VARIED}[SECTION]
     if not isinstance(table, dict) or not table:
-        raise RecipeError(f'{recipe_name(path)} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
+        raise RecipeError(f'{name} has no [sweep]; add one, such as: "train.learning_rate" = [1e-3, 3e-4]')
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
-        raise RecipeError(f"{recipe_name(path)}: sweep.combine is {show_value(how)}; write product or zip")
+        raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
     combinations = combined(dict(lists(table)), how)
     recipes = [
-        typed(TrainRecipe, with_overrides(tree, values), f"{recipe_name(path)}, trial {number}", settings)
+        typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))

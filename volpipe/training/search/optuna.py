@@ -131,8 +131,16 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     Raises:
         RecipeError: no [tune], an invalid range, one of an unknown key, or a recipe without scores.
     """
-    tree, name = load_tree(path, settings), recipe_name(path)
-    table = {name: tree.pop(name, None) for name in VARIED}[SECTION]
+    return tuning_of(load_tree(path, settings), recipe_name(path), settings)
+
+
+def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> Tuning:  # Any: TOML values
+    """Return the tuning in the sections `tree`, in which `settings` are already; messages call it `name`.
+
+    Raises:
+        RecipeError: as of `load_tuning`.
+    """
+    table = {key: tree.pop(key, None) for key in VARIED}[SECTION]
     if not isinstance(table, dict):
         raise RecipeError(
             f'{name} has no [tune]; add one, such as: "train.learning_rate" = {{ low = 1e-4, high = 1e-2, log = true }}'
@@ -145,7 +153,7 @@ def load_tuning(path: Path, settings: Sequence[str] = ()) -> Tuning:
     search = typed(Search, options | {"ranges": ranges}, f"{name}, [tune]")
     if "train.ranks" in ranges:
         raise RecipeError(f"{name}: train.ranks changes no score beyond rounding; give it in [train], not in [tune]")
-    tuning = Tuning(search, tree, typed(TrainRecipe, tree, path, settings))
+    tuning = Tuning(search, tree, typed(TrainRecipe, tree, name, settings))
     for key, values in search.ranges.items():
         for value in values.ends:
             tuning.recipe_with({key: value})

@@ -1,0 +1,87 @@
+"""Labels and scores by the public functions: by name, by sections, on sites and on pools that are started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import make
+from inline import Inline
+from skimage import measure
+
+import volpipe as vp
+from volpipe.errors import RecipeError, VolpipeError
+
+BLOCKS: dict[str, Any] = {"block": [8, 8, 8], "chunk": [4, 4, 4], "levels": 0}
+COMPONENTS: dict[str, Any] = {"input": {"kind": "foreground"}, "objects": {"method": "components"}, "output": BLOCKS}
+
+
+@pytest.fixture
+def mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Random voxels (z, y, x) that are foreground, stored at f.zarr in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    mask = np.random.default_rng(0).random((12, 13, 11)) < 0.3
+    make(tmp_path / "f.zarr", mask.astype(np.uint8) * 255)
+    return mask
+
+
+def labels_in(result: vp.SegmentationResult) -> np.ndarray:
+    return np.asarray(vp.open(result.out).open().read_raw(...))
+
+
+def test_objects_are_made_by_sections_on_a_pool_that_stays_up(mask: np.ndarray, tmp_path: Path) -> None:
+    pool, plans, times, stages = Inline(), [], [], set()
+    result = vp.segment(
+        "f.zarr", COMPONENTS, site=pool, on_plan=plans.append, on_estimate=times.append,
+        on_progress=lambda stage, done, total: stages.add((stage, done == total)),
+    )  # fmt: skip
+    assert result.out == str(tmp_path / "f_labels.zarr")
+    np.testing.assert_array_equal(labels_in(result), measure.label(mask, connectivity=1))
+    assert (len(plans), len(times)) == (1, 1)
+    assert {("pieces", True), ("edges", True), ("graph", True), ("paint", True)} <= stages
+    assert vp.segment("f.zarr", COMPONENTS, site=pool).was_complete
+    assert vp.segment("f.zarr", COMPONENTS, out="again.zarr", site=pool).num_objects == result.num_objects
+
+
+def test_objects_are_made_by_a_file_on_a_site(mask: np.ndarray, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[input]\nkind = "foreground"\n[objects]\nmethod = "watershed"\n')
+    settings = ["objects.method=components", "output.block=[8,8,8]", "output.chunk=[4,4,4]"]
+    result = vp.segment("f.zarr", "mine.toml", out="l.zarr", site="threads", settings=settings)
+    np.testing.assert_array_equal(labels_in(result), measure.label(mask, connectivity=1))
+
+
+@pytest.mark.usefixtures("mask")
+def test_what_is_wrong_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"unknown key objects.treshold \(did you mean"):
+        vp.segment("f.zarr", {"objects": {"treshold": 1}}, site=Inline())
+    with pytest.raises(RecipeError, match=r"no recipe at nothing\.toml"):
+        vp.segment("f.zarr", "nothing.toml", site=Inline())
+    with pytest.raises(VolpipeError, match="labels are written as OME-Zarr"):
+        vp.segment("f.zarr", COMPONENTS, out="l.n5", site=Inline())
+    with pytest.raises(VolpipeError, match="is empty or leaves the output"):
+        vp.evaluate("f.zarr", "f.zarr", margin=(6, 6, 6), labels=True, site=Inline())
+    assert [path.name for path in tmp_path.iterdir()] == ["f.zarr"]
+
+
+def test_an_image_is_scored_against_another(mask: np.ndarray, tmp_path: Path) -> None:
+    make(tmp_path / "g.zarr", np.where(mask, 200, 5).astype(np.uint8))
+    calls: list[tuple[int, int]] = []
+    result = vp.evaluate("g.zarr", "f.zarr", site=Inline(), on_progress=lambda *call: calls.append(call))
+    error = np.where(mask, 55.0, 5.0)
+    assert isinstance(result.scores, dict)
+    assert result.scores["output"].psnr == pytest.approx(10 * np.log10(255**2 / (error**2).mean()))
+    assert calls == [(1, 1)]
+    assert vp.evaluate("g.zarr", "f.zarr", site="threads").scores == result.scores
+    assert result.to_json()["reference"] == str(vp.open("f.zarr"))
+    result.draw(tmp_path / "p.png")
+    assert (tmp_path / "p.png").is_file()
+
+
+def test_labels_are_scored_against_others(mask: np.ndarray, tmp_path: Path) -> None:
+    result = vp.segment("f.zarr", COMPONENTS, site=Inline())
+    make(tmp_path / "truth.zarr", measure.label(mask, connectivity=1).astype(np.uint32))
+    scores = vp.evaluate(result.out, "truth.zarr", labels=True, site=Inline()).scores
+    assert not isinstance(scores, dict)
+    assert (scores.split, scores.merge, scores.rand_error) == (0, 0, 0)

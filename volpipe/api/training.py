@@ -1,0 +1,182 @@
+"""Trainings: of one net, of every combination of listed values, and in search of the best values.
+
+Not here: the work (training), or printing (cli).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from volpipe.api.arguments import site_of, with_settings
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.errors import VolpipeError
+from volpipe.recipes.toml import typed
+from volpipe.recipes.training import VARIED, TrainRecipe, load_training
+
+if TYPE_CHECKING:  # torch takes seconds, and most mistakes are found without it
+    from volpipe.training.driver import TrainingResult
+    from volpipe.training.search.trials import TrialResult
+
+Tree = Mapping[str, Any]  # Any: TOML values
+NO_NAME = "the recipe"  # in refusals, of one that is given as its sections
+OnStep = Callable[[int, int], None]
+OnTrial = Callable[[int, int, "TrialResult | None"], None]
+
+
+def train(
+    recipe: TrainRecipe | str | Path | Tree,
+    *,
+    out: str | Path | None = None,
+    site: str | Path | WorkerPool = "local",
+    settings: Sequence[str] = (),
+    fresh: bool = False,
+    search_path: str | Path | None = None,
+    on_progress: OnStep | None = None,
+) -> TrainingResult:
+    """Train a net; the same call again goes on from the newest checkpoint.
+
+    Args:
+        recipe: one that is loaded, a shipped name, a path, or its sections.
+        out: the training's folder; by default NAME.train here, for a recipe that has a name.
+        site: a shipped name, a Python file, or a pool that is started.
+        settings: ``key=value``, on top of the recipe.
+        fresh: delete what is in the folder, and start over.
+        search_path: the folder that relative names in the recipe count from; by default the current one.
+        on_progress: called now and then with the number of steps taken and of all.
+
+    Raises:
+        RecipeError: no such recipe, an invalid one, or another than that of the training in the folder.
+        VolpipeError: a volume is missing or does not fit, the site cannot be used, or the training failed.
+    """
+    chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
+    start, _ = site_of(site)
+    from volpipe.training.driver import run_training
+    from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
+
+    def on_step(step: int) -> None:
+        if on_progress is not None:
+            on_progress(step, chosen.train.steps)
+
+    result = run_training(chosen, folder, start, search_path=place, fresh=fresh, on_step=on_step)
+    if result.was_stopped:
+        return result
+    return dataclasses.replace(
+        result,
+        summary=tuple(outcome_lines(folder)),
+        curve=draw_curve(folder),
+        run_command=run_command(chosen, folder, str(place)),
+    )
+
+
+def sweep(
+    recipe: str | Path | Tree,
+    *,
+    out: str | Path | None = None,
+    site: str | Path | WorkerPool = "local",
+    settings: Sequence[str] = (),
+    fresh: bool = False,
+    search_path: str | Path | None = None,
+    on_progress: OnTrial | None = None,
+) -> list[TrialResult]:
+    """Train with every combination of the lists in [sweep]; the same call again does what is missing.
+
+    Args:
+        recipe: a path, or its sections.
+        out: the sweep's folder; by default NAME.sweep here, for a recipe that has a name.
+        site, settings, fresh, search_path: as of `train`.
+        on_progress: called with the number of trainings that ended and of all, and the newest result, at first None.
+
+    Returns: the result of each combination, by number.
+
+    Raises:
+        RecipeError, VolpipeError: as of `train`; one training that fails stops no other.
+    """
+    from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
+
+    if isinstance(recipe, str | Path):
+        chosen = load_sweep(Path(recipe), settings)
+    else:
+        chosen = sweep_of(_tree(recipe, settings), NO_NAME, settings)
+    folder, (start, _) = _folder(recipe, out, "sweep"), site_of(site)
+    on_end = _counter(len(chosen.recipes), on_progress)
+    return run_sweep(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
+
+
+def tune(
+    recipe: str | Path | Tree,
+    *,
+    out: str | Path | None = None,
+    site: str | Path | WorkerPool = "local",
+    settings: Sequence[str] = (),
+    fresh: bool = False,
+    search_path: str | Path | None = None,
+    on_progress: OnTrial | None = None,
+) -> list[TrialResult]:
+    """Search the ranges in [tune] for the best values; the same call again goes on.
+
+    Args:
+        recipe: a path, or its sections.
+        out: the search's folder; by default NAME.tune here, for a recipe that has a name.
+        site, settings, fresh, search_path: as of `train`.
+        on_progress: as of `sweep`.
+
+    Returns: the results of all trials, the best first; its recipe is best.toml in the folder.
+
+    Raises:
+        RecipeError, VolpipeError: as of `train`; also where the first trials all fail.
+    """
+    from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
+
+    if isinstance(recipe, str | Path):
+        chosen = load_tuning(Path(recipe), settings)
+    else:
+        chosen = tuning_of(_tree(recipe, settings), NO_NAME, settings)
+    folder, (start, _) = _folder(recipe, out, "tune"), site_of(site)
+    on_end = _counter(chosen.search.trials, on_progress)
+    return run_tuning(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
+
+
+def _load(recipe: TrainRecipe | str | Path | Tree, settings: Sequence[str]) -> TrainRecipe:
+    if isinstance(recipe, str | Path):
+        return load_training(Path(recipe), settings)
+    tree = _tree(recipe, settings)
+    return typed(TrainRecipe, {key: tree[key] for key in tree if key not in VARIED}, NO_NAME, settings)
+
+
+def _tree(recipe: TrainRecipe | Tree, settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
+    """Return the sections of `recipe` with `settings`, as a copy."""
+    if isinstance(recipe, TrainRecipe):
+        recipe = recipe.model_dump(mode="json")
+    return with_settings(copy.deepcopy(dict(recipe)), settings)
+
+
+def _folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kind: str) -> Path:
+    """Return the folder of the work; by default it is named after the recipe.
+
+    Raises:
+        VolpipeError: neither has a name.
+    """
+    if out is not None:
+        return Path(out)
+    if isinstance(recipe, str | Path):
+        return Path(f"{Path(recipe).stem}.{kind}")
+    raise VolpipeError(f"this recipe has no name to call its folder by; give out, such as out='mine.{kind}'")
+
+
+def _counter(total: int, on_progress: OnTrial | None) -> Callable[[TrialResult], None]:
+    """Return a listener that counts results for `on_progress`, which is called at once too."""
+    if on_progress is None:
+        return lambda result: None
+    num_ended = 0
+
+    def on_end(result: TrialResult) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        on_progress(num_ended, total, result)
+
+    on_progress(0, total, None)
+    return on_end

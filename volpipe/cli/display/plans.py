@@ -1,0 +1,251 @@
+"""What a plan says, and what it is going to take, as tables and lines.
+
+Not here: printing. Every function returns something that Rich can print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from volpipe.cli.display.units import count, duration, in_nm, shape, size
+
+if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
+    from volpipe.estimation.alternatives import Alternative
+    from volpipe.estimation.estimate import Estimate, Slots
+    from volpipe.estimation.forecast import Forecast
+    from volpipe.inference.intensity import Affine
+    from volpipe.inference.plan import Plan
+
+LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one after the other
+
+
+def plan_summary(plan: Plan) -> Table:
+    """Return what goes in and what comes out."""
+    table, source = _pairs(), plan.source
+    voxel = source.voxel_size_nm
+    if voxel is not None:
+        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
+        voxel = (z, y, x)
+    table.add_row("input", f"{source.path} {source.key}".strip())
+    table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
+    if plan.notes:
+        table.add_row("", escape("; ".join(plan.notes)))
+    if not plan.is_whole:
+        table.add_row("roi", f"{plan.roi_box} (z, y, x)")
+    if plan.mask is not None:
+        table.add_row("mask", f"{plan.mask.path} {plan.mask.key}".strip() + f", {shape(plan.mask.shape)} voxels")
+        if not all(map(_is_whole, plan.mask.step, plan.mask.shape)):
+            steps = " × ".join(f"{step:.3g}" for step in plan.mask.step)
+            table.add_row(
+                "", f"stretched over the volume: its voxels are {steps} of the volume's; is it of a part only?"
+            )
+    table.add_row("net", f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}")
+    if plan.net.normalise is not None and plan.net.normalise.method != "none":
+        table.add_row("", f"asks for {plan.net.normalise.method}: statistics of the whole volume, not of each window")
+    table.add_row("grey", grey_line(plan))
+    table.add_row("output", f"{plan.out}")
+    channels = f"{count(plan.net.out_channels, 'channel')} of " if plan.net.out_channels > 1 else ""
+    table.add_row(
+        "",
+        f"{channels}{shape(plan.out_shape)} voxels, {plan.out_dtype}, {in_nm(voxel)}, {plan.recipe.output.format}, "
+        f"{count(len(plan.factors), 'level')}",
+    )
+    return table
+
+
+def _is_whole(step: float, length: int) -> bool:
+    """Return whether `length` voxels of `step` finer ones are a level of a pyramid, however its end is rounded."""
+    factor, num_coarse = (step, length) if step >= 1 else (1 / step, length * step)
+    return abs(round(factor) * num_coarse - factor * num_coarse) < round(factor)
+
+
+def grey_line(plan: Plan) -> str:
+    """Return which grey levels the net sees as which numbers, and which it was trained with, where that is known."""
+    import numpy as np
+
+    from volpipe.inference.statistics import resolve_method
+
+    dtype = np.dtype(plan.source.dtype)
+    choice, trained = resolve_method(plan.recipe.normalise, dtype), plan.recipe.net.trained_range
+    if choice.method == "none":
+        said = f"{dtype} as they are"
+    elif choice.method == "zscore":
+        said = (
+            f"mean {choice.mean:g}, deviation {choice.std:g}"
+            if choice.mean is not None
+            else "mean, deviation, measured"
+        )
+        said += f" of {dtype} → 0, 1"
+    elif choice.low is not None:
+        said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"
+    elif choice.method == "range":
+        ends = f"{np.iinfo(dtype).min} … {np.iinfo(dtype).max}" if dtype.kind in "iu" else "least … greatest, measured,"
+        said = f"{ends} of {dtype} → -1 … 1"
+    else:
+        low, high = choice.percentiles
+        said = f"percentiles {low:g} … {high:g} of {dtype}, measured → -1 … 1"
+    return said + (f"; the net was trained with {trained[0]:g} … {trained[1]:g}" if trained else "")
+
+
+def measured_line(plan: Plan, normalise: Affine, about: str = "") -> str:
+    """Return what was measured of grey levels, "" where nothing had to be."""
+    import numpy as np
+
+    from volpipe.inference.statistics import needs_measuring, resolve_method
+
+    dtype = np.dtype(plan.source.dtype)
+    if not needs_measuring(plan.recipe.normalise, dtype):
+        return ""
+    shift, scale = normalise.shift, normalise.scale
+    if resolve_method(plan.recipe.normalise, dtype).method == "zscore":
+        return f"grey levels: mean {about}{shift:.6g}, deviation {about}{scale:.6g}"
+    return f"grey levels: {about}{shift - scale:.6g} … {shift + scale:.6g} of the volume → -1 … 1"
+
+
+def plan_table(plan: Plan) -> Table:
+    """Return how the work is divided."""
+    from volpipe.inference.selection import Selection
+
+    lattice, table, selection = plan.lattice, _pairs(), Selection(plan)
+    table.add_row(
+        "windows",
+        f"{_part(selection.num_windows, lattice.num_windows)} of {shape(plan.window)} voxels, overlap "
+        f"{shape(plan.overlap)}, blend {plan.recipe.windows.blend}, {plan.mode}",
+    )
+    table.add_row("", f"halo of the net {shape(plan.net.halo)}; {_mirrored(plan)}")
+    table.add_row("blocks", f"{_part(plan.num_active, len(plan.blocks))} of {shape(plan.block)} windows")
+    table.add_row("files", f"shards of {shape(plan.shard)} voxels in chunks of {shape(plan.chunk)}")
+    return table
+
+
+def _mirrored(plan: Plan) -> str:
+    """Return what windows see beyond the volume, which surprises where they are larger than that."""
+    if any(w > n for w, n in zip(plan.window, plan.source.shape, strict=True)):
+        return "windows are larger than the volume, which is mirrored at its faces to fill them"
+    return "beyond its faces the volume is mirrored"
+
+
+def forecast_summary(forecast: Forecast, site: str) -> Table:
+    """Return how long it takes, and how much memory and disk: what a person asks first."""
+    found, table = forecast.estimate, _pairs()
+    if grey := measured_line(forecast.plan, forecast.sample.normalise, "about "):
+        table.add_row("", f"{grey} (by a sample)")
+    table.add_row("time", _time_line(forecast, site))
+    threads, used = forecast.worker_threads or 1, forecast.plan.recipe.infer.threads
+    if threads > used:
+        table.add_row(
+            "",
+            f"a worker has {count(threads, 'core')}, the net computes on {used}: infer.threads={threads} would use "
+            "them, and change last bits",
+        )
+    table.add_row("memory", _memory_line(found, forecast.slots, forecast.num_workers))
+    table.add_row("disk", f"output {_bound(found, found.output_bytes)} in {count(found.output_files, 'file')}")
+    if found.scratch_files or found.scratch_bytes:
+        table.add_row(
+            "",
+            f"scratch {_bound(found, found.scratch_bytes)} in {count(found.scratch_files, 'file')} at its highest; "
+            "deleted at the end",
+        )
+    if forecast.node_directory:
+        table.add_row("", placement(forecast))
+    return table
+
+
+def _time_line(forecast: Forecast, site: str) -> str:
+    found, number = forecast.estimate, forecast.num_workers
+    workers = "" if number is None else f" with {count(number, 'worker')}"
+    if found.rates is None or found.seconds is None:
+        return f"not known{f': {why}' if (why := forecast.untimed) else ' yet; `volpipe plan` measures it'}"
+    tried = count(found.rates.num_blocks, "block") if found.rates.num_blocks else "single windows"
+    return f"about {duration(found.seconds)} on {site}{workers}, by {tried} tried there"
+
+
+def _memory_line(found: Estimate, slots: Slots, num_workers: int | None) -> str:
+    each = "each worker" if num_workers is None else f"each of {count(num_workers, 'worker')}"
+    if num_workers == 1:
+        each = "the worker"
+    if slots.on_gpu:
+        return f"up to {size(found.memory_bytes)} for {each}, beside the memory of its GPU"
+    if found.has_net:
+        return f"up to {size(found.memory_bytes)} for {each}, the net included"
+    return f"{size(found.memory_bytes)} for {each} and what the net takes, which `volpipe plan` measures"
+
+
+def placement(forecast: Forecast) -> str:
+    """Return which of the run's data are kept on nodes, and why."""
+    from volpipe.volumes.node_cache import obstacle
+
+    place, why_not = forecast.node_directory, obstacle(forecast.volume)
+    if why_not:
+        return f"input is read where it lies, not by way of {place} of each node: {why_not}"
+    return (
+        f"input by way of {place} of each node: a chunk is fetched once there, instead of "
+        f"{_times(forecast.estimate.amplification)} by all workers; sums stay with the run, for other nodes add them"
+    )
+
+
+def estimate_table(found: Estimate) -> Table:
+    """Return what each stage will take; bytes are upper bounds until blocks were tried."""
+    table = Table(box=None, pad_edge=False)
+    names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
+    for name in (*names, *(["time of a worker"] if found.rates else [])):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
+    for stage in found.stages:
+        table.add_row(
+            stage.name,
+            f"{stage.units:,}",
+            *([f"{stage.num_tasks:,}"] if found.rates else []),
+            size(stage.read_bytes) if stage.name in reading else _bound(found, stage.read_bytes),
+            _bound(found, stage.written_bytes),
+            f"{stage.files:,}",
+            *([duration(stage.seconds)] if found.rates else []),
+        )
+    table.caption = f"the net's windows read a chunk of the volume {_times(found.amplification)} on average"
+    table.caption_justify = "left"
+    return table
+
+
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{number:.2f} times"
+
+
+def _bound(found: Estimate, num_bytes: float) -> str:
+    return size(num_bytes) if found.is_measured else f"≤ {size(num_bytes)}"
+
+
+def alternatives_table(rows: Sequence[Alternative]) -> Table:
+    """Return the plan beside those that were turned down."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "windows", "block", "read", "written", "scratch", "files", "memory", "time", "why"):
+        table.add_column(name, justify="left" if name in ("", "windows", "why") else "right", overflow="fold")
+    for row in rows:
+        found = row.estimate
+        table.add_row(
+            "✓" if row.is_chosen else "",
+            row.plan.mode,
+            shape(row.plan.block),
+            size(found.read_bytes),
+            size(found.written_bytes),
+            size(found.scratch_bytes),
+            f"{found.output_files + found.scratch_files:,}",
+            size(found.memory_bytes),
+            duration(found.seconds) if found.seconds is not None else "",
+            row.why,
+        )
+    return table
+
+
+def _pairs() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", min_width=LABEL_WIDTH)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _part(num: int, whole: int) -> str:
+    return f"{num:,}" if num == whole else f"{num:,} (of {whole:,})"

@@ -1,0 +1,243 @@
+"""How far a run is, what it took, and what is missing or remarkable of it, as tables and lines.
+
+Not here: printing. Every function returns something that Rich can print.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from volpipe.cli.display.units import count, duration, size, voxel_rate
+
+if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
+    from volpipe.blockwise.failures import Missing
+    from volpipe.blockwise.journal import Totals
+    from volpipe.blockwise.loop import Progress
+    from volpipe.estimation.estimate import Estimate
+    from volpipe.runs.presence import Driver, Note, StageNote
+    from volpipe.runs.seams import Score
+    from volpipe.workflow.driver import Report
+
+MOST_ROWS = 20
+WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
+UNITS = {"infer": "block", "factor": "block", "scan": "block", "measure": "block", "histogram": "block"}
+
+
+def progress_line(progress: Progress, rate: Rate) -> str:
+    """Return how far a run is as one plain line."""
+    parts = [
+        f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
+        for stage in progress.stages
+        if stage.num_done or progress.running[stage.name] or stage.failed
+    ]
+    running = count(sum(progress.running.values()), "task")
+    part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
+    done = f"{', '.join(parts) or 'starting'}{part}"
+    return f"{duration(progress.seconds)}: {done}; {running} in flight{_speed(progress, rate)}"
+
+
+@dataclass
+class Rate:
+    """How fast the net goes in this session.
+
+    Attributes:
+        voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
+    """
+
+    voxels_per_block: float = 0.0
+    _first: dict[str, int] = field(default_factory=dict)
+
+    def look(self, progress: Progress) -> None:
+        """Take note of where the stages were at first."""
+        for stage in progress.stages:
+            self._first.setdefault(stage.name, stage.num_done)
+
+    def voxels_per_second(self, progress: Progress) -> float:
+        """Return the output voxels that went through the net, per second since the first task began."""
+        blocks = sum(
+            s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
+            for s in progress.stages
+            if s.name == "infer"
+        )
+        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
+
+
+def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
+    """Yield of each stage its name, how much is done and how much there is, and of what; the net's in windows."""
+    for stage in progress.stages:
+        done, whole = stage.num_done + progress.parts.get(stage.name, 0.0), float(stage.num_units)
+        if stage.name == "infer" and progress.num_windows and whole:
+            scale = progress.num_windows / whole
+            yield stage.name, done * scale, whole * scale, "window"
+        else:
+            yield stage.name, done, whole, UNITS.get(stage.name, "shard")
+
+
+def _speed(progress: Progress, rate: Rate) -> str:
+    speed, left = rate.voxels_per_second(progress), progress.seconds_left
+    return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
+
+
+def _working(progress: Progress) -> float:
+    """Return the seconds since the first task began."""
+    return max(1e-6, time.time() - progress.first_task)
+
+
+def report_table(report: Report, started: float) -> Table:
+    """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
+    table = _totals_table(report.totals, planned=report.estimate)
+    table.caption = (
+        f"{duration(time.time() - started)} in all{_first_task(report, started)}; "
+        f"peak memory: driver {size(report.driver_peak_bytes)}, "
+        f"workers {size(max((t.peak_bytes for t in report.totals.values()), default=0))}"
+    )
+    if report.estimate is not None:
+        table.caption += f"\n{_planned_line(report, report.estimate)}"
+    table.caption_justify = "left"
+    return table
+
+
+def _first_task(report: Report, started: float) -> str:
+    """Return how long it took until the first task began, and how much of that was waiting for workers."""
+    if not report.first_task:
+        return ""
+    waited = max(0.0, report.first_task - report.asked)
+    return f", first task after {duration(report.first_task - started)} ({duration(waited)} of it waiting for workers)"
+
+
+def _planned_line(report: Report, planned: Estimate) -> str:
+    """Return what was planned for the whole, beside what it took."""
+    at_most = "" if planned.rates else "at most "
+    took = (
+        f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
+        if planned.seconds
+        else ""
+    )
+    memory = f"memory {size(planned.memory_bytes)}{'' if planned.has_net else ' and the net'}"
+    scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
+    nothing = not planned.scratch_bytes and not report.most_scratch_bytes
+    return f"planned: {'' if nothing else scratch}{memory}{took}"
+
+
+def _totals_table(totals: dict[str, Totals], planned: Estimate | None = None) -> Table:
+    """Return what stages took; where something was planned, that stands behind it in brackets."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    due = planned.by_name() if planned is not None and planned.rates is not None else {}
+    for name, t in totals.items():
+        table.add_row(
+            name,
+            f"{t.units:,}",
+            f"{t.tasks:,}",
+            duration(t.seconds) + (f" ({duration(due[name].seconds)})" if name in due else ""),
+            duration(t.cpu_seconds),
+            size(t.read_bytes) + (f" ({size(due[name].read_bytes)})" if name in due else ""),
+            size(t.written_bytes) + (f" ({size(due[name].written_bytes)})" if name in due else ""),
+            size(t.peak_bytes),
+        )
+    return table
+
+
+def clipped_line(report: Report) -> str:
+    """Return how much of the output was clipped to the ends of its type, "" where that is next to nothing."""
+    num, share = report.clipped
+    if share <= WORTH_TELLING:
+        return ""
+    import numpy as np
+
+    info = np.iinfo(report.plan.dtype)
+    return (
+        f"{share:.2%} of the output ({num:,} voxels) lay beyond {info.min} … {info.max} of {report.plan.dtype} and was "
+        "clipped to that; output.dtype=float32 keeps it"
+    )
+
+
+def seam_line(scores: Sequence[Score]) -> str:
+    """Return the seam scores of an output as one line."""
+    said = ", ".join(f"{score.axis} {score.value:.2f}" for score in scores)
+    return f"seams: voxels differ across the faces of windows {said} times as much as inside (1 is no seam)"
+
+
+def seam_warning(scores: Sequence[Score]) -> str:
+    """Return what to do about scores that are above the threshold, "" where none is."""
+    from volpipe.runs.seams import THRESHOLD
+
+    seen = [score.axis for score in scores if score.is_seam]
+    if not seen:
+        return ""
+    return (
+        f"warning: the faces of windows may be seen along {', '.join(seen)} (above {THRESHOLD:g}): check the "
+        "net's halo, or blend windows with a larger windows.overlap and windows.blend=hann"
+    )
+
+
+def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], state: str) -> Table:
+    """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
+    from volpipe.blockwise.journal import Totals
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for name in dict.fromkeys((*stages, *totals)):
+        stage, took = stages.get(name), totals.get(name, Totals())
+        table.add_row(
+            name,
+            f"{stage.done:,} / {stage.all:,}" if stage is not None else f"{took.units:,}",
+            f"{stage.in_flight:,}" if stage is not None and stage.in_flight else "",
+            *([f"{took.tasks:,}", duration(took.seconds)] if took.tasks else ["", ""]),
+            *([size(n) for n in (took.read_bytes, took.written_bytes, took.peak_bytes)] if took.tasks else [""] * 3),
+        )
+    table.caption = state
+    table.caption_justify = "left"
+    return table
+
+
+def driver_line(output: str, driver: Driver, is_complete: bool, num_missing: int = 0) -> str:
+    """Return how far the work on `output` is, whether somebody works on it, and how it goes on."""
+    note = driver.note
+    how_far = "" if note is None or note.part is None else f", {note.part:.0%} done"
+    left = "" if note is None or note.seconds_left is None else f", about {duration(note.seconds_left)} left"
+    if driver.state == "running":
+        return f"{output}: {driver.name} is at work{how_far}{left}"
+    if is_complete:
+        return f"{output}: complete"
+    if driver.state == "unseen":
+        silent = "" if driver.silent_seconds is None else f" (last sign of it {duration(driver.silent_seconds)} ago)"
+        return (
+            f"{output}: not complete{how_far}; {driver.name} worked on it, and whether it still does cannot be seen "
+            f"from this machine{silent}. {_command(note)}"
+        )
+    if driver.state == "interrupted":
+        return f"{output}: interrupted; nobody works on it. {_command(note)}"
+    if driver.state == "stopped":
+        return f"{output}: stopped by an error, which its log has; nobody works on it. {_command(note)}"
+    lacks = f", {count(num_missing, 'part')} missing" if num_missing else ""
+    return f"{output}: not complete{lacks}; nobody works on it. {_command(note)}"
+
+
+def _command(note: Note | None) -> str:
+    """Return how the work goes on."""
+    if note is None or not note.command:
+        return "The same command again goes on with it."
+    place = "" if note.folder == str(Path.cwd()) else f"cd {shlex.quote(note.folder)} && "
+    return f"This command goes on with it: {place}{note.command}"
+
+
+def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:
+    """Return which boxes of the output are missing, and why."""
+    table = Table(box=None, pad_edge=False, title="missing", title_justify="left")
+    for name in ("stage", "unit", "box z,y,x", "reason"):
+        table.add_column(name, overflow="fold")
+    for part in missing[:most]:
+        table.add_row(part.stage, str(part.unit), str(part.box), part.reason)
+    if most is not None and len(missing) > most:
+        table.add_row("…", f"{len(missing) - most} more", "", "`volpipe status --all` lists them")
+    return table

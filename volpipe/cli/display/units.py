@@ -1,0 +1,50 @@
+"""Numbers for people: bytes, times, counts, shapes, voxel sizes and speeds.
+
+Not here: the tables that hold them.
+"""
+
+from __future__ import annotations
+
+LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
+
+
+def size(num_bytes: float) -> str:
+    """Return bytes for people: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if num_bytes < 1024 or unit == "PiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 57 years, 12 days, 1 h 05 min, 3 min 20 s, 4.2 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= LONGEST_HOURS:
+        days = hours / 24
+        return f"{days:.0f} days" if days < 2 * DAYS_OF_YEAR else f"{days / DAYS_OF_YEAR:,.0f} years"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 task, 1,200 tasks."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shape(values: tuple[int, ...]) -> str:
+    return " × ".join(map(str, values))
+
+
+def in_nm(voxel_size_nm: tuple[float, float, float] | None) -> str:
+    if voxel_size_nm is None:
+        return "voxel size unknown"
+    return " × ".join(f"{v:g}" for v in voxel_size_nm) + " nm"
+
+
+def voxel_rate(speed: float) -> str:
+    """Return voxels per second for people: 0.57 Mvoxel/s."""
+    unit, name = (1e6, "Mvoxel/s") if speed >= 1e5 else (1e3, "kvoxel/s")
+    return f"{speed / unit:.2f} {name}"

@@ -1,0 +1,102 @@
+"""What a volume is and holds, as tables and lines: shape, codec, size on disk, grey levels, trials of codecs.
+
+Not here: printing, or the survey (volumes.survey).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from volpipe.cli.display.units import count, in_nm, shape, size
+
+if TYPE_CHECKING:
+    from volpipe.volumes.survey import Footprint, Intensities, Trials
+    from volpipe.volumes.volume import Volume
+
+
+def info_lines(volume: Volume) -> Iterator[str]:
+    """Yield what a volume is, one fact a line."""
+    yield f"{volume.path} {volume.key}".strip()
+    yield f"format      {volume.format}"
+    raw = size(math.prod(volume.shape) * volume.dtype.itemsize)
+    yield f"shape       {shape(volume.shape)} ({', '.join(volume.axes)}), {volume.dtype.name}, {raw} uncompressed"
+    if volume.num_stored_channels > 1:
+        yield f"channels    {volume.channels}"
+    if volume.voxel_size_nm is None:
+        yield "voxel size  unknown; give --set input.voxel_size_nm=[z,y,x] to run and plan, --voxel-size to convert"
+    else:
+        yield f"voxel size  {in_nm(volume.voxel_size_nm)}, origin {' × '.join(f'{v:g}' for v in volume.origin_nm)} nm"
+    yield f"chunks      {shape(volume.chunks)}" + (f" in shards {shape(volume.shards)}" if volume.shards else "")
+    yield f"codec       {volume.codec}"
+    if volume.levels:
+        yield f"levels      {', '.join(volume.levels)}"
+    for note in volume.notes:
+        yield f"note        {note}"
+
+
+def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
+    """Return the volumes of a container: each as it is named on a command line, or why it cannot be read."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("volume", "shape", "axes", "type", "voxel size", "levels"):
+        table.add_column(name, overflow="fold")
+    for name, volume in rows:
+        if isinstance(volume, str):
+            table.add_row(escape(name), escape(volume))
+        else:
+            levels = str(len(volume.levels)) if volume.levels else ""
+            size = in_nm(volume.voxel_size_nm).removeprefix("voxel size ")
+            table.add_row(escape(name), shape(volume.shape), ", ".join(volume.axes), volume.dtype.name, size, levels)
+    return table
+
+
+def footprint_lines(volume: Volume, found: Footprint) -> Iterator[str]:
+    """Yield what lies on disk of a volume."""
+    share = found.num_bytes / (math.prod(volume.shape) * volume.dtype.itemsize)
+    guess = "" if found.is_counted else f" (from {count(found.num_seen, 'place')} where a file may be)"
+    yield (
+        f"on disk     {_about(found.is_counted)}{size(found.num_bytes)} in {count(found.num_files, 'file')}, "
+        f"{share:.3f} of uncompressed{guess}"
+    )
+    if found.num_stored is not None:
+        num_empty = found.num_chunks - found.num_stored
+        about = _about(found.is_stored_counted)
+        yield f"empty       {about}{num_empty:,} of {found.num_chunks:,} chunks ({num_empty / found.num_chunks:.1%})"
+
+
+def intensity_line(found: Intensities) -> str:
+    """Return percentiles of a volume, and what they were taken from."""
+    names = {0.0: "min", 50.0: "median", 100.0: "max"}
+    values = ", ".join(f"{names.get(percent, f'{percent:g} %')} {value:g}" for percent, value in found.percentiles)
+    values = values or "no number that is finite"
+    if found.num_nonfinite:
+        values += f"; {count(found.num_nonfinite, 'voxel')} NaN or infinite"
+    if found.num_cells == found.num_all:
+        return f"intensity   {values} (all voxels)"
+    return f"intensity   {values} ({found.num_cells:,} of {found.num_all:,} chunks, taken at random)"
+
+
+def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:
+    """Return what codecs and chunks gave, and what the volume would take, empty chunks left out of its bytes."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("codec", "chunk", "ratio", "bytes", "encode", "decode", "files", "files in 512³ shards"):
+        table.add_column(name, justify="left" if name == "codec" else "right")
+    raw = math.prod(volume.shape) * volume.dtype.itemsize * stored_share
+    for trial in found.trials:
+        speeds = (f"{speed / 1e6:,.0f} MB/s" for speed in (trial.encode_speed, trial.decode_speed))
+        files = (f"{trial.num_files:,}", f"{trial.num_shards:,}")
+        table.add_row(trial.codec, f"{trial.edge}³", f"{trial.ratio:.3f}", size(raw * trial.ratio), *speeds, *files)
+    table.caption = (
+        f"measured on {found.num_boxes} of the volume's boxes of {shape(found.box)} voxels, on one core; "
+        "bytes and files are those of the whole volume"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _about(is_exact: bool) -> str:
+    return "" if is_exact else "about "
