@@ -1,5 +1,8 @@
+from .api.nets import load_net, net_report
+from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
-from .api.volumes import open
+from .api.sites import check_site, list_sites
+from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import VolpipeError
 from .geometry.grid import Box
 from .inference.plan import Plan
@@ -23,8 +26,20 @@ __all__ = [
     "VolpipeError",
     "Volume",
     "WindowDataset",
+    "check_site",
+    "convert",
+    "draw_comparison",
     "estimate",
+    "info",
+    "list_arrays",
+    "list_sites",
+    "load_net",
+    "net_report",
     "open",
     "plan",
+    "reproduce",
     "run",
+    "sample",
+    "status",
+    "verify",
 ]
