@@ -14,14 +14,20 @@ ENV PATH=/opt/volpipe/bin:$PATH
 WORKDIR /source
 # First what is large and seldom changes.
 COPY constraints.txt ./
-RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 \
+RUN pip install --no-compile --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch==2.13.0 \
     && python -c "import sys, torch; sys.exit((torch.version.cuda is None) != ('$VARIANT' == 'cpu'))"
 COPY pyproject.toml README.md LICENSE ./
 COPY volpipe ./volpipe
 COPY apps ./apps
 COPY models ./models
 COPY configs ./configs
-RUN pip install --constraint constraints.txt ".[kubernetes]"
+RUN pip install --no-compile --constraint constraints.txt ".[kubernetes]"
+# What no run needs goes: torch's own tests and protoc. torch/include stays, for infer.compile where a compiler is added.
+# Bytecode only of what every driver and worker imports, which costs each 3 s without; they may not write it themselves.
+WORKDIR /
+RUN site=$(python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+    && rm -rf "$site/torch/test" && find "$site/torch/bin" -type f ! -name torch_shm_manager -delete \
+    && python -c "import kubernetes.client, parsl, tensorstore, torch, zarr, volpipe.cli.app, volpipe.runs.worker"
 
 # The slim image has bash, setsid and setpriv, which workers and the driver's interchange are started with.
 FROM python:${PYTHON}-slim-bookworm

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from volpipe.apps.app import App, Resources
 from volpipe.blockwise.journal import Record
-from volpipe.estimation import calibrate as rehearsal
+from volpipe.estimation.calibrate import try_blocks
 from volpipe.runs import worker
 from volpipe.runs.worker import Job
 
@@ -19,7 +19,7 @@ def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resour
 
 
 def calibrate(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return rehearsal.try_blocks(job, units)
+    return try_blocks(job, units)
 
 
 def scan(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:

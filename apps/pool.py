@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def started(config: Config) -> Iterator[ParslPool]:
             for_nets = [e for e in config.executors if e.label in labels["gpu"]]
             yield ParslPool(
                 labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address,
-                _worker_threads(for_nets), all(getattr(e, "available_accelerators", None) for e in for_nets),
+                _worker_threads(for_nets), all(map(_has_gpu, for_nets)),
             )  # fmt: skip
         finally:
             with INTERRUPTS.closing():
@@ -232,6 +233,18 @@ def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:
     local = [e for e in executors if isinstance(e, HighThroughputExecutor) and not e.available_accelerators]
     told = [re.search(r"OMP_NUM_THREADS=(\d+)", getattr(e.provider, "worker_init", "")) for e in local]
     return min((int(found[1]) for found in told if found), default=None)
+
+
+def _has_gpu(executor: ParslExecutor) -> bool:
+    """Return whether nets of its workers are on a GPU: each has one by the site, or all are here and torch sees one."""
+    is_here = isinstance(executor, ThreadPoolExecutor) or isinstance(getattr(executor, "provider", None), LocalProvider)
+    return bool(getattr(executor, "available_accelerators", None)) or (is_here and _sees_gpu())
+
+
+def _sees_gpu(devices: Path = Path("/dev")) -> bool:
+    """Return whether torch will find a GPU here, as far as can be told without loading it."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    return not hidden and any(devices.glob("nvidia[0-9]*")) and not version("torch").endswith("+cpu")
 
 
 def _address(executors: Sequence[ParslExecutor]) -> str:

@@ -102,7 +102,7 @@ def test_a_wheel_holds_the_files_of_the_tree_and_no_others(tree: Path, wheel: Pa
     names = set(zipfile.ZipFile(wheel).namelist())
     described = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - described == expected
-    assert {"volpipe/py.typed", "volpipe/apps/start.py", "volpipe/configs/local.py"} <= expected
+    assert {"volpipe/py.typed", "volpipe/apps/pool.py", "volpipe/__init__.pyi", "volpipe/configs/local.py"} <= expected
 
 
 def test_a_wheel_installs_one_name(wheel: Path) -> None:
@@ -182,7 +182,7 @@ def run_in(lay_out: Callable[[Path, Path], Layout], tree: Path, wheel: Path) -> 
     folder.mkdir()
     data = np.random.default_rng(0).integers(0, 256, (16, 20, 37), np.uint8)
     create_array(folder / "cells.n5", "raw", ArraySpec(data.shape, data.dtype, (16, 16, 16), codec="gzip"), "n5")
-    open_writer(folder / "cells.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(folder / "cells.n5", "raw").write(Box.from_shape(data.shape), data)
     (folder / "noting.py").write_text(NET)
     (folder / "recipe.toml").write_text(RECIPE)
     command = ["run", "--config", "local", "--recipe", "recipe.toml", "--out", "same.zarr", "cells.n5"]

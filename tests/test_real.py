@@ -26,7 +26,7 @@ def fibsem(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     attributes = {"resolution": [10, 10, 10], "units": ["nm", "nm", "nm"]}
     spec = ArraySpec(data.shape, data.dtype, (64, 64, 64), codec="gzip", attributes=attributes)
     create_array(path, "raw", spec, "n5")
-    open_writer(path, "raw").write(Box.of(data.shape), data)
+    open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return path
 
 

@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from torch import nn
 from volumes import write_volume
 
-from volpipe.cli.app import _default_output
 from volpipe.errors import PlanError, RunError, VolpipeError
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, check_shapes, describe

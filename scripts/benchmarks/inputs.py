@@ -30,10 +30,10 @@ def volume(setting: Setting, shape: tuple[int, int, int], array_format: str = "n
 
 
 def _write(path: Path, shape: tuple[int, int, int], array_format: str) -> None:
-    tile = np.asarray(Sample(TILE, 0).raw(Box.of(TILE)))
+    tile = np.asarray(Sample(TILE, 0).raw(Box.from_shape(TILE)))
     spec = ArraySpec(shape, tile.dtype, CHUNK, codec=CODECS[array_format])
     create_array(path, "raw", spec, array_format)
     boxes = Grid(shape, TILE)
     for number in range(len(boxes)):
         box = boxes.box(number)
-        open_writer(path, "raw").write(box, np.ascontiguousarray(tile[Box.of(box.shape).slices]))
+        open_writer(path, "raw").write(box, np.ascontiguousarray(tile[Box.from_shape(box.shape).slices]))

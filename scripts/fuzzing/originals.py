@@ -132,7 +132,7 @@ def _levels(folder: Path, format: str) -> None:
     for level, part in enumerate((data, data[::2, ::2, ::2])):
         spec = ArraySpec(part.shape, part.dtype, CHUNK)
         create_array(path, f"s{level}", spec, ARRAY_FORMATS[format])
-        open_writer(path, f"s{level}").write(Box.of(part.shape), part)
+        open_writer(path, f"s{level}").write(Box.from_shape(part.shape), part)
     levels = (Level("s0"), Level("s1", (2.0, 2.0, 2.0)))
     create_multiscale(path, Multiscale(levels, voxel_size_nm=(40.0, 4.0, 4.0)), format=format)
 

@@ -30,8 +30,8 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.launchers import SimpleLauncher
 from parsl.providers import LocalProvider, SlurmProvider
 
-from volpipe.apps import pool as start
-from volpipe.apps.htex import executor as executors
+from volpipe.apps import pool
+from volpipe.apps.htex import executor as executor_module
 from volpipe.apps.htex import launch
 from volpipe.apps.htex.executor import HoldingExecutor, drain_period, in_our_words
 from volpipe.apps.htex.launch import blocks_folder, first_in_path, grouped, slurm_launch_command
@@ -67,7 +67,7 @@ def kernel(tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.Monkey
         executors=[executor], run_dir=str(tmp_path), strategy_period=1, initialize_logging=False, usage_tracking=0
     )
     kernel = parsl.load(config)
-    start._poll_alone(kernel)()  # and not beside Parsl's own poll, which would start a second block
+    pool._poll_alone(kernel)()  # and not beside Parsl's own poll, which would start a second block
     try:
         wait_until(lambda: executor.connected_managers(), 60)
         yield kernel
@@ -175,8 +175,8 @@ def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_on
     tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine a start takes longer than any send; no word of zmq's reaches a user."""
-    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
-    monkeypatch.setattr(executors, "LISTEN_SECONDS", 20)
+    monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 20)
     slow = tmp_path / "interchange.py"
     slow.write_text(f"#!/bin/sh\nsleep 2\nexec {Path(sys.executable).parent}/interchange.py\n")
     slow.chmod(0o755)
@@ -196,8 +196,8 @@ def test_a_task_waits_for_an_interchange_that_starts_slowly_and_no_longer_for_on
 def test_an_interchange_that_never_takes_a_task_is_named(
     tmp_path: Path, executor: HoldingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "SEND_MILLISECONDS", 100)
-    monkeypatch.setattr(executors, "LISTEN_SECONDS", 0.5)
+    monkeypatch.setattr(executor_module, "SEND_MILLISECONDS", 100)
+    monkeypatch.setattr(executor_module, "LISTEN_SECONDS", 0.5)
     deaf = tmp_path / "interchange.py"
     deaf.write_text("#!/bin/sh\ncat > /dev/null &\nexec sleep 60\n")
     deaf.chmod(0o755)
@@ -299,7 +299,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(executors.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(executor_module.time, "monotonic", lambda: self.now)
 
 
 def refuses(executor: HoldingExecutor) -> bool:

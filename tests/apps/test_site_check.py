@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -153,14 +154,11 @@ def test_other_code_of_the_same_version_is_named(trial: Trial) -> None:
     source = Path(volpipe.__file__).parent
     copy = trial.folder / "first"
     copy.mkdir()
-    for name in ("volpipe", "apps", "models", "configs"):
-        (copy / name).mkdir()
-        for file in (source.parent / name).iterdir():
-            if file.name != "grid.py":
-                (copy / name / file.name).symlink_to(file)
-    (copy / "volpipe/__init__.py").unlink()
-    (copy / "volpipe/__init__.py").write_text((source / "__init__.py").read_text())
-    (copy / "volpipe/geometry/grid.py").write_text((source / "grid.py").read_text() + "\nOLDER = True\n")
+    for name in ("apps", "models", "configs"):
+        (copy / name).symlink_to(source.parent / name)
+    shutil.copytree(source, copy / "volpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "volpipe/geometry/grid.py").open("a") as file:
+        file.write("\nOLDER = True\n")
     trial.init = f"export PYTHONPATH={copy}:$PYTHONPATH"
     ended = trial.check()
     (sentence,) = sentences(ended)

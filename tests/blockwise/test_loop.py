@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from plans import planned, volume
 
-from volpipe.blockwise import loop as run
+from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
 from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.blockwise.loop import LARGEST_BUNDLE, RETRIES, Loop, Progress
@@ -28,7 +28,7 @@ from volpipe.runs.schedule import Schedule
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(run, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.001)
     yield
 
 

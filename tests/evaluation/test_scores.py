@@ -21,7 +21,7 @@ from skimage import metrics
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError, RunStopped, WorkerLost
-from volpipe.evaluation import evaluate as evaluating
+from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.evaluation.evaluate import evaluate, plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, ImageSums, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
@@ -84,7 +84,7 @@ def test_image_scores_are_those_of_scikit_image_whatever_the_blocks(
     made, truth = pair
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     for block in ((128, 128, 128), (16, 32, 9), (64, 64, 64)):
-        monkeypatch.setattr(evaluating, "BLOCK", block)
+        monkeypatch.setattr(evaluate_module, "BLOCK", block)
         scored = evaluate(found, Here().start, tmp_path)
         assert isinstance(scored, dict)
         assert scored["output"].psnr == pytest.approx(
@@ -254,7 +254,7 @@ def test_interpolation_is_that_of_scipy(method: str, factors: tuple[int, int, in
     grid = np.meshgrid(*places, indexing="ij")
     known = ndimage.map_coordinates(coarse.astype(float), grid, order=order, mode="mirror")
     reader = open_volume(tmp_path / "c.tif").open()
-    whole = Box.of(known.shape)
+    whole = Box.from_shape(known.shape)
     np.testing.assert_allclose(interpolated(reader, whole, factors, method), known, atol=1e-4)
     part = Box((11, 5, 3), (38, 13, 15))
     np.testing.assert_allclose(interpolated(reader, part, factors, method), known[part.slices], atol=1e-4)

@@ -51,7 +51,7 @@ def test_window_cores_tile_the_volume_once(lattice: Lattice) -> None:
             tuple(i * s for i, s in zip(index, lattice.stride, strict=True)),
             tuple((i + 1) * s for i, s in zip(index, lattice.stride, strict=True)),
         )
-        seen[(core & Box.of(lattice.shape)).slices] += 1
+        seen[(core & Box.from_shape(lattice.shape)).slices] += 1
     assert (seen == 1).all()
 
 

@@ -23,7 +23,7 @@ def hollow(folder: Path, value: int, format_: str = "n5") -> np.ndarray:
     sharded = format_ == "zarr3"
     spec = ArraySpec(data.shape, data.dtype, (8, 8, 8), (8, 8, 16) if sharded else None, codec="gzip")
     create_array(folder / "in.n5", "raw", spec, format_)
-    open_writer(folder / "in.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(folder / "in.n5", "raw").write(Box.from_shape(data.shape), data)
     return data
 
 

@@ -67,7 +67,7 @@ def test_identity_on_a_shipped_recipe_gives_back_the_volume(
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_the_default_recipe_keeps_the_mean_of_16_bits_and_of_floats(tmp_path: Path, give: Give, dtype: str) -> None:
     """Over 0 … 65535 it came back 54 grey levels darker, almost one deviation."""
-    data = Sample(SHAPE, 3).raw(Box.of(SHAPE)) * np.float64(2) + 1000
+    data = Sample(SHAPE, 3).raw(Box.from_shape(SHAPE)) * np.float64(2) + 1000
     data = data if dtype == "uint16" else data / 1510
     write_volume(tmp_path / "in.n5", data.astype(dtype))
     out, _, printed = run(give, *DENOISER)

@@ -59,6 +59,16 @@ def test_on_a_cpu_windows_go_one_by_one() -> None:
     assert Runner.load(planned(IDENTITY, "infer.batch=6")).batch == 6
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_worker_keeps_freed_memory_on_every_device(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(runner_module, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda net, *arguments, **named: net)
+    assert Runner.load(planned(IDENTITY, "infer.batch=1")).device == ("cuda" if has_gpu else "cpu")
+    assert kept == [True]
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_the_batch_is_the_largest_power_of_two_that_fits(capacity: int, most: int) -> None:
     tried: list[int] = []
@@ -263,7 +273,7 @@ def test_a_block_that_cannot_be_read_yields_its_error_and_the_next_goes_on() -> 
 def laid_out(folder: Path, data: np.ndarray, *settings: str) -> tuple[Plan, StreamedWindows, Affine]:
     """Return a plan over `data` (z, y, x), stored in chunks of 8, whose output exists; and where its windows are."""
     create_array(folder / "in.n5", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8), codec="gzip"), "n5")
-    open_writer(folder / "in.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(folder / "in.n5", "raw").write(Box.from_shape(data.shape), data)
     shape = ("windows.shape=[8,8,8]", "windows.block=[1,1,1]", "output.levels=0")
     plan = prepare(str(folder / "in.n5"), load_recipe(None, [*shape, *settings]), folder / "out.zarr", folder)
     create_output(plan, {})

@@ -20,7 +20,7 @@ import volpipe
 from volpipe.errors import PlanError, RunStopped
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import create_output, levels_of, promised
+from volpipe.inference.output import create_output, levels_of, planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder
@@ -459,7 +459,7 @@ def test_channels_of_affinities_are_named_by_their_offsets(tmp_path: Path) -> No
     (tmp_path / "two.py").write_text(TWO_CHANNELS)
     settings = (f"net.name={tmp_path}/two.py:net", "normalise.method=none", "net.offsets=[[-1,0,0],[0,3,-9]]")
     plan = planned(tmp_path, noise(SHAPE16), *settings)
-    assert promised(plan).channel_names == ("z-1", "y+3 x-9")
+    assert planned_volume(plan).channel_names == ("z-1", "y+3 x-9")
     ran(plan)
     assert open_volume(plan.out).channel_names == ("z-1", "y+3 x-9")
     with pytest.raises(PlanError, match=r"net\.offsets names 1 channel, net .* makes 2"):

@@ -9,7 +9,7 @@ import pytest
 from plans import facts, volume
 
 from volpipe.errors import PlanError
-from volpipe.inference.output import create_output, promised
+from volpipe.inference.output import create_output, planned_volume
 from volpipe.inference.plan import Plan, make_plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.volumes.volume import open_volume
@@ -34,7 +34,7 @@ def test_a_promised_volume_is_the_one_that_is_found(
     plan = plan_into(tmp_path / ("out.n5" if form == "n5" else "out.zarr"), *settings, channels=channels, voxel=voxel)
     create_output(plan, {})
     for level in range(3):
-        expected, found = asdict(promised(plan, level)), asdict(open_volume(plan.out, level=level))
+        expected, found = asdict(planned_volume(plan, level)), asdict(open_volume(plan.out, level=level))
         for words in ("channel_names", "notes"):  # which a complete output alone has, and remarks on what it lacks
             expected.pop(words), found.pop(words)
         assert found == expected
@@ -42,4 +42,4 @@ def test_a_promised_volume_is_the_one_that_is_found(
 
 def test_a_level_that_there_will_not_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"will have no level 3; its levels are 0 to 2"):
-        promised(plan_into(tmp_path / "out.zarr"), 3)
+        planned_volume(plan_into(tmp_path / "out.zarr"), 3)

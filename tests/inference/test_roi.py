@@ -235,7 +235,7 @@ def place_volume(
     path: Path, data: np.ndarray, size: tuple[float, float, float], origin: tuple[float, float, float]
 ) -> None:
     create_array(path, "s0", ArraySpec(data.shape, data.dtype, data.shape, codec="gzip"), "n5")
-    open_writer(path, "s0").write(Box.of(data.shape), data)
+    open_writer(path, "s0").write(Box.from_shape(data.shape), data)
     multiscale = Multiscale((Level("s0"),), voxel_size_nm=size, origin_nm=origin)
     create_multiscale(path, multiscale, format="n5")
 

@@ -47,7 +47,7 @@ def denoised(greys: np.ndarray) -> np.ndarray:
 
 
 def picture(noise: float) -> np.ndarray:
-    return Sample(SHAPE, HELD_OUT, noise=noise).raw(Box.of(SHAPE)).astype(np.float64)
+    return Sample(SHAPE, HELD_OUT, noise=noise).raw(Box.from_shape(SHAPE)).astype(np.float64)
 
 
 def psnr(truth: np.ndarray, data: np.ndarray) -> float:
@@ -116,7 +116,7 @@ def test_another_contrast_or_brightness_is_denoised_as_well(gain: float, offset:
 
 def test_membranes_stay_as_dark_as_they_are() -> None:
     truth, out = picture(0.0)[INSIDE], denoised(picture(1.0))[INSIDE]
-    membrane = (Sample(SHAPE, HELD_OUT).organelles(Box.of(SHAPE)) == MEMBRANE)[INSIDE]
+    membrane = (Sample(SHAPE, HELD_OUT).organelles(Box.from_shape(SHAPE)) == MEMBRANE)[INSIDE]
     assert membrane.mean() > 0.05
     assert abs(out[membrane].mean() - truth[membrane].mean()) < 1
     assert out[membrane].std() > 0.95 * truth[membrane].std()
@@ -155,7 +155,7 @@ def test_run_by_the_default_recipe_equals_the_net_over_the_whole(tmp_path: Path)
     assert plan.overlap == (20, 20, 20)  # twice the halo, which its stride of 2 rounds up to 10
     assert execute(plan, Inline().start).missing == []
     found = open_volume(plan.out).open()[...]
-    padded = np.pad(sample.raw(Box.of(sample.shape)), ((10, 11), (10, 10), (10, 10)), mode="reflect")
+    padded = np.pad(sample.raw(Box.from_shape(sample.shape)), ((10, 11), (10, 10), (10, 10)), mode="reflect")
     expected = denoised(padded)[10:-11, 10:-10, 10:-10].clip(0, 255)
     assert found.dtype == np.uint8
     assert np.abs(found - expected).max() < 0.501  # rounding, and another order of sums

@@ -47,7 +47,7 @@ def test_the_command_makes_finer_slices_of_the_right_size_at_the_right_place(
     data = np.random.default_rng(0).integers(125 - spread, 125 + spread, (10, 24, 26)).astype(np.uint8)
     attributes = {"resolution": [8, 8, 40], "units": ["nm"] * 3}  # of N5: x, y, z
     create_array(tmp_path / "v.n5", "raw", ArraySpec(data.shape, data.dtype, data.shape, attributes=attributes), "n5")
-    open_writer(tmp_path / "v.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(tmp_path / "v.n5", "raw").write(Box.from_shape(data.shape), data)
     ended = giver(tmp_path, monkeypatch, capsys)("run", "--recipe", name, "--config", "threads", "v.n5/raw")
     assert ended.code == 0, ended.err
     made = open_volume(tmp_path / "v_raw_superres.zarr")

@@ -15,7 +15,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volpipe.nets import facts as descriptions
+from volpipe.nets import facts as facts_module
 from volpipe.nets.facts import FILE, NetFacts, facts_key, look_up, models_folder
 from volpipe.nets.load import _output_shape, build_net, describe, examine
 from volpipe.recipes.inference import NetChoice, load_recipe
@@ -39,7 +39,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder of nets, which stands for the package's own."""
     folder = tmp_path / "models"
     shutil.copytree(models_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(descriptions, "models_folder", lambda: folder)
+    monkeypatch.setattr(facts_module, "models_folder", lambda: folder)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_what_differs_is_built_and_asked(models: Path, change: str, monkeypatch:
     elif change == "weights":
         (models / "unet3d_denoise.safetensors").write_bytes(b"other")
     elif change == "torch":
-        monkeypatch.setattr(descriptions, "torch_version", lambda: "0.1")
+        monkeypatch.setattr(facts_module, "torch_version", lambda: "0.1")
     elif change == "no file":
         (models / FILE).unlink()
     elif change == "damage":

@@ -172,7 +172,7 @@ def test_blocks_that_go_through_the_net_again_give_the_same_bytes(
 def test_recomputing_finds_voxels_that_the_net_did_not_give(tmp_path: Path, give: Give) -> None:
     run(give, blend="hann")
     writer = open_writer(tmp_path / "out.zarr", "s0")
-    box = Box((0, 0, 0), writer.header.write_unit) & Box.of(SHAPE)
+    box = Box((0, 0, 0), writer.header.write_unit) & Box.from_shape(SHAPE)
     data = writer.read(box)
     data[1, 2, 3] = data[1, 2, 3] ^ 1
     writer.write(box, data)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array, csgraph
 
 from volpipe.recipes.segmentation import Objects
-from volpipe.segmentation import agglomerate as label_graph
+from volpipe.segmentation import agglomerate as agglomerate_module
 from volpipe.segmentation.agglomerate import Edges, agglomerate, connected_components
 
 SHAPES = st.tuples(*[st.integers(1, 13)] * 3)
@@ -47,7 +47,7 @@ def merged_by_search(num: int, edges: Edges, threshold: float) -> np.ndarray:
 
 @pytest.mark.parametrize("few", [0.0, 0.1, 2.0])  # all at once, some, one by one
 def test_agglomeration_always_takes_the_best_pair(few: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_graph, "FEW", few)
+    monkeypatch.setattr(agglomerate_module, "FEW", few)
     rng = np.random.default_rng(7)
     for _ in range(30):
         num, threshold = int(rng.integers(2, 30)), float(rng.random())

@@ -91,7 +91,7 @@ def test_a_voxel_that_is_not_as_its_piece_is_found(tmp_path: Path, give: Give) -
         truth[tuple(slice(8 * i + 3, 8 * i + 5) for i in corner)] = 1
     make(tmp_path / "t.zarr", np.uint8(255) * affinities(truth, NEAREST)[0], chunks=(3, 8, 8, 8))
     label(give, "t.zarr", *NEAR, *COMPONENTS, "--set", "objects.background=0.1")
-    writer, whole = open_writer(tmp_path / "l.zarr", "s0"), Box.of(truth.shape)
+    writer, whole = open_writer(tmp_path / "l.zarr", "s0"), Box.from_shape(truth.shape)
     known = writer.read(whole)
     assert known.max() == BLOCKS and np.array_equal(known > 0, truth > 0)
 

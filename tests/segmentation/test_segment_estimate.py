@@ -23,8 +23,8 @@ from volpipe.errors import RunStopped
 from volpipe.evaluation import estimate, evaluate
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.segmentation import estimate as label_cost
-from volpipe.segmentation import tasks as label_tasks
+from volpipe.segmentation import estimate as estimate_module
+from volpipe.segmentation import tasks as tasks_module
 from volpipe.segmentation.agglomerate import solve
 from volpipe.segmentation.driver import plan_segmentation, segment
 from volpipe.segmentation.estimate import (
@@ -79,7 +79,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         def stopwatch() -> Iterator[SimpleNamespace]:
             yield SimpleNamespace(seconds=seconds)
 
-        monkeypatch.setattr(label_cost, "stopwatch", stopwatch)
+        monkeypatch.setattr(estimate_module, "stopwatch", stopwatch)
 
     return stop_at
 
@@ -96,12 +96,12 @@ def seen(plan: SegmentPlan, block: int, reach: tuple[int, ...]) -> int:
 
 def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[SegmentPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
-    real = label_tasks._task
+    real = tasks_module._task
 
-    def timed(stage: str, job: label_tasks.SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
+    def timed(stage: str, job: tasks_module.SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
         return dataclasses.replace(real(stage, job, unit, do), seconds=seconds(job.plan, stage, unit))
 
-    monkeypatch.setattr(label_tasks, "_task", timed)
+    monkeypatch.setattr(tasks_module, "_task", timed)
 
 
 @pytest.mark.parametrize("objects", [{"method": "components", "threshold": 0.5}, {}, {"agglomerate": "mutex"}])
@@ -193,7 +193,7 @@ def test_copies_of_a_graph_make_as_many_times_its_objects(tmp_path: Path) -> Non
 
     segment(plan, Kept().start)
     (one,) = graphs
-    three = label_cost.repeated(one, 3, 32**3)
+    three = estimate_module.repeated(one, 3, 32**3)
     found, many = (solve(g.table, g.joins, g.pairs, g.sums, plan.recipe.objects) for g in (one, three))
     assert len(found.objects) > 1
     num = len(found.objects)
@@ -223,7 +223,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
     plan, volume = planned_over(tmp_path, data, recipe((8, 8, 8), method="components", background=0.2), 8)
     trial = dataclasses.replace(trial_of(tmp_path, plan, volume), folder=str(tmp_path))
     for number in range(2):
-        rates = SegmentCosts(*label_cost.try_blocks(trial, number).result)
+        rates = SegmentCosts(*estimate_module.try_blocks(trial, number).result)
         assert rates.graph_parts > 0
         assert rates.num_voxels == 2 * 8**3
 
@@ -261,8 +261,8 @@ def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_made_up_affinities_are_the_same_each_time_and_of_the_type_that_is_wanted(tmp_path: Path, dtype: str) -> None:
     volume = dataclasses.replace(make(tmp_path / "a.zarr", np.zeros((4, 9, 9, 9), np.uint8)), dtype=np.dtype(dtype))
-    parts = [label_cost.synthetic_affinities(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
-    first, second = (part.open().read(Box.of((20, 30, 25))) for part in parts)
+    parts = [estimate_module.synthetic_affinities(volume, (20, 30, 25), tmp_path / name) for name in ("one", "two")]
+    first, second = (part.open().read(Box.from_shape((20, 30, 25))) for part in parts)
     assert np.array_equal(first, second)
     assert first.shape == (4, 20, 30, 25)
     assert first.dtype == dtype
@@ -310,7 +310,7 @@ def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "a.zarr", affinities((9, 16, 16, 32)), chunks=(9, 16, 16, 16))
-    monkeypatch.setattr(label_cost, "WORTH_TRYING", 0)
+    monkeypatch.setattr(estimate_module, "WORTH_TRYING", 0)
     give = giver(tmp_path, monkeypatch, capsys)
     ended = give("segment", "a.zarr", *THREADS, "--set", "output.block=[16,16,16]", "--set", "output.chunk=[8,8,8]")
     assert ended.code == 0, ended.err
@@ -378,7 +378,7 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
 def test_times_of_a_labelling_say_what_they_rest_on() -> None:
     from volpipe.cli.segment import time_table
 
-    stages = (label_cost.StageTime("pieces", 12, 61.0), label_cost.StageTime("graph", 1, 3.0))
+    stages = (estimate_module.StageTime("pieces", 12, 61.0), estimate_module.StageTime("graph", 1, 3.0))
     table = time_table(SegmentTimes(stages, 64.0, 1000, is_guess=True), "local")
     assert [list(column.cells) for column in table.columns] == [
         ["pieces", "graph"], ["12", "1"], ["≈ 1 min 01 s", "≈ 3.0 s"],

@@ -20,7 +20,7 @@ from conftest import ROOT
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor, ThreadPoolExecutor
 from parsl.executors.base import ParslExecutor
-from parsl.providers import LocalProvider
+from parsl.providers import LocalProvider, SlurmProvider
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.apps import pool
@@ -152,6 +152,38 @@ def htex(label: str, workers: int | None, *, max_blocks: int = 1, nodes: int = 1
 )
 def test_an_executor_has_as_many_slots_as_it_may_have_workers(make: Callable[[], ParslExecutor], slots: int) -> None:
     assert pool._num_workers(make()) == slots
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "torch", "expected"),
+    [
+        (["nvidia0", "nvidiactl"], None, "2.13.0", True),
+        (["nvidia0", "nvidiactl"], "1", "2.13.0", True),
+        (["nvidia0", "nvidiactl"], "", "2.13.0", False),
+        (["nvidia0", "nvidiactl"], None, "2.13.0+cpu", False),
+        (["nvidiactl"], None, "2.13.0", False),
+    ],
+)
+def test_a_machine_has_a_gpu_where_torch_will_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], visible: str | None, torch: str, expected: bool
+) -> None:
+    for name in devices:
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(pool, "version", {"torch": torch}.__getitem__)
+    assert pool._sees_gpu(tmp_path) == expected
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_workers_of_a_machine_with_a_gpu_need_the_memory_of_cuda(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_sees_gpu", lambda: here)
+    assert pool._has_gpu(htex("gpu", 2)) == here
+    assert pool._has_gpu(ThreadPoolExecutor(label="a", max_threads=3)) == here
+    away = HighThroughputExecutor(label="gpu", address="127.0.0.1", provider=SlurmProvider(), encrypted=False)
+    assert not pool._has_gpu(away)  # another machine's devices say nothing of it
+    assert pool._has_gpu(HighThroughputExecutor(label="gpu", address="127.0.0.1", available_accelerators=1))
 
 
 @pytest.mark.parametrize("name", ["local", "local.py", "threads", "threads.py"])

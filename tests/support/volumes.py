@@ -16,7 +16,7 @@ def write_volume(path: Path, data: np.ndarray, chunk: int = 16) -> Path:
     """Write `data` (z, y, x) as an N5 volume."""
     spec = ArraySpec(data.shape, data.dtype, tuple(min(chunk, n) for n in data.shape), codec="gzip")
     create_array(path, "raw", spec, "n5")
-    open_writer(path, "raw").write(Box.of(data.shape), data)
+    open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return path
 
 

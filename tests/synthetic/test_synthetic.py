@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from volpipe.errors import RecipeError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.synthetic import neurites, random_field
-from volpipe.synthetic import volume as sample_module
+from volpipe.synthetic import volume as volume_module
 from volpipe.synthetic.render import blur, paint, sections
 from volpipe.synthetic.tissue import grow, vesicles
 from volpipe.synthetic.volume import CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE, Sample, write_sample
@@ -40,13 +40,13 @@ def far_sample() -> Sample:
 
 @cache
 def whole(kind: str) -> np.ndarray:
-    return make(far_sample(), kind, Box.of(WHOLE).shift(FAR))
+    return make(far_sample(), kind, Box.from_shape(WHOLE).shift(FAR))
 
 
 @cache
 def tissue() -> dict[str, np.ndarray]:
     sample = Sample((64, 128, 128), seed=1)
-    return {kind: make(sample, kind, Box.of(sample.shape)) for kind in KINDS}
+    return {kind: make(sample, kind, Box.from_shape(sample.shape)) for kind in KINDS}
 
 
 def floats(sample: Sample, box: Box) -> dict[str, np.ndarray]:
@@ -75,7 +75,7 @@ def test_any_box_equals_the_crop_of_the_whole(kind: str, box: Box) -> None:
 
 @cache
 def whole_floats() -> dict[str, np.ndarray]:
-    return floats(far_sample(), Box.of(WHOLE).shift(FAR))
+    return floats(far_sample(), Box.from_shape(WHOLE).shift(FAR))
 
 
 @given(box=boxes().filter(lambda box: not box.is_empty))
@@ -88,8 +88,8 @@ def test_not_one_bit_depends_on_the_box(box: Box) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_do_not_show(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = whole(kind)
-    monkeypatch.setattr(sample_module, "_TILE", (7, 19, 23))
-    assert np.array_equal(make(far_sample(), kind, Box.of(WHOLE).shift(FAR)), expected)
+    monkeypatch.setattr(volume_module, "_TILE", (7, 19, 23))
+    assert np.array_equal(make(far_sample(), kind, Box.from_shape(WHOLE).shift(FAR)), expected)
 
 
 @pytest.mark.parametrize("voxel_size_nm", [(16.0, 8.0, 8.0), (40.0, 4.0, 4.0), (10.0, 10.0, 10.0)])
@@ -128,13 +128,13 @@ def test_bytes_are_those_that_were_recorded(kind: str, digest: str) -> None:
 
 
 def test_another_seed_gives_another_tissue() -> None:
-    first, second = (Sample((8, 32, 32), seed).raw(Box.of((8, 32, 32))) for seed in (0, 1))
+    first, second = (Sample((8, 32, 32), seed).raw(Box.from_shape((8, 32, 32))) for seed in (0, 1))
     assert np.mean(first == second) < 0.1
 
 
 def test_another_voxel_size_shows_the_same_tissue() -> None:
-    coarse = Sample((20, 60, 60), 1, (16.0, 16.0, 16.0)).labels(Box.of((20, 60, 60)))
-    fine = Sample((40, 120, 120), 1, (8.0, 8.0, 8.0)).labels(Box.of((40, 120, 120)))[::2, ::2, ::2]
+    coarse = Sample((20, 60, 60), 1, (16.0, 16.0, 16.0)).labels(Box.from_shape((20, 60, 60)))
+    fine = Sample((40, 120, 120), 1, (8.0, 8.0, 8.0)).labels(Box.from_shape((40, 120, 120)))[::2, ::2, ::2]
     inside = (coarse > 0) & (fine > 0)
     assert inside.mean() > 0.7
     assert np.mean(coarse[inside] == fine[inside]) > 0.995
@@ -233,7 +233,7 @@ def test_distance_to_a_rod_is_that_to_its_nearest_point() -> None:
 
 
 def test_noise_is_added_to_the_picture_and_to_nothing_else() -> None:
-    box = Box.of((24, 64, 64))
+    box = Box.from_shape((24, 64, 64))
     clean, usual, double = (Sample(box.shape, 1, noise=noise) for noise in (0.0, 1.0, 2.0))
     greys = clean.raw(box).astype(np.float64)
     inside = (greys > 50) & (greys < 205)  # where no noise is clipped away
@@ -280,7 +280,7 @@ def test_written_arrays_hold_the_sample_for_other_readers(tmp_path: Path) -> Non
     write_sample(tmp_path / "a.n5", sample, chunk=16)
     with z5py.File(str(tmp_path / "a.n5"), "r") as file:
         for key in ("raw", "labels"):
-            assert np.array_equal(file[key][:], make(sample, key, Box.of(sample.shape)))
+            assert np.array_equal(file[key][:], make(sample, key, Box.from_shape(sample.shape)))
             assert file[key].chunks == (16, 16, 16)
     attributes = json.loads((tmp_path / "a.n5/raw/attributes.json").read_text())
     assert attributes["resolution"] == [8, 8, 16]  # x, y, z
@@ -318,7 +318,9 @@ def test_zarr_holds_the_same_voxels(format: str, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     sample = Sample((10, 20, 20))
     write_sample(tmp_path / "a.zarr", sample, chunk=8, format=format)
-    assert np.array_equal(zarr.open_array(str(tmp_path / "a.zarr/raw"), mode="r")[:], sample.raw(Box.of(sample.shape)))
+    assert np.array_equal(
+        zarr.open_array(str(tmp_path / "a.zarr/raw"), mode="r")[:], sample.raw(Box.from_shape(sample.shape))
+    )
 
 
 def test_another_sample_in_the_same_place_is_refused(tmp_path: Path) -> None:

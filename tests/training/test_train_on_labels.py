@@ -229,10 +229,22 @@ def test_what_is_held_out_is_scored_as_a_run_would_store_it(folder: Path) -> Non
 
 def test_the_sigmoid_is_left_to_the_loss_while_the_net_learns_alone(folder: Path) -> None:
     state = make_train_state(recipe(folder), str(folder))
-    data = torch.full((1, 1, 8, 16, 16), 3.0)
+    data = torch.full((1, 1, 8, 16, 16), 3.0, device=state.device)
     with torch.inference_mode():
         torch.testing.assert_close(state.net(data).sigmoid(), state.average(data))
     assert state.logits
+
+
+def test_the_arithmetic_of_a_training_does_not_depend_on_its_process(folder: Path) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32
+    with cudnn.flags(enabled=True, deterministic=False, allow_tf32=True):
+        try:
+            matmul.allow_tf32 = True
+            make_train_state(recipe(folder), str(folder))
+            assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic) == (False, False, True)
+        finally:
+            matmul.allow_tf32 = before
 
 
 def test_stopped_and_gone_on_it_comes_to_the_same_weights(folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_log_of_a_training_that_failed_has_the_sentence_and_what_the_worker_
     lines = lines_in(folder / "t")
     assert "the run stopped" in lines
     assert any(line.startswith("t: rank 0 of 1 failed: ") and "NaN" in line for line in lines)
-    assert any("train.py" in line and line.startswith("  File") for line in lines)  # where in the worker it was
+    assert any("training/loop.py" in line and line.startswith("  File") for line in lines)  # where in the worker it was
 
 
 def test_a_folder_in_which_nothing_began_but_a_log_is_no_others(folder: Path) -> None:

@@ -51,7 +51,7 @@ def make(path: Path, data: np.ndarray, chunk: int = 16) -> Volume:
         codec="gzip", attributes=attributes,
     )  # fmt: skip
     create_array(path, "raw", spec, "n5")
-    open_writer(path, "raw").write(Box.of(data.shape), data)
+    open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return open_volume(path)
 
 
@@ -61,7 +61,7 @@ def place_of(folder: Path, format: str, name: str = "copy") -> Path:
 
 def voxels(volume: Volume) -> np.ndarray:
     """Return all voxels as (c, z, y, x)."""
-    return volume.open().read(Box.of(volume.spatial_shape))
+    return volume.open().read(Box.from_shape(volume.spatial_shape))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -57,7 +57,7 @@ def make(path: Path) -> Volume:
     data = noise(SHAPE, "uint16")
     data[:8, :8, 8:24] = 0
     create_array(path, "raw", ArraySpec(SHAPE, data.dtype, (8, 8, 8)), "n5")
-    open_writer(path, "raw").write(Box.of(SHAPE), data)
+    open_writer(path, "raw").write(Box.from_shape(SHAPE), data)
     return open_volume(path)
 
 
@@ -179,7 +179,7 @@ def test_a_copy_does_not_go_on_with_a_source_that_was_changed(tmp_path: Path) ->
     """It would be half of the one and half of the other."""
     source = make(tmp_path / "a.n5")
     kill(tmp_path, source, str(tmp_path / "b.out"), "n5", 1)
-    open_writer(tmp_path / "a.n5", "raw").write(Box.of(SHAPE), noise(SHAPE, "uint16", seed=1))
+    open_writer(tmp_path / "a.n5", "raw").write(Box.from_shape(SHAPE), noise(SHAPE, "uint16", seed=1))
     with pytest.raises(VolumeError, match=r"part of another copy \(0/0/0 was .*voxels that were compared differ"):
         convert(source, tmp_path / "b.out", CHOICES["n5"])
 

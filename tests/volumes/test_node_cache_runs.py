@@ -79,7 +79,7 @@ def test_a_chunk_file_is_fetched_once_however_often_it_is_read(node: Path, tmp_p
     )
     before = tensorstore.transferred().read
     for _ in range(3):
-        volume.open().read(Box.of((16, *SHAPE[1:])))
+        volume.open().read(Box.from_shape((16, *SHAPE[1:])))
     assert tensorstore.transferred().read - before == stored
 
 

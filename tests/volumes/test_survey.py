@@ -54,7 +54,7 @@ def lay(path: Path, data: np.ndarray, layout: str) -> Volume:
     shards = (16, 16, 16) if layout == "shards" else None
     format = {"shards": "zarr3"}.get(layout, layout)
     create_array(path, "raw", ArraySpec(data.shape, data.dtype, (CHUNK,) * 3, shards), format)
-    open_writer(path, "raw").write(Box.of(data.shape), data)
+    open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return open_volume(path, "raw")
 
 
@@ -145,7 +145,7 @@ def test_percentiles_leave_out_what_is_no_number(tmp_path: Path) -> None:
 def test_a_sample_is_near_the_whole_and_the_seed_decides_it(tmp_path: Path) -> None:
     data = np.random.default_rng(1).integers(0, 256, (32, 320, 1024)).astype(np.uint8)  # 2.5 times what is taken
     create_array(tmp_path / "a.zarr", "raw", ArraySpec(data.shape, data.dtype, (32, 64, 64), codec="raw"), "zarr2")
-    open_writer(tmp_path / "a.zarr", "raw").write(Box.of(data.shape), data)
+    open_writer(tmp_path / "a.zarr", "raw").write(Box.from_shape(data.shape), data)
     volume = open_volume(tmp_path / "a.zarr")
     first, again, other = (measure_intensities(volume, seed=seed, seconds=LONG) for seed in (0, 0, 1))
     assert first.num_cells < first.num_all == 80
@@ -190,7 +190,7 @@ def test_trials_look_for_boxes_with_something_in_them(tmp_path: Path) -> None:
     data = np.zeros((128, 128, 512), np.uint8)
     data[:, :, 384:] = np.random.default_rng(0).integers(0, 255, (128, 128, 128))
     create_array(tmp_path / "a.n5", "raw", ArraySpec(data.shape, data.dtype, (64, 64, 64)), "n5")
-    open_writer(tmp_path / "a.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(tmp_path / "a.n5", "raw").write(Box.from_shape(data.shape), data)
     found = try_codecs(open_volume(tmp_path / "a.n5"), seconds=LONG)
     assert found.num_boxes == 1
     assert min(trial.ratio for trial in found.trials) > 0.9  # noise does not compress
@@ -215,7 +215,7 @@ def test_a_folder_with_too_many_files_is_estimated(tmp_path: Path) -> None:
     data = np.ones((32, 32, 64), np.uint8)
     data[:, :, 32:] = 0
     create_array(tmp_path / "a.n5", "raw", ArraySpec(data.shape, data.dtype, (2, 4, 4), codec="raw"), "n5")
-    open_writer(tmp_path / "a.n5", "raw").write(Box.of(data.shape), data)
+    open_writer(tmp_path / "a.n5", "raw").write(Box.from_shape(data.shape), data)
     found = measure_footprint(open_volume(tmp_path / "a.n5"), seconds=1e-4)  # 1024 files take some ten times as long
     assert not found.is_counted and not found.is_stored_counted
     assert 0 < found.num_seen < 2048

@@ -128,7 +128,7 @@ def test_a_run_reads_what_was_chosen_and_says_so(tmp_path: Path, series: np.ndar
     words = " ".join(ended.out.split())
     assert "channel 1, GFP, of 3; point in time 1 of 2; voxel size 40 × 8 × 8 nm as given" in words
     out = open_volume(tmp_path / "out.zarr")
-    np.testing.assert_array_equal(out.open().read(Box.of((5, 20, 24)))[0], series[1, :, 1])
+    np.testing.assert_array_equal(out.open().read(Box.from_shape((5, 20, 24)))[0], series[1, :, 1])
     assert (out.voxel_size_nm, out.origin_nm) == ((40, 8, 8), (0, 80, 0))
     told = json.loads((tmp_path / "out.zarr/zarr.json").read_text())["attributes"]["volpipe"]["input"]
     assert told["view"] == {"channel": 1, "time": 1, "voxel_size_nm": [40, 8, 8], "origin_nm": [0, 80, 0]}

@@ -92,9 +92,9 @@ def test_other_types_and_shapes_are_refused(tmp_path: Path) -> None:
     create_array(tmp_path / "a", "x", ArraySpec(shape=(8, 8, 8), dtype=np.dtype("u1"), chunks=(4, 4, 4)))
     writer = open_writer(tmp_path / "a", "x")
     with pytest.raises(VolumeError, match="holds uint8, the data is uint16"):
-        writer.write(Box.of((4, 4, 4)), np.ones((4, 4, 4), np.uint16))
+        writer.write(Box.from_shape((4, 4, 4)), np.ones((4, 4, 4), np.uint16))
     with pytest.raises(VolumeError, match="does not fill"):
-        writer.write(Box.of((4, 4, 4)), np.ones((4, 4, 1), np.uint8))
+        writer.write(Box.from_shape((4, 4, 4)), np.ones((4, 4, 1), np.uint8))
     with pytest.raises(VolumeError, match="create it"):
         open_writer(tmp_path / "a", "y")
 

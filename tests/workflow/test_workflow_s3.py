@@ -20,7 +20,7 @@ from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.storage import paths as files
+from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.quota import Quota
 from volpipe.workflow.cost import forecast_flow
 from volpipe.workflow.driver import execute, inspect_run, prepare
@@ -113,8 +113,8 @@ def stored(bucket: Bucket, name: str = "out") -> dict[str, bytes]:
 
 def on_disk(out: Path) -> dict[str, bytes]:
     """Return the same of outputs in the folder `out`, without the folders of runs."""
-    paths = [path for path in out.rglob("*") if path.is_file() and ".run" not in str(path.relative_to(out))]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in paths}
+    files = [path for path in out.rglob("*") if path.is_file() and ".run" not in str(path.relative_to(out))]
+    found = {str(path.relative_to(out)): path.read_bytes() for path in files}
     return {key: data for key, data in found.items() if not key.endswith("/run/zarr.json")}
 
 
@@ -292,12 +292,12 @@ def test_files_in_a_bucket_are_deleted_one_by_one_and_one_that_is_gone_is_no_err
 ) -> None:
     bucket.files |= {"a/b.json": b"1", "a/b.json.old": b"2", "a/b.json/c": b"3"}
     for _ in range(2):
-        files.delete_file(files.locate("s3://cells/a/b.json"))
+        paths.delete_file(paths.locate("s3://cells/a/b.json"))
         assert bucket.files == {"a/b.json.old": b"2", "a/b.json/c": b"3"}
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(VolumeError, match=r"s3://cells/a/b.json.old: access denied"):
-        files.delete_file(files.locate("s3://cells/a/b.json.old"))
+        paths.delete_file(paths.locate("s3://cells/a/b.json.old"))
 
 
 def test_the_commands_take_stages_in_a_bucket_as_they_take_those_on_a_disk(

@@ -40,7 +40,7 @@ def load(
     elif isinstance(recipe, Mapping):
         sections = recipe
     else:
-        path = Path(recipe) if recipe is not None else default
+        path = Path(str(recipe)) if recipe is not None else default
         return typed(model, load_tree(path, settings), path, settings)
     tree = load_tree(NO_RECIPE) | {
         name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()

@@ -5,32 +5,278 @@ Not here: the work (workflow, runs), or printing (cli).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from volpipe.api.arguments import Named, load, site_of
-from volpipe.blockwise.loop import TOLERATED_SHARE, Progress
-from volpipe.blockwise.pool import WorkerPool
-from volpipe.errors import RecipeError
-from volpipe.estimation.calibrate import OnTry, unheard
-from volpipe.estimation.forecast import Forecast
-from volpipe.estimation.limits import check_access, check_window
-from volpipe.geometry.grid import Box
-from volpipe.inference.output import check_name, with_format
-from volpipe.inference.plan import Plan
-from volpipe.inference.roi import find_part
-from volpipe.nets.facts import check_present
-from volpipe.nets.files import label_of
+from volpipe.api.arguments import load, site_of
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
 from volpipe.resolve import default_recipe
-from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.formats.container import locate
+from volpipe.volumes.formats.container import absolute, locate
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
-from volpipe.volumes.volume import absolute, open_volume
-from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
-from volpipe.workflow.driver import SILENT, Listener, Report, execute, prepare, prepare_for, preview
-from volpipe.workflow.execute import QUIET, FlowListener, FlowOptions, FlowReport, execute_flow
-from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.volumes.volume import open_volume
+
+if TYPE_CHECKING:
+    from volpipe.blockwise.loop import Progress
+    from volpipe.blockwise.pool import WorkerPool
+    from volpipe.estimation.calibrate import OnTry
+    from volpipe.estimation.forecast import Forecast
+    from volpipe.geometry.grid import Box
+    from volpipe.inference.plan import Plan
+    from volpipe.runs.run_folder import RunFolder
+    from volpipe.workflow.cost import FlowCost
+    from volpipe.workflow.driver import Listener, Report
+    from volpipe.workflow.execute import FlowListener, FlowReport
+    from volpipe.workflow.plan import FlowPlan
+
+RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for, checked as far as that needs neither a site nor torch.
+
+    Attributes:
+        volume: a location, or a volume that is open.
+        work: a recipe of one net, or of several stages.
+        out: of one net its output, of stages the folder of their outputs.
+        search_path: folder that the recipe's relative names count from.
+    """
+
+    volume: str | Volume
+    work: Recipe | Flow
+    out: str
+    search_path: Path
+
+    @property
+    def has_stages(self) -> bool:
+        return isinstance(self.work, Flow)
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run."""
+        from volpipe.runs.run_folder import RunFolder
+
+        if isinstance(self.work, Recipe):
+            return RunFolder.of_output(paths.locate(self.out))
+        return RunFolder.of_stages(absolute(self.out))
+
+    def plan(self) -> Plan | FlowPlan:
+        """Return the plan; everything that can be refused before the start is refused here."""
+        from volpipe.estimation.limits import check_access, check_window
+        from volpipe.workflow.driver import prepare, prepare_for
+        from volpipe.workflow.plan import plan_flow
+
+        if isinstance(self.work, Flow):
+            return plan_flow(self.work, str(self.volume), self.out, self.search_path)
+        if isinstance(self.volume, Volume):
+            plan = prepare_for(self.volume, self.work, self.out, self.search_path)
+            check_access(paths.locate(self.volume.path), paths.locate(self.out))
+        else:
+            plan = prepare(self.volume, self.work, self.out, self.search_path)
+        check_window(plan)
+        return plan
+
+
+def request(
+    volume: str | Path | Volume,
+    recipe: RecipeLike = None,
+    *,
+    out: str | Path | None = None,
+    settings: Sequence[str] = (),
+    roi: str | None = None,
+    mask: str | None = None,
+    trust_model: bool = False,
+    search_path: Path | None = None,
+) -> Request:
+    """Return what is asked for; arguments as of `plan`. The volume is opened first: most mistakes are about it."""
+    search_path = search_path or Path.cwd()
+    volume = volume if isinstance(volume, Volume) else str(volume)
+    region = [f"input.{key}={json.dumps(value)}" for key, value in (("roi", roi), ("mask", mask)) if value is not None]
+    trust = ["net.trust_model=true"] if trust_model else []
+    flow = None
+    if isinstance(recipe, str | Path):
+        flow = find_flow(Path(recipe), settings, for_volume=region, for_runs=trust)
+    if flow is not None:
+        target = str(out or _default_name(volume, None, Path(flow.source).stem))
+        _check_flow(flow, volume, out)
+        return Request(volume, flow, target, search_path)
+    from volpipe.inference.output import with_format
+    from volpipe.nets.files import label_of
+
+    chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
+    suffix = ".n5" if chosen.output.format == "n5" else ".zarr"
+    target = str(out or _default_name(volume, chosen.input.key, label_of(chosen.net.name)) + suffix)
+    return Request(volume, with_format(chosen, target), target, search_path)
+
+
+def check(asked: Request) -> None:
+    """Refuse a volume or a net that is not there, before anything heavy is loaded."""
+    from volpipe.nets.facts import check_named
+
+    if isinstance(asked.work, Flow):
+        for stage in asked.work.stages:
+            if stage.reads == VOLUME and not isinstance(stage.choice, Comparison) and isinstance(asked.volume, str):
+                with named(stage.name):
+                    choice = stage.choice.input
+                    open_volume(asked.volume, choice.key, choice.level, view=choice.view)
+        return
+    if isinstance(asked.volume, str):
+        choice = asked.work.input
+        open_volume(asked.volume, choice.key, choice.level, view=choice.view)
+    check_named(asked.work.net, asked.search_path)
+
+
+def plan(
+    volume: str | Path | Volume,
+    recipe: RecipeLike = None,
+    *,
+    out: str | Path | None = None,
+    settings: Sequence[str] = (),
+    roi: str | None = None,
+    mask: str | None = None,
+    trust_model: bool = False,
+    search_path: Path | None = None,
+) -> Plan | FlowPlan:
+    """Return the plan of a run over `volume`, before anything runs; what cannot work is refused.
+
+    Args:
+        volume: a location, as `open` takes it, or a volume.
+        recipe: a shipped name such as "superres_z4", a TOML file, a `Recipe`, or sections as a dictionary; None for the
+            default one. A file with stages gives the plan of all of them.
+        out: the output, NAME.zarr or NAME.n5, also s3://…; of stages a folder. Named after volume and net where None.
+        settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".
+        roi: box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm.
+        mask: a volume of any resolution, nonzero where voxels are wanted.
+        trust_model: load a net's file that is code, TorchScript or torch.export.
+        search_path: folder that relative names in the recipe count from; the current one where None.
+
+    Raises:
+        RecipeError: an unknown key or a value that does not fit.
+        VolumeError: the volume is not there, or is not what the recipe says.
+        PlanError: volume, net and recipe do not fit each other; the message says what would.
+    """
+    asked = request(
+        volume, recipe, out=out, settings=settings, roi=roi, mask=mask, trust_model=trust_model, search_path=search_path
+    )
+    check(asked)
+    return asked.plan()
+
+
+def estimate(
+    plan: Plan | FlowPlan, *, site: str | Path | WorkerPool | None = None, on_try: OnTry = lambda seconds, most: None
+) -> Forecast | FlowCost:
+    """Return the bytes, files and memory that `plan` takes, and its time where blocks are tried on a site.
+
+    Args:
+        plan: as `plan` returns it.
+        site: a shipped name, a Python file, or a pool that is started; None: no block is tried, bytes are bounds.
+        on_try: called now and then with the seconds for which blocks have been tried, and their most.
+
+    Raises:
+        SiteError: the site cannot be used.
+        RunStopped: a block cannot be computed.
+    """
+    from volpipe.inference.plan import Plan
+    from volpipe.workflow.cost import forecast_flow, preview_flow
+    from volpipe.workflow.driver import preview
+
+    start = None if site is None else site_of(site, plan.folder if not isinstance(plan, Plan) else None)[0]
+    if isinstance(plan, Plan):
+        return preview(plan, start, on_try)
+    return forecast_flow(plan) if start is None else preview_flow(plan, start)
+
+
+def run(
+    volume: str | Path | Volume | Plan | FlowPlan,
+    recipe: RecipeLike = None,
+    *,
+    out: str | Path | None = None,
+    site: str | Path | WorkerPool = "local",
+    settings: Sequence[str] = (),
+    fresh: bool = False,
+    keep_tensors: bool = False,
+    only: str | Box | None = None,
+    tolerate: float = 0.1,
+    same_input: bool = False,
+    search_path: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    listener: Listener | FlowListener | None = None,
+) -> Report | FlowReport:
+    """Run a net over `volume`, or the stages of a recipe; the same call again goes on where an interrupted one stopped.
+
+    Args:
+        volume: a location, a volume, or the plan that `plan` returned.
+        recipe, out, settings, search_path: as of `plan`; of no use with a plan.
+        site: a shipped name, a Python file, or a pool that is started, which stays up.
+        fresh: delete this output and its run, and start over.
+        keep_tensors: keep window tensors and block tensors.
+        only: box (z, y, x) of the output, also as z0:z1,y0:y1,x0:x1: compute what it needs, and no more.
+        tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
+        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        on_progress: called at every change and every half second; of stages, for those that run a net.
+        listener: called with the plan and its forecast as well, in place of `on_progress`.
+
+    Returns:
+        How the run ended; its `missing` names the boxes that could not be computed.
+
+    Raises:
+        RunError: another run's output is in the way.
+        RunStopped: too much fails.
+        SiteError: the site cannot be used.
+    """
+    from volpipe.inference.plan import Plan
+    from volpipe.inference.roi import find_part
+    from volpipe.workflow.driver import Listener, execute
+    from volpipe.workflow.execute import FlowListener, FlowOptions, execute_flow
+    from volpipe.workflow.plan import FlowPlan
+
+    planned = (
+        volume
+        if isinstance(volume, Plan | FlowPlan)
+        else plan(volume, recipe, out=out, settings=settings, search_path=search_path)
+    )
+    start, name = site_of(site)
+    hears = Listener() if on_progress is None else Listener(on_progress=on_progress)
+    if isinstance(planned, FlowPlan):
+        if only is not None:
+            raise ValueError("only is for one net; leave it out, or give the stages a roi")
+        options = FlowOptions(keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input)
+        flow_listener = (
+            listener if isinstance(listener, FlowListener) else FlowListener(of_run=lambda plan: nullcontext(hears))
+        )
+        return execute_flow(planned, start, fresh=fresh, options=options, listener=flow_listener)
+    box = find_part(only, planned.out_shape) if isinstance(only, str) else only
+    return execute(
+        planned, start, fresh=fresh, keep_tensors=keep_tensors, site=name, only=box, tolerated=tolerate,
+        same_input=same_input, listener=listener if isinstance(listener, Listener) else hears,
+    )  # fmt: skip
+
+
+def _default_name(volume: str | Volume, inner: str | None, ending: str) -> str:
+    """Return a name in this folder: of the container, the key in it where it was given, and `ending`."""
+    location = str(volume) if isinstance(volume, str) else f"{volume.path}/{volume.key}"
+    container, key = locate(location, inner)
+    return "_".join([container.stem, *filter(None, key.split("/")), ending])
+
+
+def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:
+    """Refuse a place for the outputs of stages that would be one array."""
+    from volpipe.errors import VolpipeError
+    from volpipe.inference.output import check_name
+
+    if isinstance(volume, Volume):
+        raise VolpipeError(f"the stages of {flow.source} open the volume themselves; give its location: {volume}")
+    if out is None:
+        return
+    check_name(str(out))
+    if Path(out).suffix.lower() in (".zarr", ".n5"):
+        raise VolpipeError(
+            f"--out {out}: a recipe of stages writes a folder with an output of each; give a name without "
+            f"{Path(out).suffix}"
+        )

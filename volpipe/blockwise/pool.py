@@ -41,7 +41,7 @@ class WorkerPool(Protocol):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether all workers that run nets have a GPU."""
+        """Whether all workers that run nets see a GPU, their own or a shared one."""
         ...
 
     @property

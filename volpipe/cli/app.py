@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-import volpipe.configs
+import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import (
     data,
@@ -60,7 +60,6 @@ from volpipe.cli.display.tables import (
     seam_line,
     seam_warning,
 )
-from volpipe.cli.job import check_net
 from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
@@ -69,14 +68,13 @@ from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
 
 if TYPE_CHECKING:
+    from volpipe.api.runs import Request
     from volpipe.blockwise.loop import Progress
-    from volpipe.blockwise.pool import Start
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
-    from volpipe.recipes.inference import Recipe
-    from volpipe.recipes.workflow import Flow
     from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.driver import Listener, Report
+    from volpipe.workflow.plan import FlowPlan
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
@@ -181,41 +179,32 @@ def run(
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
     """Run a net, or a recipe's stages, over VOLUME; the same command again goes on where an interrupted run stopped."""
-    flow = _find_flow(recipe, settings, roi, mask, trust_model)
-    if flow is not None:
-        if only is not None:
+    with _interruptible():
+        asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
+        if asked.has_stages and only is not None:
             raise VolpipeError("--only is for one net; leave it out, or give the stages a --roi")
-        with _interruptible():
-            folder = workflow.check(flow, volume, out_path, parents=parents)
-            start = _on_site(config, folder)
+        planned, tolerated = _plan(asked, config), 0 if strict else tolerate
+        from volpipe.workflow.plan import FlowPlan
+
+        if isinstance(planned, FlowPlan):
             is_complete = workflow.run(
-                workflow.plan_of(flow, volume, out_path), start, config,
-                fresh=fresh, keep_tensors=keep_tensors, tolerated=0 if strict else tolerate, listening=_listening,
+                planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated, listening=_listening,
                 details=details, tell=_tell, same_input=same_input,
             )  # fmt: skip
-        raise typer.Exit(DONE if is_complete else INCOMPLETE)
-    with _interruptible():
-        chosen, target, folder = _choose(
-            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
-        )
-        start = _on_site(config, folder)
-        from volpipe.inference.roi import find_part
-        from volpipe.workflow.driver import execute
-
-        plan = _prepare(volume, chosen, target)
-        with _listening(plan, config, details) as listener:
-            report = execute(
-                plan, start, fresh=fresh, keep_tensors=keep_tensors, listener=listener, site=config,
-                only=None if only is None else find_part(only, plan.out_shape), tolerated=0 if strict else tolerate,
-                same_input=same_input,
+            raise typer.Exit(DONE if is_complete else INCOMPLETE)
+        with _listening(planned, config, details) as listener:
+            report = volpipe.run(
+                planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
+                same_input=same_input, listener=listener,
             )  # fmt: skip
+    assert isinstance(report, volpipe.Report)
     if report.was_complete:
-        out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
+        out.print(f"{planned.out} is complete already; nothing to do (--fresh starts over)")
         return
     _tell(report)
     if report.missing:
         raise typer.Exit(INCOMPLETE)
-    out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{plan.out}")
+    out.print(f"wrote {f'the part {only} of ' if report.num_held else ''}{planned.out}")
 
 
 def _tell(report: Report, started: float | None = None) -> None:
@@ -261,24 +250,19 @@ def plan(
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
-    flow = _find_flow(recipe, settings, roi, mask, trust_model)
-    if flow is not None:
-        with _interruptible():
-            folder = workflow.check(flow, volume, out_path, parents=parents)
-            start = None if quick else _on_site(config, folder)
-            workflow.show_plan(workflow.plan_of(flow, volume, out_path), start, config)
-        return
     with _interruptible():
-        chosen, target, folder = _choose(
-            volume, recipe, _added(settings, roi, mask, trust_model), out_path, parents=parents
-        )
-        start = None if quick else _on_site(config, folder)
-        from volpipe.workflow.driver import preview
+        asked = _request(volume, recipe, settings, roi, mask, trust_model, out_path, parents=parents)
+        planned = _plan(asked, None if quick else config)
+        from volpipe.workflow.cost import FlowCost
+        from volpipe.workflow.plan import FlowPlan
 
-        planned = _prepare(volume, chosen, target)
+        if isinstance(planned, FlowPlan):
+            workflow.show_plan(planned, None if quick else config, config)
+            return
         out.print(plan_summary(planned))
         with trying() as on_try:
-            found = preview(planned, start, on_try)
+            found = volpipe.estimate(planned, site=None if quick else config, on_try=on_try)
+    assert not isinstance(found, FlowCost)
     out.print(forecast_summary(found, config))
     _print_details(found)
     found.check()
@@ -428,79 +412,41 @@ def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
         yield on_terminal
 
 
-def _added(settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool) -> list[str]:
-    """Return `settings` and those that the other options stand for."""
-    named = {"roi": roi, "mask": mask}
-    region = [f"input.{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
-    return [*(settings or []), *region, *(["net.trust_model=true"] if trust_model else [])]
+def _request(
+    volume: str,
+    recipe: Path | None,
+    settings: list[str] | None,
+    roi: str | None,
+    mask: str | None,
+    trust_model: bool,
+    out_path: str | None,
+    *,
+    parents: bool,
+) -> Request:
+    """Return what is asked for; what needs neither a site nor torch to be refused is refused."""
+    from volpipe.api.runs import check, request
+    from volpipe.volumes.formats.container import absolute, locate
+
+    asked = request(volume, recipe, out=out_path, settings=settings or [], roi=roi, mask=mask, trust_model=trust_model)
+    if not asked.has_stages:
+        check_folder(f"--out {asked.out}", locate(asked.out)[0], parents=parents)
+    elif out_path is not None:
+        check_folder(f"--out {out_path}", absolute(out_path), parents=parents)
+    check(asked)
+    return asked
 
 
-def _find_flow(
-    recipe: Path | None, settings: list[str] | None, roi: str | None, mask: str | None, trust_model: bool
-) -> Flow | None:
-    """Return the stages that the recipe's file declares; None where it is the recipe of one net."""
-    from volpipe.recipes.workflow import find_flow
+def _plan(asked: Request, config: str | None) -> Plan | FlowPlan:
+    """Return the plan, with its warnings printed; a site that cannot be used here is refused before it is made."""
+    from volpipe.api.arguments import site_of
 
-    if recipe is None:
-        return None
-    return find_flow(
-        recipe, settings or [],
-        for_volume=_added([], roi, mask, trust_model=False), for_runs=_added([], None, None, trust_model),
-    )  # fmt: skip
-
-
-def _choose(
-    volume: str, recipe: Path | None, settings: list[str], out_path: str | None, *, parents: bool
-) -> tuple[Recipe, str, RunFolder]:
-    """Return the recipe, the output and the run's folder; refuse what can be refused without a site or torch.
-
-    The volume is opened first: most mistakes are about it, and should not wait for heavy packages.
-    """
-    from volpipe.inference.output import with_format
-    from volpipe.recipes.inference import load_recipe
-    from volpipe.volumes.formats.container import locate
-    from volpipe.volumes.storage import paths
-    from volpipe.volumes.volume import open_volume
-
-    chosen = load_recipe(recipe, settings)
-    target = out_path or _default_output(volume, chosen.input.key, chosen.net.name, chosen.output.format)
-    check_folder(f"--out {target}", locate(target)[0], parents=parents)
-    chosen = with_format(chosen, target)
-    open_volume(volume, chosen.input.key, chosen.input.level, view=chosen.input.view)
-    check_net(chosen.net, Path.cwd())
-    from volpipe.runs.run_folder import RunFolder
-
-    return chosen, target, RunFolder.of_output(paths.locate(target))
-
-
-def _on_site(config: str, folder: RunFolder) -> Start:
-    """Return what starts the site `config`; one that cannot be used here is refused now, before a plan is made."""
-    from volpipe.apps.pool import on_site
-
-    return on_site(config, folder.parsl)
-
-
-def _prepare(volume: str, chosen: Recipe, target: str) -> Plan:
-    from volpipe.estimation.limits import check_window
-    from volpipe.nets.facts import cautions
-    from volpipe.workflow.driver import prepare
-
+    if config is not None:
+        site_of(config, asked.folder)
     with measuring_shown():
-        plan = prepare(volume, chosen, target, Path.cwd())
-    check_window(plan)
-    for caution in cautions(plan.recipe.net, plan.net):
-        err.print(f"warning: {caution}", markup=False)
-    return plan
-
-
-def _default_output(volume: str, inner: str | None, net: str, output_format: str) -> str:
-    """Return a name in this folder: of the container, the key in it where it was given, and the net."""
-    from volpipe.nets.files import label_of
-    from volpipe.volumes.formats.container import locate
-
-    container, key = locate(volume, inner)
-    parts = [container.stem, *filter(None, key.split("/")), label_of(net)]
-    return f"{'_'.join(parts)}{'.n5' if output_format == 'n5' else '.zarr'}"
+        planned = asked.plan()
+    for warning in planned.warnings():
+        err.print(f"warning: {warning}", markup=False)
+    return planned
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from volpipe.cli.display.console import err
-from volpipe.errors import RemoteError, VolpipeError
+from volpipe.errors import RemoteError
 
 if TYPE_CHECKING:
-    from volpipe.recipes.inference import ArrayInput, NetChoice
+    from volpipe.recipes.inference import ArrayInput
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
 
@@ -56,7 +56,9 @@ def _check_run(given: Mapping[str, Any], folder: Path | None) -> None:  # Any: v
         if reads_volume:
             check_volume(given["volume"], folder, choice.input)
         if isinstance(choice, Recipe) and folder is not None:
-            check_net(choice.net, folder)
+            from volpipe.nets.facts import check_named
+
+            check_named(choice.net, folder)
 
 
 def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None:
@@ -86,33 +88,6 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
         open_volume(location, choice.key, choice.level, view=choice.view)
     except RemoteError as error:
         warn(f"{location} cannot be looked at from here: {error}")
-
-
-def check_net(choice: NetChoice, folder: Path) -> None:
-    """Refuse a net, or weights, that are not there, as far as that is known without loading them.
-
-    Raises:
-        VolpipeError: with what is wrong.
-    """
-    from volpipe.nets.facts import weights_path
-    from volpipe.nets.files import is_program
-    from volpipe.resolve import nearest, shipped
-
-    place = choice.name.rpartition(":")[0]
-    if is_program(choice.name) or place.endswith(".py"):
-        file = folder / Path(place or choice.name).expanduser()
-        if not file.exists():
-            what = "Python file" if place else "net"
-            raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
-    elif not place:
-        known = shipped("volpipe.models")
-        if choice.name not in known:
-            raise VolpipeError(
-                f"no net {choice.name!r}{nearest(choice.name, known)}; shipped are {', '.join(known)}, or "
-                "module:function, file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
-            )
-    if choice.weights is not None and not weights_path(choice.weights, str(folder)).is_file():
-        raise VolpipeError(f"no weights at {weights_path(choice.weights, str(folder))}")
 
 
 def check_site(site: str, cores: int, *, is_given: bool) -> None:

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+import volpipe
 from volpipe.cli import segment
-from volpipe.cli.display.console import check_folder, err, measuring_shown, out
+from volpipe.cli.display.console import err, out
 from volpipe.cli.display.scores import label_table, score_table
 from volpipe.cli.display.tables import duration, estimate_table, forecast_summary, plan_summary, plan_table, size
-from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
-    from volpipe.blockwise.pool import Start, WorkerPool
+    from volpipe.blockwise.pool import WorkerPool
     from volpipe.inference.plan import Plan
-    from volpipe.recipes.workflow import Flow
-    from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
@@ -32,58 +30,8 @@ if TYPE_CHECKING:
     Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
 
-def plan_of(flow: Flow, volume: str, out_path: str | None) -> FlowPlan:
-    """Return the plan of `flow` for `volume`; without `out_path`, its folder here is named after both."""
-    from volpipe.inference.plan import Plan
-    from volpipe.nets.facts import cautions
-    from volpipe.workflow.plan import plan_flow
-
-    with measuring_shown():
-        plan = plan_flow(flow, volume, out_path or _default_output(flow, volume), Path.cwd())
-    for stage in plan.stages:
-        if isinstance(stage.work, Plan):
-            for caution in cautions(stage.work.recipe.net, stage.work.net):
-                err.print(f"warning: stage {stage.name}: {caution}", markup=False)
-    return plan
-
-
-def _default_output(flow: Flow, volume: str) -> str:
-    from volpipe.volumes.formats.container import locate
-
-    container, key = locate(volume)
-    return "_".join([container.stem, *filter(None, key.split("/")), Path(flow.source).stem])
-
-
-def check(flow: Flow, volume: str, out_path: str | None, *, parents: bool) -> RunFolder:
-    """Refuse a volume that cannot be opened, and a wrong place for the outputs, before heavy packages are loaded.
-
-    Return the folder of the run.
-    """
-    from volpipe.inference.output import check_name
-    from volpipe.recipes.workflow import VOLUME, Comparison, named
-    from volpipe.volumes.formats.container import absolute
-    from volpipe.volumes.volume import open_volume
-
-    if out_path is not None:
-        check_name(out_path)
-        if Path(out_path).suffix.lower() in (".zarr", ".n5"):
-            raise VolpipeError(
-                f"--out {out_path}: a recipe of stages writes a folder with an output of each; give a name without "
-                f"{Path(out_path).suffix}"
-            )
-        check_folder(f"--out {out_path}", absolute(out_path), parents=parents)
-    for stage in flow.stages:
-        if stage.reads == VOLUME and not isinstance(stage.choice, Comparison):
-            with named(stage.name):
-                open_volume(volume, stage.choice.input.key, stage.choice.input.level, view=stage.choice.input.view)
-    from volpipe.runs.run_folder import RunFolder
-
-    return RunFolder.of_stages(absolute(out_path or _default_output(flow, volume)))
-
-
 def run(
     plan: FlowPlan,
-    start: Start,
     config: str,
     *,
     fresh: bool,
@@ -96,7 +44,7 @@ def run(
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
     from volpipe.workflow.cost import forecast_flow
-    from volpipe.workflow.execute import FlowListener, FlowOptions, execute_flow
+    from volpipe.workflow.execute import FlowListener, FlowReport
 
     cost = forecast_flow(plan)
     if not fresh:
@@ -114,10 +62,11 @@ def run(
         of_run=lambda plan: listening(plan, config, details),
         of_labels=segment.progress_bars,
     )
-    report = execute_flow(
-        plan, start, fresh=fresh, listener=listener,
-        options=FlowOptions(keep_tensors=keep_tensors, site=config, tolerated=tolerated, same_input=same_input),
+    report = volpipe.run(
+        plan, site=config, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
+        listener=listener,
     )  # fmt: skip
+    assert isinstance(report, FlowReport)
     if report.was_complete:
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return True
@@ -209,15 +158,16 @@ def _beside(report: StageReport, planned: ResourceNeeds | None) -> tuple[str, st
     )
 
 
-def show_plan(plan: FlowPlan, start: Start | None, config: str) -> None:
+def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
     """Print what each stage would read, write and take, and all of them; what cannot work is then refused.
 
-    Without `start`, which starts the site, no block is tried.
+    Without a `site` no block is tried.
     """
     from volpipe.segmentation.estimate import SegmentTimes
-    from volpipe.workflow.cost import forecast_flow, preview_flow
+    from volpipe.workflow.cost import FlowCost
 
-    cost = forecast_flow(plan) if start is None else preview_flow(plan, start)
+    cost = volpipe.estimate(plan, site=site)
+    assert isinstance(cost, FlowCost)
     for each in cost.stages:
         out.print(_heading(plan, each.stage))
         if each.forecast is not None:

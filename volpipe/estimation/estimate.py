@@ -158,7 +158,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Slots:
-    """Workers of "cpu" and "gpu" stages; `shared` where they are the same ones, `on_gpu` where nets have a GPU each."""
+    """Workers of "cpu" and "gpu" stages; `shared` where they are the same ones, `on_gpu` where nets are on GPUs."""
 
     cpu: int
     gpu: int

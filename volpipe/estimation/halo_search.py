@@ -79,7 +79,7 @@ def real_window(
     halo = geometry.aligned_halo()
     z, y, x = shape = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
     if location is None:
-        raw = Sample((z, y, x), seed=SEED).raw(Box.of(shape))
+        raw = Sample((z, y, x), seed=SEED).raw(Box.from_shape(shape))
         voxels = np.repeat(raw[None], in_channels, axis=0)
     else:
         volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)

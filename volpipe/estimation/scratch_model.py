@@ -1,6 +1,6 @@
 """The sums of blocks in scratch: their voxels and files, in all and at a time.
 
-Not here: the bytes that a voxel takes (rehearsal), or the reading and writing (tensors). A block finishes the shards
+Not here: the bytes that a voxel takes (calibrate), or the reading and writing (scratch). A block finishes the shards
 that no later block adds to, if what the earlier ones add is there; it *misses* those whose earlier blocks are still at
 work on another worker, and leaves its own part to scratch too, for `reassemble`. Everything is a sum over a regular
 grid, and so a product of sums along the axes.

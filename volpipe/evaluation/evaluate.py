@@ -1,7 +1,7 @@
 """Evaluate: an output against a reference, block by block on workers, and interpolation of its input beside it.
 
-Not here: the scores (scores, overlaps), or printing (cli_evaluate). No process holds more than a block and what SSIM
-and interpolation need around it; what comes back from a block is a few numbers, or the table of its labels.
+Not here: the scores (image_scores, label_scores), or printing (cli). No process holds more than a block and its margin
+for SSIM and interpolation; a block returns a few numbers, or the table of its labels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AXES = "zyx"
 BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
-LOOKED_AT, LEAST_PAIRS = 64, 1000  # edge of the box that is looked at, pairs of voxels that tell
+SAMPLE_EDGE, LEAST_PAIRS = 64, 1000  # of the box and its pairs of voxels that tell labels from an image
 ALIKE = 0.5  # of the pairs along x: of real labels 0.9 and more are, of FIB-SEM of 8 bits 0.1
 
 
@@ -44,10 +44,10 @@ class Evaluation:
 
     Attributes:
         output, reference: the volumes, of one channel.
-        given: what the output was made from, a coarser volume, or None.
-        box: the part that is compared, in voxels (z, y, x) of both.
+        given: the input of the output, a coarser volume, or None.
+        box: the part to compare, in voxels (z, y, x) of both.
         kind: "image" or "labels".
-        data_range: between the least and the greatest value that there could be.
+        data_range: between the smallest and the largest possible value.
     """
 
     output: Volume
@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """Voxels of the output per voxel of what it was made from; ones where that is not known."""
+        """Voxels of the output per voxel of its input; ones without an input."""
         if self.given is None:
             return (1, 1, 1)
         shapes = zip(self.output.spatial_shape, self.given.spatial_shape, strict=True)
@@ -71,13 +71,13 @@ class Evaluation:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """What is scored: the output, and interpolations where it has more voxels than its input."""
+        """Names to score: the output, and interpolations where it has more voxels than its input."""
         return (OUTPUT, *METHODS) if max(self.factors) > 1 and self.kind == "image" else (OUTPUT,)
 
 
 @dataclass(frozen=True)
 class ImageScores:
-    """Of one candidate against the reference; frequencies in cycles per voxel, resolutions in nm.
+    """Scores of a candidate against the reference; frequencies in cycles per voxel, resolutions in nm.
 
     Attributes:
         psnr: dB.
@@ -107,7 +107,7 @@ class ImageScores:
         )
 
 
-Scored = dict[str, ImageScores] | LabelScores
+Scores = dict[str, ImageScores] | LabelScores
 
 
 def plan_evaluation(
@@ -124,14 +124,14 @@ def plan_evaluation(
 
     Args:
         output, reference: the volumes.
-        given: what the output was made from, for interpolation beside it.
+        given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
-        margin: voxels (z, y, x) at each face of the box that are left out.
+        margin: voxels (z, y, x) to leave out at each face of the box.
         kind: "image" or "labels".
-        data_range: as in Evaluation; that of the reference's type where it is None.
+        data_range: as in Evaluation; None for that of the reference's type.
 
     Raises:
-        PlanError: the volumes do not fit each other, or it is not known what an error is to be measured by.
+        PlanError: the volumes do not fit each other, or the range of their values is not known.
     """
     volumes = open_volume(output), open_volume(reference), None if given is None else open_volume(given)
     return fit_evaluation(*volumes, roi=roi, margin=margin, kind=kind, data_range=data_range)
@@ -154,7 +154,7 @@ def fit_evaluation(
     """
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
-            raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to be judged as an array")
+            raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
     if roi is None and output.spatial_shape != truth.spatial_shape:
         raise PlanError(
             f"{output} has {output.spatial_shape} voxels (z, y, x), the reference {truth} {truth.spatial_shape}; "
@@ -165,7 +165,7 @@ def fit_evaluation(
         tuple(a + m for a, m in zip(whole.start, margin, strict=True)),
         tuple(b - m for b, m in zip(whole.stop, margin, strict=True)),
     )
-    if box.is_empty or not Box.of(output.spatial_shape).contains(box):
+    if box.is_empty or not Box.from_shape(output.spatial_shape).contains(box):
         shape = " × ".join(map(str, output.spatial_shape))
         raise PlanError(f"box {box} is empty or leaves the output {output}, which has {shape} voxels")
     _check_kind(kind, output, truth, data_range)
@@ -212,7 +212,7 @@ def _check_factors(evaluation: Evaluation) -> None:
             )
 
 
-def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scored:
+def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scores:
     """Return the scores of each candidate, or of the labels, from all blocks.
 
     Args:
@@ -221,7 +221,7 @@ def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scored:
         folder: for those files.
 
     Raises:
-        PlanError: what is to be scored as labels has an image's voxels.
+        PlanError: the labels look like an image.
         RunStopped: a block cannot be scored.
     """
     if evaluation.kind == "labels":
@@ -243,8 +243,8 @@ def evaluate(evaluation: Evaluation, start: Start, folder: Path) -> Scored:
 
 def _check_labels(volume: Volume, box: Box) -> None:
     """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom."""
-    start = tuple(max(a, (a + b - LOOKED_AT) // 2) for a, b in zip(box.start, box.stop, strict=True))
-    part = Box(start, tuple(min(a + LOOKED_AT, b) for a, b in zip(start, box.stop, strict=True)))
+    start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
+    part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))
     data = volume.open().read(part)[0]
     before, after = data[..., :-1], data[..., 1:]
     in_objects = (before != 0) | (after != 0)
@@ -302,7 +302,7 @@ def voxels(evaluation: Evaluation, name: str, box: Box) -> np.ndarray:
 
 
 def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
-    """Return the resolution that `frequency` in cycles per voxel is, where all voxels of `volume` are cubes."""
+    """Return the resolution in nm of `frequency` in cycles per voxel; None unless the voxels of `volume` are cubes."""
     size = volume.voxel_size_nm
     if frequency is None or not frequency or size is None or not math.isclose(min(size), max(size), rel_tol=1e-3):
         return None
@@ -318,15 +318,15 @@ def describe_evaluation(evaluation: Evaluation) -> dict[str, object]:
         "kind": evaluation.kind,
         "box": str(evaluation.box),
         "data_range": evaluation.data_range,
-        "reference_fingerprint": fingerprint(evaluation.reference),  # so that scores of another one are not kept
+        "reference_fingerprint": fingerprint(evaluation.reference),  # scores against another reference are stale
     }
 
 
-def describe_scores(evaluation: Evaluation, scored: Scored) -> dict[str, object]:
-    """Return the scores and what they are of, plain as JSON has it; what is infinite or no number is None."""
-    each = scored if isinstance(scored, dict) else {OUTPUT: scored}
+def describe_scores(evaluation: Evaluation, scores: Scores) -> dict[str, object]:
+    """Return `scores` and their evaluation as JSON values; infinity and NaN are None."""
+    by_name = scores if isinstance(scores, dict) else {OUTPUT: scores}
     return describe_evaluation(evaluation) | {
-        "scores": {name: _plain(dataclasses.asdict(one)) for name, one in each.items()}
+        "scores": {name: _plain(dataclasses.asdict(entry)) for name, entry in by_name.items()}
     }
 
 

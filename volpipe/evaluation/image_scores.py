@@ -1,6 +1,6 @@
-"""Scores of an image against a reference, and of labels against labels: sums that blocks give and that add.
+"""Scores of an image against a reference, and of labels against labels: sums over blocks, which add.
 
-Not here: where blocks lie or who reads them (evaluate). All arrays are (z, y, x). What a block returns is small, and
+Not here: blocks, and reading them (evaluate). All arrays are (z, y, x). What a block returns is small, and
 the sums of all blocks give what the whole volume would, but for the Fourier shell correlation, which is taken cube by
 cube: `shells` says how.
 """
@@ -25,11 +25,11 @@ Floats = np.ndarray  # float64
 
 @dataclass(frozen=True)
 class ImageSums:
-    """What blocks of an image add up to.
+    """Sums over the blocks of an image.
 
     Attributes:
         num, squares: voxels, and the sum of their squared errors.
-        num_windows, similarity: windows that SSIM was taken of, and its sum.
+        num_windows, similarity: windows of SSIM, and its sum over them.
         spectra: (2, 3, shells): of all directions, and within CONE of z; the sums over each shell of the real part of
             the cross spectrum, and of both power spectra.
     """
@@ -50,7 +50,7 @@ class ImageSums:
         )
 
     def to_list(self) -> list[object]:
-        """Return plain values that travel."""
+        """Return plain values, to travel as JSON."""
         return [self.num, self.squares, self.num_windows, self.similarity, self.spectra.tolist()]
 
     @classmethod
@@ -63,9 +63,9 @@ def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data
     """Return the sums of a block.
 
     Args:
-        data, truth: the block with up to REACH voxels around it: as many as there are.
+        data, truth: the block with up to REACH voxels around it: as many as exist.
         own: the block's own voxels in them.
-        data_range: between the least and the greatest value that there could be; the same for every block.
+        data_range: between the smallest and the largest possible value; the same for every block.
     """
     data, truth = data.astype(np.float64), truth.astype(np.float64)
     similar = _own_windows(structural_similarity(data, truth, data_range), own, data.shape)
@@ -129,7 +129,7 @@ def _own_windows(similar: Floats, own: tuple[slice, ...], shape: tuple[int, ...]
 
 
 def cubes(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the cubes of CUBE voxels that lie side by side in a block; what is left at its end is left out."""
+    """Yield the cubes of CUBE voxels that lie side by side in a block; the rest at its end does not count."""
     counts = [size // CUBE for size in shape]
     for index in np.ndindex(*counts):
         yield tuple(slice(i * CUBE, (i + 1) * CUBE) for i in index)
@@ -150,11 +150,11 @@ def shells(data: Floats, truth: Floats) -> Floats:
     length = np.sqrt(along_z**2 + frequency[:, None] ** 2 + frequency**2)
     number = np.rint(length * CUBE).astype(int)
     num_shells = CUBE // 2 + 1
-    found = np.empty((2, 3, num_shells))
-    for i, chosen in enumerate((number < num_shells, (number < num_shells) & (along_z >= CONE * length))):
+    sums = np.empty((2, 3, num_shells))
+    for i, inside in enumerate((number < num_shells, (number < num_shells) & (along_z >= CONE * length))):
         for j, part in enumerate(parts):
-            found[i, j] = np.bincount(number[chosen], part[chosen], num_shells)
-    return found
+            sums[i, j] = np.bincount(number[inside], part[inside], num_shells)
+    return sums
 
 
 def shell_correlation(spectra: Floats) -> Floats:

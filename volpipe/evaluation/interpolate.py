@@ -1,7 +1,7 @@
 """Interpolation of a coarser volume, box by box: the baseline of nets that make voxels finer.
 
 Not here: nets. The grids share their corners: finer voxel o of an axis lies at coarse voxel (o + 1/2) / factor - 1/2. A
-box comes out as it would of the whole volume, mirrored at its faces: a cubic B-spline's weights, which reach over the
+box has the same voxels as in the whole volume, mirrored at its faces: a cubic B-spline's weights, which reach over the
 whole axis, are below a millionth from REACH voxels on and end there.
 """
 

@@ -1,6 +1,6 @@
-"""How well labels agree with a reference, from the number of voxels that each pair of labels shares.
+"""Scores of labels against a reference, from the number of voxels that each pair of labels shares.
 
-Not here: where voxels are read (evaluate). Tables of blocks add, so that no volume is ever in memory; a label means
+Not here: reading voxels (evaluate). Tables of blocks add, so that no volume is ever in memory; a label means
 the same in every block.
 """
 
@@ -17,58 +17,58 @@ IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
 @dataclass(frozen=True)
 class Overlaps:
-    """A sparse table: `counts[i]` voxels have the label `truth[i]` in the reference and `found[i]` in the labels."""
+    """A sparse table: `counts[i]` voxels are labelled `truth[i]` in the reference and `labels[i]` in the output."""
 
     truth: np.ndarray
-    found: np.ndarray
+    labels: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def from_labels(cls, found: np.ndarray, truth: np.ndarray) -> Overlaps:
+    def from_labels(cls, labels: np.ndarray, truth: np.ndarray) -> Overlaps:
         """Return the table of a block; both (z, y, x), whole numbers."""
-        return _joined(truth.ravel().astype(np.uint64), found.ravel().astype(np.uint64), None)
+        return _joined(truth.ravel().astype(np.uint64), labels.ravel().astype(np.uint64), None)
 
     @classmethod
     def total(cls, tables: Iterable[Overlaps]) -> Overlaps:
         """Return the sum of tables."""
-        each = list(tables)
+        parts = list(tables)
         empty = np.zeros(0, np.uint64)
         return _joined(
-            np.concatenate([empty, *(t.truth for t in each)]),
-            np.concatenate([empty, *(t.found for t in each)]),
-            np.concatenate([empty.astype(np.int64), *(t.counts for t in each)]),
+            np.concatenate([empty, *(t.truth for t in parts)]),
+            np.concatenate([empty, *(t.labels for t in parts)]),
+            np.concatenate([empty.astype(np.int64), *(t.counts for t in parts)]),
         )
 
     def to_list(self) -> list[object]:
-        """Return plain values that travel."""
-        return [self.truth.tolist(), self.found.tolist(), self.counts.tolist()]
+        """Return plain values, to travel as JSON."""
+        return [self.truth.tolist(), self.labels.tolist(), self.counts.tolist()]
 
     @classmethod
     def from_list(cls, values: list[list[int]]) -> Overlaps:
-        truth, found, counts = values
-        return cls(np.array(truth, np.uint64), np.array(found, np.uint64), np.array(counts, np.int64))
+        truth, labels, counts = values
+        return cls(np.array(truth, np.uint64), np.array(labels, np.uint64), np.array(counts, np.int64))
 
     def without_background(self) -> Overlaps:
-        """Return the table of the voxels that have a label in the reference: others are not judged."""
-        kept = self.truth != 0
-        return Overlaps(self.truth[kept], self.found[kept], self.counts[kept])
+        """Return the table of the voxels that have a label in the reference: others do not count."""
+        inside = self.truth != 0
+        return Overlaps(self.truth[inside], self.labels[inside], self.counts[inside])
 
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Of labels against a reference.
+    """Scores of labels against a reference.
 
     Attributes:
-        split, merge: the two halves of the variation of information, in bits: how uncertain the found label is for
-            one who knows the true one, and the other way round.
+        split, merge: the two halves of the variation of information, in bits: the uncertainty of the label
+            given the true one, and the other way round.
         rand_error: adapted Rand error, 1 - F of precision and recall of pairs of voxels.
-        foreground_iou: voxels that both call something, by those that either does.
-        mean_iou: of each object of the reference with the object that it shares most with, by IoU; the mean.
-        precision_50: objects found with an IoU above 0.5, by all objects of both, matches counted once.
-        mean_precision: the mean of that and of those with an IoU of at least 0.55, 0.60, ... 0.95.
+        foreground_iou: voxels labelled in both, by those labelled in either.
+        mean_iou: the mean of each reference object's best IoU.
+        precision_50: objects matched with an IoU above 0.5, by all objects of both, matches counted once.
+        mean_precision: the mean of that and of the same at an IoU of at least 0.55, 0.60, ... 0.95.
         num_truth, num_found: objects.
 
-    Without a label in the reference split, merge, rand_error and mean_iou are of nothing, and no numbers.
+    Without a label in the reference split, merge, rand_error and mean_iou are NaN.
     """
 
     split: float
@@ -84,21 +84,21 @@ class LabelScores:
 
 def label_scores(table: Overlaps) -> LabelScores:
     """Return the scores of `table`; the first three over the voxels that have a label in the reference."""
-    judged = table.without_background()
-    is_judged = len(judged.counts) > 0
-    split, merge = variation_of_information(judged) if is_judged else (math.nan, math.nan)
+    inside = table.without_background()
+    has_truth = len(inside.counts) > 0
+    split, merge = variation_of_information(inside) if has_truth else (math.nan, math.nan)
     ious, num_truth, num_found = object_ious(table)
     best = np.zeros(num_truth)
     np.maximum.at(best, ious[0].astype(int), ious[1])
     precisions = [_precision(ious[1], num_truth, num_found, threshold) for threshold in IOU_THRESHOLDS]
-    inside = (table.truth != 0) & (table.found != 0)
-    outside = (table.truth == 0) & (table.found == 0)
-    either = int(table.counts[~outside].sum())
+    both = (table.truth != 0) & (table.labels != 0)
+    neither = (table.truth == 0) & (table.labels == 0)
+    either = int(table.counts[~neither].sum())
     return LabelScores(
         split=split,
         merge=merge,
-        rand_error=adapted_rand_error(judged) if is_judged else math.nan,
-        foreground_iou=int(table.counts[inside].sum()) / either if either else 1.0,
+        rand_error=adapted_rand_error(inside) if has_truth else math.nan,
+        foreground_iou=int(table.counts[both].sum()) / either if either else 1.0,
         mean_iou=float(best.mean()) if num_truth else math.nan,
         precision_50=precisions[0],
         mean_precision=float(np.mean(precisions)),
@@ -108,37 +108,37 @@ def label_scores(table: Overlaps) -> LabelScores:
 
 
 def variation_of_information(table: Overlaps) -> tuple[float, float]:
-    """Return split and merge, H(found | truth) and H(truth | found), in bits; Meilă 2007."""
+    """Return split and merge, H(labels | truth) and H(truth | labels), in bits; Meilă 2007."""
     num = table.counts.sum()
     share = table.counts / num
-    of_truth, of_found = (_sums_by(labels, share) for labels in (table.truth, table.found))
-    split = -float((share * np.log2(share / of_truth)).sum())
-    merge = -float((share * np.log2(share / of_found)).sum())
-    return abs(split), abs(merge)  # a rounding of nothing may be below it
+    in_truth, in_labels = (_sums_by(labels, share) for labels in (table.truth, table.labels))
+    split = -float((share * np.log2(share / in_truth)).sum())
+    merge = -float((share * np.log2(share / in_labels)).sum())
+    return abs(split), abs(merge)  # rounding may leave -0.0 or slightly less
 
 
 def adapted_rand_error(table: Overlaps) -> float:
     """Return 1 - F of the pairs of voxels that share a label (Arganda-Carreras et al. 2015)."""
     num = float(table.counts.sum())
     same = float(np.square(table.counts.astype(float)).sum()) - num
-    in_truth, in_found = (
+    in_truth, in_labels = (
         float(np.square(np.bincount(np.unique(labels, return_inverse=True)[1], table.counts)).sum()) - num
-        for labels in (table.truth, table.found)
+        for labels in (table.truth, table.labels)
     )
-    return 1.0 - 2 * same / (in_truth + in_found) if in_truth + in_found else 0.0
+    return 1.0 - 2 * same / (in_truth + in_labels) if in_truth + in_labels else 0.0
 
 
 def object_ious(table: Overlaps) -> tuple[np.ndarray, int, int]:
-    """Return (2, pairs): the number of the reference's object and its IoU with another; and how many objects there are.
+    """Return (2, pairs): reference object and its IoU with an object of the labels; and both numbers of objects.
 
     Label 0 is no object, but its voxels count in the objects of the other.
     """
-    truth_sizes, found_sizes = (_sums_by(labels, table.counts) for labels in (table.truth, table.found))
-    pairs = (table.truth != 0) & (table.found != 0)
-    ious = table.counts[pairs] / (truth_sizes[pairs] + found_sizes[pairs] - table.counts[pairs])
+    truth_sizes, label_sizes = (_sums_by(labels, table.counts) for labels in (table.truth, table.labels))
+    pairs = (table.truth != 0) & (table.labels != 0)
+    ious = table.counts[pairs] / (truth_sizes[pairs] + label_sizes[pairs] - table.counts[pairs])
     objects = np.unique(table.truth[table.truth != 0])
     number = np.searchsorted(objects, table.truth[pairs])
-    return np.stack([number, ious]), len(objects), len(np.unique(table.found[table.found != 0]))
+    return np.stack([number, ious]), len(objects), len(np.unique(table.labels[table.labels != 0]))
 
 
 def _precision(ious: np.ndarray, num_truth: int, num_found: int, threshold: float) -> float:
@@ -154,9 +154,9 @@ def _sums_by(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _joined(truth: np.ndarray, found: np.ndarray, counts: np.ndarray | None) -> Overlaps:
+def _joined(truth: np.ndarray, labels: np.ndarray, counts: np.ndarray | None) -> Overlaps:
     """Return a table with each pair once."""
-    pairs = np.stack([truth, found], axis=1).view([("truth", np.uint64), ("found", np.uint64)])[:, 0]
+    pairs = np.stack([truth, labels], axis=1).view([("truth", np.uint64), ("labels", np.uint64)])[:, 0]
     unique, number, num = np.unique(pairs, return_inverse=True, return_counts=True)
     summed = num if counts is None else np.bincount(number.ravel(), counts, len(unique)).astype(np.int64)
-    return Overlaps(unique["truth"].copy(), unique["found"].copy(), summed.astype(np.int64))
+    return Overlaps(unique["truth"].copy(), unique["labels"].copy(), summed.astype(np.int64))

@@ -1,6 +1,6 @@
 """The picture of an evaluation: slices of each candidate beside the reference, and their errors below.
 
-Not here: drawing (picture), or scores. Only the slices on the picture are read.
+Not here: drawing (pictures), or scores. Only the slices on the picture are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from volpipe.evaluation.evaluate import Evaluation, voxels
 from volpipe.evaluation.pictures import diverge, grey, panel
 from volpipe.geometry.grid import Box
 
-EDGE = 256  # voxels of a slice that are shown at most, from the middle
+EDGE = 256  # voxels of a slice to show at most, from the middle
 SHOWN = ("nearest", "cubic", "output")
 REFERENCE = "reference"
 

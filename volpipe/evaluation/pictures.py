@@ -1,4 +1,4 @@
-"""Pictures for people: captioned panels in one PNG, so that an output can be judged beside its input.
+"""Pictures for people: captioned panels in one PNG, an output beside its input.
 
 Not a viewer, and not how volumes are stored: only small 2-D slices pass here.
 
@@ -26,7 +26,7 @@ MARGIN = 8
 CAPTION = 22
 FONT_SIZE = 14
 CURVE_WIDTH, CURVE_HEIGHT, LINE = 640, 240, 2
-FEW_POINTS = 60  # that are marked one by one
+FEW_POINTS = 60  # marked one by one
 MIN_WIDTH = 240  # smaller images are enlarged by a whole factor, so that their captions fit
 
 
@@ -62,7 +62,7 @@ def panel(path: Path, images: Sequence[tuple[str, Image2D]], *, columns: int = 3
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Image2D:
-    """Return a line through `points` (x, y) with y upwards, from the least value to the greatest, of a fixed size."""
+    """Return a line through `points` (x, y) with y upwards, from the smallest value to the largest, of a fixed size."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (CURVE_WIDTH, CURVE_HEIGHT), 255)
@@ -147,7 +147,7 @@ def _repeat_to(before: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _limits(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Return what is shown as black and as white: 0 to 255 for bytes, else all that the two arrays hold."""
+    """Return the values of black and white: 0 and 255 for bytes, else the extremes of both arrays."""
     if before.dtype == after.dtype == np.uint8:
         return 0.0, 255.0
     low = float(min(before.min(), after.min()))
@@ -157,10 +157,10 @@ def _limits(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
 
 def _refuse_unpaintable(caption: str, image: Image2D) -> None:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
-        found = f"{image.dtype} of shape {image.shape}"
-        raise VolumeError(f"image {caption!r} is {found}; give uint8 of shape (y, x) or (y, x, 3)")
+        actual = f"{image.dtype} of shape {image.shape}"
+        raise VolumeError(f"image {caption!r} is {actual}; give uint8 of shape (y, x) or (y, x, 3)")
 
 
 def _refuse_nan(title: str, data: np.ndarray) -> None:
     if not np.isfinite(data).all():
-        raise VolumeError(f"{title} holds values that are not finite, which have no grey; find them first")
+        raise VolumeError(f"{title} holds values that are not finite, which have no grey; mend them first")

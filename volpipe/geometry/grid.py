@@ -47,7 +47,7 @@ class Box:
             raise ValueError(f"box start {self.start} and stop {self.stop} differ in number of axes")
 
     @classmethod
-    def of(cls, shape: Shape) -> Box:
+    def from_shape(cls, shape: Shape) -> Box:
         """Return the box of a whole array of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
@@ -134,7 +134,7 @@ class Grid:
 
     def touching(self, box: Box) -> Iterator[int]:
         """Yield, in ascending order, the numbers of the cells that share a voxel with `box`."""
-        box = box & Box.of(self.shape)
+        box = box & Box.from_shape(self.shape)
         if box.is_empty:
             return
         cells = (range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, self.cell, strict=True))

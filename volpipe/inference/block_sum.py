@@ -1,6 +1,6 @@
 """The weighted sum of one block's windows, as it grows in memory.
 
-Not here: how windows are weighted (blend), or how sums are stored (tensors) and finished (output).
+Not here: how windows are weighted (blend), or how sums are stored (scratch) and finished (output).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from volpipe.inference.selection import Selection
 class BlockSum:
     """The weighted sum of one block's windows while it grows, (c, z, y, x).
 
-    With `crop` each voxel comes from one window, so that it is finished when it comes and held as it will be stored;
-    a sum of several windows, or one that other blocks add to, is float32 until it is written.
+    With `crop` each voxel comes from one window, so that it is finished at once and held as it will be stored; a sum of
+    several windows, or one that other blocks add to, is float32 until it is written.
     """
 
     selection: Selection
@@ -72,7 +72,7 @@ class BlockSum:
             if self._note_bad(part, finite, inside) and plan.recipe.infer.nonfinite == "refuse":
                 return  # the block fails once all of it is counted
             if plan.dtype.kind != "f":
-                part = np.where(finite, part, np.float32(0))  # which is not wanted, and has no integer
+                part = np.where(finite, part, np.float32(0))  # not selected, and not finite: no integer can hold it
         if self.is_finished:
             self.total[:, *place] = finish(plan, self.normalise, part, self.tally)
         elif blend == "crop":
@@ -84,7 +84,7 @@ class BlockSum:
             self.total[:, *place] += weighted
 
     def _note_bad(self, part: np.ndarray, finite: np.ndarray, box: Box) -> bool:
-        """Flag what is not `finite` in `part` (c, z, y, x), a window's share of `box`, where that is wanted."""
+        """Flag the selected voxels of `part` (c, z, y, x), at `box`, that are not `finite`; return whether any are."""
         mask = self.selection.mask(box)
         flags = ~finite if mask is None else ~finite & mask
         if not flags.any():
@@ -98,7 +98,7 @@ class BlockSum:
 
     @property
     def bad(self) -> Nonfinite:
-        """How many voxels are not finite in some window; one that is NaN in any counts as that."""
+        """Number of voxels that are not finite in a window; NaN counts before infinity."""
         if self._bad is None:
             return ALL_FINITE
         nan, infinite = self._bad
@@ -118,11 +118,11 @@ class BlockSum:
             )
 
     def part(self, box: Box) -> np.ndarray:
-        """Return the voxels of `total` in `box` of the output."""
+        """Return the voxels of `total` (c, z, y, x) in `box` of the output."""
         return self.total[:, *box.relative_to(self.box.start).slices]
 
 
 def bounds(flags: np.ndarray) -> Box:
-    """Return the smallest box around what is set in `flags`, of which some are."""
+    """Return the smallest box around the set `flags`, of which there is one at least."""
     places = np.nonzero(flags)
     return Box(tuple(int(p.min()) for p in places), tuple(int(p.max()) + 1 for p in places))

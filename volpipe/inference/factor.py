@@ -1,6 +1,6 @@
 """Factor: a block of the volume becomes window tensors, normalised and compressed, one chunk each.
 
-Not here: where windows lie (grid) or how tensors are laid out (tensors).
+Not here: where windows lie (grid) or how tensors are laid out (scratch).
 """
 
 from __future__ import annotations

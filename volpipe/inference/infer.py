@@ -24,26 +24,26 @@ BATCHES_AHEAD = 2
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a block wrote.
+    """Shards that a block wrote.
 
     Attributes:
-        shared: shards, of those that it shares with other blocks, that are thereby written.
-        bad: what was not finite, and was kept.
-        sums: checksums of all the shards that it wrote, by their number.
+        shared: shards that it wrote and shares with other blocks.
+        bad: voxels that were not finite, and were stored so.
+        checksums: of all shards that it wrote, by their number.
         clipped: voxels that were clipped to the type of the output.
     """
 
     shared: tuple[int, ...] = ()
     bad: Nonfinite = ALL_FINITE
-    sums: Mapping[int, str] = field(default_factory=dict)
+    checksums: Mapping[int, str] = field(default_factory=dict)
     clipped: int = 0
 
 
 def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> BlockResult:
-    """Write a finished block, and return what is thereby written.
+    """Write the shards that block `done` finishes, and return them.
 
-    It writes the shards that no later block adds to, where what earlier blocks add is there; the rest of its sum goes
-    to scratch. Shards without a wanted voxel do not count.
+    It finishes the shards that no later block adds to, if the sums of earlier blocks are there; the rest of its sum
+    goes to scratch. Shards without a selected voxel do not count.
     """
     plan = selection.plan
     shards = [shard for shard in plan.shards_of_block(done.block) if selection.touches(plan.shards().box(shard))]
@@ -55,16 +55,16 @@ def write_block(selection: Selection, tensors: Tensors, done: BlockSum) -> Block
     ]
     if len(closed) < len(shards):
         tensors.write_sum(done.block, done.total, closed)
-    sums = {}
+    checksums = {}
     for shard in closed:
         box = plan.shards().box(shard)
         if done.is_finished:
-            sums[shard] = write_selected(selection, box, done.part(box))
+            checksums[shard] = write_selected(selection, box, done.part(box))
         else:
             total = tensors.total(box, contributors[shard], done)
-            sums[shard] = write_total(selection, done.normalise, box, total, done.tally)
+            checksums[shard] = write_total(selection, done.normalise, box, total, done.tally)
     shared = tuple(shard for shard in closed if not plan.is_direct(shard))
-    return BlockResult(shared, done.bad, sums, done.tally.clipped)
+    return BlockResult(shared, done.bad, checksums, done.tally.clipped)
 
 
 def infer(
@@ -77,11 +77,11 @@ def infer(
     before_write: Callable[[], None] = lambda: None,
     on_windows: Callable[[int], None] = lambda num_windows: None,
 ) -> Iterator[tuple[int, Exception | BlockResult]]:
-    """Yield each of `blocks` when it is written, with what it wrote, or with what went wrong.
+    """Yield each of `blocks` once it is written, with its result or its error.
 
-    At most two sums are in memory at a time: the one that grows and the one that is being written; the voxels of the
-    next block are read when that is written. What `before_write` raises keeps a block from being written; `on_windows`
-    is called with the number of windows of each batch that was computed.
+    At most two sums are in memory: the one that grows and the one that is being written; the voxels of the next block
+    are read meanwhile. A block is not written if `before_write` raises; `on_windows` is called with the number of
+    windows of each batch that was computed.
     """
     after_next = dict(zip(blocks, blocks[2:], strict=False))
 
@@ -120,7 +120,7 @@ def block_sums(
     incoming: Iterator[Batch],
     on_windows: Callable[[int], None] = lambda num_windows: None,
 ) -> Iterator[tuple[int, BlockSum | Exception]]:
-    """Yield each block with its sum as soon as its last window is added, or with the first error that it met."""
+    """Yield each block with its sum once its last window is added, or with its first error."""
     growing: BlockSum | None = None
     failed: int | None = None
     for batch in incoming:
@@ -136,8 +136,8 @@ def block_sums(
                 on_windows(len(batch.numbers))
                 if batch.is_last:
                     growing.check()
-            except Exception as problem:
-                error = runner.explain(problem)
+            except Exception as raised:
+                error = runner.explain(raised)
         if error is not None:
             failed, growing = batch.block, None
             yield batch.block, error

@@ -1,6 +1,6 @@
-"""What happens to voxel values: normalisation before the net, its inverse and the cast to a stored type after it.
+"""Intensities: normalisation before the net, its inverse and the cast to a stored type after it.
 
-Not here: where the constants come from (measure), or anything that reads or writes.
+Not here: the constants (statistics), or anything that reads or writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Affine:
             raise ValueError(f"normalisation needs a finite shift and a scale above 0, not {self.shift}, {self.scale}")
 
     def apply(self, data: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return `data` of any type and shape, normalised, as float32; in `out` where that is given.
+        """Return `data` of any type and shape, normalised, as float32; in `out`, if given.
 
         Raises:
             VolpipeError: whole numbers that are to stay as they are, such as labels, are too large for float32.
@@ -60,7 +60,7 @@ def _check_fits(data: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Nonfinite:
-    """How many voxels are no numbers, and how many are infinite."""
+    """Numbers of voxels that are NaN, and that are infinite."""
 
     nan: int = 0
     infinite: int = 0
@@ -81,7 +81,7 @@ ALL_FINITE = Nonfinite()
 
 @dataclass(slots=True)
 class Tally:
-    """How many voxels lay beyond the ends of the type that they were cast to, and were clipped."""
+    """Number of voxels that were clipped to the range of the type that they were cast to."""
 
     clipped: int = 0
 
@@ -118,5 +118,5 @@ def to_dtype(data: np.ndarray, dtype: np.dtype, tally: Tally | None = None) -> n
 
 
 def unit_scale(dtype: np.dtype) -> float:
-    """Return what a probability of one is stored as: the largest value of an integer type, one for floats."""
+    """Return the stored value of probability 1: the largest of an integer type, 1 for floats."""
     return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)

@@ -1,6 +1,6 @@
-"""The output of a run: its arrays, one per pyramid level, their metadata, and the finish that its voxels get.
+"""The output of a run: its arrays, one per pyramid level, their metadata, and the finish of its voxels.
 
-Not here: what is added up (infer, reassemble), or how a format lays out its bytes (formats).
+Not here: the sums (infer, reassemble), or the bytes of a format (formats).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from volpipe.volumes.volume import (
     open_writer,
 )
 
-SHOWN_BOXES, SHOWN_EDGE = 8, 64  # voxels of a level that decide how it is shown
+SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
 ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
 
@@ -54,7 +54,7 @@ def check_name(out: str | Location) -> None:
     """Refuse an output that is named like a file: it will be a folder of chunks.
 
     Raises:
-        PlanError: with a name to give, and how to come by such a file.
+        PlanError: with a name for --out, and the command that makes such a file.
     """
     name = str(out).rstrip("/")
     suffix = Path(name).suffix.lower()
@@ -75,27 +75,27 @@ def with_format(recipe: Recipe, out: str | Location) -> Recipe:
     """
     check_name(out)
     suffix = locate(str(out))[0].suffix.lower()
-    formats, given = FOLDERS.get(suffix, ()), recipe.output.format
-    if not formats or given in formats:
+    formats, format = FOLDERS.get(suffix, ()), recipe.output.format
+    if not formats or format in formats:
         return recipe
     if "format" in recipe.output.model_fields_set:
-        fitting = next(each for each, names in FOLDERS.items() if given in names)
+        fitting = next(suffix for suffix, names in FOLDERS.items() if format in names)
         raise PlanError(
-            f"--out {out}: its name is that of {formats[0]}, and output.format is {given}; give a name that ends in "
+            f"--out {out}: its name is that of {formats[0]}, and output.format is {format}; give a name that ends in "
             f"{fitting}, or output.format={formats[0]}"
         )
     output = Output.model_validate(recipe.output.model_dump(exclude_unset=True) | {"format": formats[0]})
     return recipe.model_copy(update={"output": output})
 
 
-# What a writer killed in the middle leaves beside the file that it was making: tensorstore's, and that of our JSON.
+# Unfinished files of a killed writer: tensorstore's, and that of our JSON.
 LEFT_BEHIND = re.compile(rf".+\.__lock|{PARTIAL}")
 
 
-def sweep(out: Location) -> list[Path]:
+def remove_leftovers(out: Location) -> list[Path]:
     """Delete and return the unfinished files that killed writers left in the output at `out`; none may be at work.
 
-    In S3 a file is there when it has come whole, so that nothing is left.
+    In S3 a file appears once it is whole, so that there are none.
     """
     if not isinstance(out, Path):
         return []
@@ -110,7 +110,7 @@ def level_key(level: int) -> str:
 
 
 def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None = None) -> np.ndarray:
-    """Return the net's summed output `total` (c, z, y, x), float32, as it is stored.
+    """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
     "same" intensities go back through the inverse of the normalisation, "unit" ones become 0..255 and so on, then
     integers are rounded half to even and clipped, and `tally` counts the clipped voxels.
@@ -123,7 +123,7 @@ def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None
 
 
 def create_output(plan: Plan, provenance: dict[str, object]) -> None:
-    """Write the metadata of every level and of their group; voxels that are already there stay."""
+    """Write the metadata of every level and of their group; voxels that exist stay."""
     choice = plan.recipe.output
     for level in range(len(plan.factors)):
         create_array(plan.out, level_key(level), _spec(plan, level), ARRAY_FORMATS[choice.format])
@@ -131,10 +131,10 @@ def create_output(plan: Plan, provenance: dict[str, object]) -> None:
 
 
 def write_displays(plan: Plan) -> None:
-    """Note in a whole output how viewers may show its channels, by its voxels; the same for the same voxels.
+    """Store in a whole output the display ranges of its channels, from a sample of its voxels; it is always the same.
 
-    These are up to SHOWN_BOXES boxes of its coarsest level, most often all of that; zeros where a mask or empty space
-    left something out do not count. Labels and formats other than OME-Zarr have nothing of the kind.
+    The sample is up to SHOWN_BOXES boxes of the coarsest level, most often all of it. With a mask or empty space its
+    zeros do not count. Labels and formats other than OME-Zarr have no display ranges.
     """
     choice = plan.recipe.output
     if choice.kind == "labels" or not choice.format.startswith("ome-zarr"):
@@ -152,14 +152,14 @@ def write_displays(plan: Plan) -> None:
 
 
 def channel_names(plan: Plan) -> tuple[str, ...]:
-    """Return what the channels of an output are called: by the offsets of affinities, or the only one by the output."""
+    """Return the names of an output's channels: the offsets of affinities, or the output's name for a single one."""
     if plan.recipe.net.offsets is not None:
         return tuple(map(name_of, plan.recipe.net.offsets))
     return (absolute(plan.out).stem,) if plan.net.out_channels == 1 else ()
 
 
 def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
-    """Return how a channel of these `values` is shown: from one to the other of SHOWN_PERCENTILES."""
+    """Return the display range of a channel with these `values`: from one to the other of SHOWN_PERCENTILES."""
     dtype, values = values.dtype, values[np.isfinite(values)].astype(np.float64)
     values = values[values != 0] if is_partial and values.any() else values
     low, start, end, high = np.percentile(values if values.size else [0.0], (0, *SHOWN_PERCENTILES, 100)).tolist()
@@ -187,8 +187,8 @@ def _spec(plan: Plan, level: int) -> ArraySpec:
     )
 
 
-def promised(plan: Plan, level: int = 0) -> Volume:
-    """Return `level` of the output as `open_volume` will find it once it is written; it need not exist yet.
+def planned_volume(plan: Plan, level: int = 0) -> Volume:
+    """Return `level` of the output as `open_volume` will return it; it need not exist yet.
 
     Raises:
         PlanError: the output has no such level.
@@ -196,14 +196,14 @@ def promised(plan: Plan, level: int = 0) -> Volume:
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
     format = plan.recipe.output.format
-    volume = foreseen(plan.out, ARRAY_FORMATS[format], _spec(plan, level), _multiscale(plan), level)
+    volume = volume_from_spec(plan.out, ARRAY_FORMATS[format], _spec(plan, level), _multiscale(plan), level)
     return dataclasses.replace(volume, channel_names=channel_names(plan)) if format.startswith("ome-zarr") else volume
 
 
-def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
-    """Return `level` of `group` in the container at `out` as `open_volume` will find it once `spec` is written."""
+def volume_from_spec(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
+    """Return `level` of `group` in the container at `out` as `open_volume` will return it."""
     spatial = slice(-3, None)
-    is_placed = group.voxel_size_nm is not None  # else nothing that is written has a unit to be read by
+    is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
         path=str(absolute(out)),
         key=level_key(level),
@@ -216,15 +216,15 @@ def foreseen(out: str | Path, array_format: str, spec: ArraySpec, group: Multisc
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
         codec=spec.codec if spec.codec == "raw" else f"{spec.codec} {spec.codec_level}",
-        levels=tuple(each.key for each in group.levels),
+        levels=tuple(entry.key for entry in group.levels),
     )
 
 
 def write_total(selection: Selection, normalise: Affine, box: Box, total: np.ndarray, tally: Tally) -> str:
-    """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros where it is not wanted.
+    """Write the net's summed output `total` (c, z, y, x), float32, to `box` of level 0; zeros outside the selection.
 
-    There a sum may be partial, so that not even the checks of `finish` may see it. The checksums are returned, and
-    `tally` counts the clipped voxels.
+    A sum outside may be partial, so that the checks of `finish` may not see it. Return the checksums; `tally` counts
+    the clipped voxels.
     """
     mask, nothing = selection.mask(box), np.float32(0)
     total = total if mask is None else np.where(mask, total, nothing)
@@ -232,16 +232,13 @@ def write_total(selection: Selection, normalise: Affine, box: Box, total: np.nda
 
 
 def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
-    """Write `data` (c, z, y, x), as it is stored, to `box` of level 0; zeros where not wanted. Return the checksums."""
+    """Write stored `data` (c, z, y, x) to `box` of level 0, zeros outside the selection; return the checksums."""
     mask = selection.mask(box)
     return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
 
 
 def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> str:
-    """Write `data` (c, z, y, x) to `box` of `level`, whole shards only; each shard has one writer.
-
-    The checksums of the files come back.
-    """
+    """Write `data` (c, z, y, x) to `box` of `level`, whole shards with one writer each; return the checksums."""
     writer = open_writer(plan.out, level_key(level))
     writer.write(stored_box(plan, box), data if _channels(plan) else data[0])
     return checksums.take(writer.header, stored_box(plan, box))
@@ -267,7 +264,7 @@ def _axes(plan: Plan) -> tuple[str, ...]:
 
 
 def _multiscale(plan: Plan) -> Multiscale:
-    """Return where the levels lie.
+    """Return the places of the levels.
 
     An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of the
     first voxel of the region of interest.

@@ -21,7 +21,7 @@ from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.tiling import choose_windows, triple
-from volpipe.nets.facts import NetFacts
+from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
@@ -39,9 +39,9 @@ LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger ove
 
 
 class Source(BaseModel):
-    """The volume that a plan was made for, as it was found; shapes in voxels (z, y, x).
+    """The volume of a plan; shapes in voxels (z, y, x).
 
-    `view` is what the recipe gives of it: a channel, a point in time, a place; the rest follows from that.
+    `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +58,7 @@ class Source(BaseModel):
 
     @classmethod
     def from_volume(cls, volume: Volume) -> Source:
-        """Return what is noted of `volume`."""
+        """Return the source that describes `volume`."""
         return cls(
             path=volume.path,
             key=volume.key,
@@ -79,7 +79,7 @@ class Source(BaseModel):
 class Plan(BaseModel):
     """Everything that a worker needs to know beside the number of its block.
 
-    `notes` are what a user should know of the volume; they are printed with the plan, and not stored.
+    `notes` for the user, on the volume, are printed with the plan and not stored.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -122,12 +122,12 @@ class Plan(BaseModel):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the output shows the whole volume, so that every block has something to add to it."""
-        return self.roi_box == Box.of(self.source.shape)
+        """Whether the output shows the whole volume, so that every block adds to it."""
+        return self.roi_box == Box.from_shape(self.source.shape)
 
     @property
     def needs_scan(self) -> bool:
-        """Whether a mask or the volume's own voxels decide which windows are wanted."""
+        """Whether a mask or the volume's own voxels decide which windows are selected."""
         return self.mask is not None or self.recipe.input.empty is not None
 
     @cached_property
@@ -144,8 +144,12 @@ class Plan(BaseModel):
         """A short hash of everything that decides the output's bytes."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the net before it runs, in sentences."""
+        return cautions(self.recipe.net, self.net)
+
     def changed(self, **fields: object) -> Plan:
-        """Return the plan with other values in some fields; pydantic's own copy keeps what was cached."""
+        """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
         return Plan.model_validate({name: getattr(self, name) for name in Plan.model_fields} | fields)
 
     @property
@@ -157,7 +161,7 @@ class Plan(BaseModel):
         return level_shape(self.out_shape, self.factors[level])
 
     def shards(self, level: int = 0) -> Grid:
-        """Return the shards of pyramid `level`: what one task writes at once."""
+        """Return the shards of pyramid `level`: each is written by one task at once."""
         return self._shards[level]
 
     @cached_property
@@ -223,7 +227,7 @@ class Plan(BaseModel):
 
     @cached_property
     def sum_chunk(self) -> Triple:
-        """Inner chunk of the parts of a block tensor: what can be read of one without the rest."""
+        """Inner chunk of the parts of a block tensor, which can be read without the rest."""
         core = self.blocks.cell
         return triple(_divisor(c * s, SUM_CHUNK_TARGET) for c, s in zip(core, self.net.scale, strict=True))
 
@@ -278,11 +282,11 @@ def make_plan(
 
     Args:
         recipe: what to do.
-        volume: the input, as found.
+        volume: the input.
         net: the facts of the recipe's net.
-        out: where the output goes.
+        out: location of the output.
         search_path: folder that the recipe's relative names count from.
-        mask: the volume that the recipe names as its mask, as found.
+        mask: the volume of the recipe's mask.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -334,7 +338,7 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
 
 
 def _checked_dtype(recipe: Recipe, out_dtype: str) -> str:
-    """Return `out_dtype`, unless NaN and infinity are to be kept and it has no word for them."""
+    """Return `out_dtype`; refuse it if NaN and infinity are to be kept and it cannot hold them."""
     if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
         raise PlanError(
             f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
@@ -346,7 +350,7 @@ def check_thickness(volume: Volume, net: NetFacts) -> None:
     """Refuse a volume of one slice for a net that sees its neighbours, which would all be that slice, mirrored.
 
     Raises:
-        PlanError: with how slices are made a volume.
+        PlanError: with the way to make slices a volume.
     """
     for axis, size, halo in zip(AXES, volume.spatial_shape, net.halo, strict=True):
         if size == 1 and halo:
@@ -399,7 +403,7 @@ def _channels(count: int) -> str:
 
 
 def _remedy(volume: Volume, net: NetFacts) -> str:
-    """Return how a volume and a net of another number of channels come together."""
+    """Return the remedy for a volume and a net of different numbers of channels."""
     other_net = f"a net of {volume.num_channels} in_channels"
     if net.in_channels == 1:
         return f"choose a channel, such as --set input.channel=0, or {other_net}"
@@ -409,7 +413,7 @@ def _remedy(volume: Volume, net: NetFacts) -> str:
 
 
 def _block(recipe: Recipe, shape: Triple, overlap: Triple, stride: tuple[int, ...], scale: Triple) -> Triple:
-    """Return windows per block: as given, or near BLOCK_TARGET output voxels, whole chunks where possible."""
+    """Return windows per block: the recipe's, or near BLOCK_TARGET output voxels, whole chunks where possible."""
     if recipe.windows.block != "auto":
         if min(recipe.windows.block) < 1:
             raise PlanError(f"windows.block {recipe.windows.block} must be at least 1 on every axis")

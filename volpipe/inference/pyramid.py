@@ -1,4 +1,4 @@
-"""Pyramid: a shard of a coarser level is made from the finer level's voxels under it, and is written once.
+"""Pyramid: a shard of a coarser level is computed from the finer level's voxels under it and written once.
 
 Not here: which levels there are (levels).
 """
@@ -31,8 +31,8 @@ class Levelled(Protocol):
 
 
 def finer_box(plan: Levelled, level: int, box: Box) -> Box:
-    """Return the voxels of the level before `level` that `box` of `level` is made from."""
-    return box.scaled(plan.step(level)) & Box.of(plan.level_shape(level - 1))
+    """Return the voxels of the level before `level` under `box` of `level`."""
+    return box.scaled(plan.step(level)) & Box.from_shape(plan.level_shape(level - 1))
 
 
 def coarsen(plan: Plan, level: int, shard: int) -> str:
@@ -51,10 +51,10 @@ def coarsen(plan: Plan, level: int, shard: int) -> str:
 def coarsened(
     plan: Levelled, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
 ) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield parts of `box` of `level`, and their voxels (…, z, y, x), made of those of the level before.
+    """Yield parts of `box` of `level`, and their voxels (…, z, y, x), from those of the level before.
 
-    Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even; of
-    values that are as frequent the smallest is the mode.
+    Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even; the
+    mode is the smallest of the most frequent values.
 
     Args:
         plan: whose level.
@@ -70,7 +70,7 @@ def coarsened(
 
 
 def parts(plan: Levelled, level: int, box: Box) -> Iterator[Box]:
-    """Yield `box` of `level` in parts that are made of few finer chunks, so that all are never in memory at once."""
+    """Yield `box` of `level` in parts that cover few finer chunks each, to bound the memory."""
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)
     thickness = max(1, chunk // step) if shard % step == 0 else shard

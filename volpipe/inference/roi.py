@@ -1,6 +1,6 @@
-"""The region: which part of a volume a recipe asks for, as a box of voxels and as a mask laid over the volume.
+"""The region of interest of a recipe: a box of voxels, and a mask laid over the volume.
 
-Not here: which windows, blocks and shards that means, or voxels of the mask (wanted).
+Not here: its windows, blocks and shards, or voxels of the mask (selection).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SLIVER = 1e-6  # of a voxel: what rounding of sizes in nm may leave
 
 
 class Mask(BaseModel):
-    """A mask as it lies over a volume, (z, y, x).
+    """The place of a mask over a volume, (z, y, x).
 
     Attributes:
-        path, key: where its array is.
+        path, key: of its array.
         shape: in voxels of its own.
         step: voxels of the volume per voxel of the mask.
         start: where its first voxel begins, in voxels of the volume.
@@ -61,7 +61,7 @@ def find_roi(text: str | None, volume: Volume) -> Box:
     """
     shape = volume.spatial_shape
     if text is None:
-        return Box.of(shape)
+        return Box.from_shape(shape)
     parts = text.split(",")
     if len(parts) != 3 or any(part.count(":") != 1 for part in parts):
         raise PlanError(f"roi {text!r}: write z0:z1,y0:y1,x0:x1, such as 0:64,100:300,: (a bare : is a whole axis)")
@@ -75,16 +75,16 @@ def find_part(text: str, shape: tuple[int, ...]) -> Box:
     Raises:
         PlanError: it cannot be parse_origin, is empty, or leaves the output.
     """
-    found = PART.fullmatch(text.replace(" ", ""))
-    if found is None:
+    match = PART.fullmatch(text.replace(" ", ""))
+    if match is None:
         raise PlanError(f"--only {text!r}: write z0:z1,y0:y1,x0:x1 in voxels of the output, such as 0:64,100:300,:")
-    lows, highs = found.groups()[::2], found.groups()[1::2]
+    lows, highs = match.groups()[::2], match.groups()[1::2]
     sides = [(int(low or 0), int(high or size)) for low, high, size in zip(lows, highs, shape, strict=True)]
     for axis, (start, stop), size in zip(AXES, sides, shape, strict=True):
         if not start < stop <= size:
             raise PlanError(
                 f"--only {text}, axis {axis}: {start}:{stop} is empty or leaves the output, which is "
-                f"{Box.of(shape)}; give a start below the stop, and a stop of {size} at most"
+                f"{Box.from_shape(shape)}; give a start below the stop, and a stop of {size} at most"
             )
     return Box(tuple(a for a, _ in sides), tuple(b for _, b in sides))
 
@@ -106,8 +106,8 @@ def _bounds(part: str, axis: int, volume: Volume) -> tuple[int, int]:
 
 def _bound(text: str, axis: int, volume: Volume) -> int:
     """Return the voxel at which a bound lies: a number, or a length."""
-    found = BOUND.fullmatch(text)
-    number, unit = found.groups() if found else ("", "")
+    match = BOUND.fullmatch(text)
+    number, unit = match.groups() if match else ("", "")
     if number and not unit:
         return int(number)
     factor = nanometres(unit)
@@ -130,7 +130,7 @@ def _bound(text: str, axis: int, volume: Volume) -> int:
 
 
 def lay_mask(mask: Volume, volume: Volume) -> Mask:
-    """Return how `mask` lies over `volume`: by voxel sizes and origins where both have them, else stretched over it.
+    """Return the place of `mask` over `volume`: by voxel sizes and origins if both have them, else stretched over it.
 
     Raises:
         PlanError: the mask has channels, or covers another extent than the volume.

@@ -1,6 +1,6 @@
 """The runner: the net on its device, loaded once per process; where memory is too little, a window that would fit.
 
-Not here: which windows it is given (windows), or memory that a plan knows without the net (memory, limits).
+Not here: the choice of windows (windows), or memory that a plan knows without the net (memory, limits).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Runner:
         device: "cpu" or "cuda".
         batch: windows per call.
         seconds: time spent computing so far.
-        weights_sha256, code_sha256: of the net as it was loaded here.
+        weights_sha256, code_sha256: of the net that was loaded here.
     """
 
     plan: Plan
@@ -62,8 +62,7 @@ class Runner:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cpu":
-            keep_freed_memory()
+        keep_freed_memory()  # also on a GPU: each call's output comes back as a new array of the whole batch
         # The same sums on every device of a kind: no TF32, no choice of algorithm by timing.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -72,9 +71,9 @@ class Runner:
         take_threads(choice.threads)
         # oneDNN's order of sums depends on the window's shape.
         torch.backends.mkldnn.enabled = not choice.exact  # type: ignore[assignment]  # a descriptor
-        chosen, search_path = plan.recipe.net, plan.search_path
-        net = build_net(chosen, search_path)
-        weights, code = weights_digest(chosen, net, search_path), code_hash(chosen.name, search_path)
+        net_choice, search_path = plan.recipe.net, plan.search_path
+        net = build_net(net_choice, search_path)
+        weights, code = weights_digest(net_choice, net, search_path), code_hash(net_choice.name, search_path)
         net = net.to(device)
         if choice.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
@@ -107,13 +106,13 @@ class Runner:
         started = time.perf_counter()
         out = self._run(self._filled(windows))[: len(windows)]
         self.seconds += time.perf_counter() - started
-        due = (
+        expected = (
             len(windows),
             self.plan.net.out_channels,
             *(w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True)),
         )
-        if out.shape != due:
-            raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {due}")
+        if out.shape != expected:
+            raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {expected}")
         return out
 
     def _run(self, windows: np.ndarray) -> np.ndarray:
@@ -135,7 +134,7 @@ class Runner:
         return out
 
     def try_window(self, windows: np.ndarray) -> None:
-        """Run the net over `windows` (n, c, z, y, x) of any shape that it takes, for the time and the memory."""
+        """Run the net over `windows` (n, c, z, y, x), float32, of any shape that it takes, and drop the output."""
         try:
             self._run(windows)
         except Exception as error:
@@ -152,7 +151,7 @@ class Runner:
         return np.concatenate([windows, np.zeros((missing, *windows.shape[1:]), np.float32)])
 
     def _batch_that_fits(self) -> int:
-        """Return the windows per call: one on a CPU, which more do not speed up, else what the memory holds."""
+        """Return the windows per call: one on a CPU, where more are no faster, else the most that fit its memory."""
         if self.device == "cpu":
             return 1
         import torch
@@ -175,14 +174,14 @@ class Runner:
         return size
 
     def explain(self, error: Exception) -> Exception:
-        """Return `error`, or one that says which window would fit, where memory was not enough."""
+        """Return `error`; for too little memory, an error that names a window that would fit."""
         if not is_shortage(error):
             return error
-        if not self._advice:  # which costs some windows
-            self._advice = advice(self.plan, self.batch, self.device, self._fits)
-        found = MemoryError(self._advice)
-        found.__cause__ = error
-        return found
+        if not self._advice:  # it costs some windows
+            self._advice = suggest_window(self.plan, self.batch, self.device, self._fits)
+        shortage = MemoryError(self._advice)
+        shortage.__cause__ = error
+        return shortage
 
     def _fits(self, window: tuple[int, int, int], batch: int) -> bool:
         import torch
@@ -201,7 +200,7 @@ class Runner:
 def take_threads(num: int) -> None:
     """Let torch compute with `num` threads wherever the calling thread asks it to.
 
-    The number is each thread's own, and setting it drops what oneDNN has prepared, so it is set only where it differs.
+    The number is each thread's own. Setting it drops oneDNN's prepared kernels, so it is set only where it differs.
     """
     import torch
 
@@ -249,27 +248,29 @@ def _device() -> tuple[str, float]:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether `error` says that memory, of the machine or of its GPU, was not enough."""
+    """Return whether `error` means too little memory, of the machine or of its GPU."""
     import torch
 
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # torch has no type for it
     return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def advice(plan: Plan, batch: int, device: str, fits: Callable[[Triple, int], bool]) -> str:
-    """Return a sentence on what to change where `batch` windows of `plan` are too much for `device`.
+def suggest_window(plan: Plan, batch: int, device: str, fits: Callable[[Triple, int], bool]) -> str:
+    """Return the remedy, a sentence, where `batch` windows of `plan` are too much for `device`.
 
     Args:
-        fits: tells whether the net can be run over so many windows of a shape.
+        fits: whether the net can run over so many windows of a shape.
     """
     number = "one window" if batch == 1 else f"{batch} windows"
     problem = f"{number} of {list(plan.window)} need more memory than {device} has"
     if batch > 1 and fits(plan.window, 1):
         return f"{problem}, one fits; set infer.batch=auto, or to less than {batch}"
-    found = next((window for window in smaller_windows(plan) if fits(window, 1)), None)
-    if found is None:
+    smaller = next((window for window in smaller_windows(plan) if fits(window, 1)), None)
+    if smaller is None:
         return f"{problem}, and so does the smallest window; use a smaller net, or a site with more memory"
-    return f"{problem}, {list(found)} fits; set windows.shape={list(found)} and windows.overlap={list(plan.overlap)}"
+    return (
+        f"{problem}, {list(smaller)} fits; set windows.shape={list(smaller)} and windows.overlap={list(plan.overlap)}"
+    )
 
 
 def smaller_windows(plan: Plan) -> Iterator[Triple]:

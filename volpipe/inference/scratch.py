@@ -1,13 +1,13 @@
 """The scratch of a run: window tensors and block tensors, named, laid out, written whole and thrown away.
 
-Not here: what is in them (factor, infer). Seven named dimensions in all; dataset and iteration stand in the
+Not here: their contents (factor, infer). Seven named dimensions in all; dataset and iteration stand in the
 attributes and the key, the other five are the array's: batch (window or block number), channel, z, y, x.
 
     tensors.n5   tensors/source             windows, float32, one window = one chunk (Zarr: one block = one shard)
     tensors.zarr tensors/<net>/<iteration>  weighted sums, float32, in parts (Plan.sum_parts); one block = one shard
 
-Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. What a block
-writes to the output itself is not in its tensor, and inner chunks and parts that hold nothing are not stored.
+Block tensors are always sharded Zarr v3: a neighbour reads the sliver it needs, not the whole block. Voxels that a
+block writes to the output are not in its tensor, and empty inner chunks and parts are not stored.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Tensors:
             return
         from volpipe.volumes.formats.n5 import write_chunks
 
-        done = 0
+        offset = 0
         for start, stop in _runs(numbers):
-            part = data[done : done + stop - start]
+            part = data[offset : offset + stop - start]
             write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part, fsync=True)
-            done += stop - start
+            offset += stop - start
 
     def source_volume(self) -> Volume:
         """Return the array of window tensors."""
@@ -114,7 +114,7 @@ class Tensors:
         Args:
             box: of the output.
             blocks: some of those whose sums reach it.
-            known: one that need not be read.
+            known: a sum in memory, which is not read.
         """
         total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
         for block in sorted(blocks):
@@ -158,11 +158,11 @@ class Tensors:
                 _write(open_writer(self.sums_path, self._sum_key(part)), (block, 0, 0, 0, 0), whole[np.newaxis])
 
     def discard_windows(self, block: int) -> None:
-        """Delete the window tensors of `block`. What is gone already is no error."""
+        """Delete the window tensors of `block`, if they exist."""
         self._delete(self._window_files(self.plan.lattice.windows_of(block)))
 
     def discard_sum(self, block: int, part: int) -> None:
-        """Delete a part of the tensor of `block`. What is gone already, or never was, is no error."""
+        """Delete a part of the tensor of `block`, if it exists."""
         self._delete([self.sum_file(block, part)])
 
     def _delete(self, files: Sequence[Path]) -> None:

@@ -1,6 +1,6 @@
 """The selection: the windows, blocks and shards of a plan that its region of interest, mask and empty space leave.
 
-Not here: how a recipe says it (region). The core of a window is its cell, which is selected or not, whole: one bit
+Not here: how a recipe says it (roi). The core of a window is its cell, which is selected or not, whole: one bit
 each, in C order. An output voxel is selected if it lies in the region and in a selected cell. Whatever adds to a
 selected voxel is computed, so that it has the bits of the whole run; the sums of other voxels may be partial, and they
 are written as 0::
@@ -84,7 +84,7 @@ class Selection:
 
     @cached_property
     def num_windows(self) -> int:
-        """Number of windows that the net is given."""
+        """Number of windows that are computed."""
         z, *others = ([*self._cells_under(axis, range(n))] for axis, n in enumerate(self.plan.lattice.counts))
         if self.cells is None:
             return math.prod(sum(a < b for a, b in along) for along in (z, *others))
@@ -274,7 +274,7 @@ def _masked(plan: Plan, mask: Volume, cores: Sequence[Sequence[Range]]) -> np.nd
     box = Box(tuple(min(a for a, _ in along) for along in over), tuple(max(b for _, b in along) for along in over))
     data = mask.open().read(box)[0]
     if data.dtype.kind == "f" and np.isnan(data).any():
-        raise PlanError(f"mask {mask} has NaN in its box {box}, which is neither wanted nor not; make it 0 or 1")
+        raise PlanError(f"mask {mask} has NaN in its box {box}; make these voxels 0 or 1")
     inner = [[(a - start, b - start) for a, b in along] for along, start in zip(over, box.start, strict=True)]
     return any_within(data != 0, inner)
 
@@ -298,7 +298,7 @@ def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.nda
     reader, lattice, origin = volume.open(), plan.lattice, _origin(plan, block)
     stored = np.zeros_like(cells)
     whole = ((n - 1) * s + w for n, s, w in zip(cells.shape, lattice.stride, lattice.window, strict=True))
-    if not reader.is_stored(Box.of(tuple(whole)).shift(origin)):
+    if not reader.is_stored(Box.from_shape(tuple(whole)).shift(origin)):
         return stored
     for place in np.argwhere(cells).tolist():
         start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))

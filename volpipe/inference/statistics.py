@@ -1,7 +1,7 @@
 """Global statistics of a volume, measured once, box by box and in parallel, and joined without loss.
 
-Not here: what is made of them per voxel (ops). Sums are kept as exact fractions, so that the result does not depend on
-how boxes were gathered into tasks. Voxels of 8 bits are counted value by value; the percentiles of other types come
+Not here: their use per voxel (intensity). Sums are exact fractions, so that the result does not depend on how boxes
+were gathered into tasks. Voxels of 8 bits are counted value by value; the percentiles of other types come
 from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, made in a second pass.
 """
 
@@ -24,7 +24,7 @@ NUM_BINS = 4096
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of some voxels: their number, sum, sum of squares, extremes, and counts per value or bin.
+    """Statistics of voxels: number, sum, sum of squares, extremes, and counts per value or bin.
 
     `counts` maps a value (8 bits) or a bin number (other types, second pass) to its voxels.
     """
@@ -93,8 +93,8 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
     if not is_finite(data):
         raise PlanError("the volume holds NaN or infinite voxels; give normalise.low and high, or mean and std")
     if is_counted(data.dtype):
-        values, found = np.unique(data, return_counts=True)
-        counts = dict(zip(values.tolist(), found.tolist(), strict=True))
+        values, frequencies = np.unique(data, return_counts=True)
+        counts = dict(zip(values.tolist(), frequencies.tolist(), strict=True))
     else:
         counts = {} if bins is None else _binned(data, bins)
     wide = data.astype(np.float64)
@@ -122,8 +122,8 @@ def join(parts: Iterable[Statistics]) -> Statistics:
     )
 
 
-def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affine:
-    """Return the one map of the volume that `choice` and what was `found` come to.
+def affine(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> Affine:
+    """Return the map of grey levels of a volume of `dtype`; `statistics` may be None if `choice` needs none.
 
     Raises:
         PlanError: the volume is constant, so that there is nothing to scale by.
@@ -134,63 +134,63 @@ def affine(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> Affi
     if choice.method == "zscore":
         if choice.mean is not None and choice.std is not None:
             return Affine(choice.mean, choice.std)
-        assert found is not None
-        mean = found.total / found.num
-        deviation = math.sqrt(max(Fraction(0), found.squares / found.num - mean * mean))
+        assert statistics is not None
+        mean = statistics.total / statistics.num
+        deviation = math.sqrt(max(Fraction(0), statistics.squares / statistics.num - mean * mean))
         return Affine(float(mean), _spread(deviation, choice.method) + choice.eps)
-    low, high = _ends(choice, dtype, found)
-    if found is not None and low == high and found.low < found.high:
+    low, high = _ends(choice, dtype, statistics)
+    if statistics is not None and low == high and statistics.low < statistics.high:
         raise PlanError(
             f"the percentiles {choice.percentiles[0]:g} and {choice.percentiles[1]:g} of the volume are both {low:g}, "
-            f"though its voxels reach from {found.low:g} to {found.high:g}: give the grey levels that the net is to "
-            "see as -1 and 1, normalise.low and high"
+            f"though its voxels reach from {statistics.low:g} to {statistics.high:g}: give the grey levels that "
+            "the net is to see as -1 and 1, normalise.low and high"
         )
     eps = choice.eps if choice.method == "percentile" and choice.low is None else 0.0
     return Affine((low + high + eps) / 2, _spread((high - low) / 2, choice.method) + eps / 2)
 
 
 def sampled_affine(choice: Normalise, voxels: np.ndarray) -> Affine:
-    """Return what `choice` comes to for a volume of which `voxels` are a sample; nothing where they are (nearly) alike.
+    """Return the map of a volume of which `voxels` are a sample; the identity where they are (nearly) alike.
 
-    NaN and infinity, which may lie where nothing is wanted, are left out.
+    NaN and infinity are left out: they may lie outside the selection.
     """
     if not needs_measuring(choice, voxels.dtype):
         return affine(choice, voxels.dtype, None)
     voxels = voxels[np.isfinite(voxels)]
     if not voxels.size or voxels.min() == voxels.max():
         return Affine()
-    found = measure(voxels)
+    statistics = measure(voxels)
     if needs_histogram(choice, voxels.dtype):
-        found = measure(voxels, (found.low, found.high))
+        statistics = measure(voxels, (statistics.low, statistics.high))
     try:
-        return affine(choice, voxels.dtype, found)
-    except PlanError:  # of a sample; the volume will tell
+        return affine(choice, voxels.dtype, statistics)
+    except PlanError:  # of a sample; the whole volume may differ
         return Affine()
 
 
-def percentile(found: Statistics, percent: float, dtype: np.dtype) -> float:
+def percentile(statistics: Statistics, percent: float, dtype: np.dtype) -> float:
     """Return the value below or at which `percent` of the voxels lie: exact for counted types, to a bin otherwise."""
-    due = percent / 100 * found.num
-    reached = 0
-    for value, num in found.counts.items():
-        reached += num
-        if reached >= due:
+    rank = percent / 100 * statistics.num
+    total = 0
+    for value, num in statistics.counts.items():
+        total += num
+        if total >= rank:
             if is_counted(dtype):
                 return float(value)
-            return found.low + (value + 0.5) / NUM_BINS * (found.high - found.low)
-    return found.high
+            return statistics.low + (value + 0.5) / NUM_BINS * (statistics.high - statistics.low)
+    return statistics.high
 
 
-def _ends(choice: Normalise, dtype: np.dtype, found: Statistics | None) -> tuple[float, float]:
+def _ends(choice: Normalise, dtype: np.dtype, statistics: Statistics | None) -> tuple[float, float]:
     if choice.low is not None and choice.high is not None:
         return choice.low, choice.high
     if choice.method == "range" and dtype.kind in "iu":
         info = np.iinfo(dtype)
         return float(info.min), float(info.max)
-    assert found is not None
+    assert statistics is not None
     if choice.method == "range":
-        return found.low, found.high
-    low, high = (percentile(found, p, dtype) for p in choice.percentiles)
+        return statistics.low, statistics.high
+    low, high = (percentile(statistics, p, dtype) for p in choice.percentiles)
     return low, high
 
 
@@ -205,5 +205,5 @@ def _binned(data: np.ndarray, bins: tuple[float, float]) -> dict[int, int]:
     place = ((data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny) * NUM_BINS).astype(
         np.int64
     )
-    found = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
-    return {int(i): int(found[i]) for i in np.flatnonzero(found)}
+    counts = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
+    return {int(i): int(counts[i]) for i in np.flatnonzero(counts)}

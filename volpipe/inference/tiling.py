@@ -1,6 +1,6 @@
-"""Window and overlap of a plan: as the recipe has them, or as the net and the volume ask for, in whole strides.
+"""Window and overlap of a plan, from the recipe or for the net and the volume, in whole strides.
 
-Not here: blocks, shards and all that follows (plan).
+Not here: blocks and shards (plan).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Windows
 
 AXES = "zyx"
-LARGEST_WASTE = 1.05  # along an axis: what windows cover, by what there is
+LARGEST_WASTE = 1.05  # along an axis: voxels that windows cover, by those of the volume
 
 
 def choose_windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Triple, Triple]:
@@ -40,7 +40,7 @@ def choose_windows(choice: Windows, net: NetFacts, shape: Triple) -> tuple[Tripl
 
 
 def _check_fixed(window: Triple, net: NetFacts) -> None:
-    """Refuse a window that the net does not take, for it takes those of one size alone."""
+    """Refuse a window that is not of the net's fixed size."""
     for axis, size, only in zip(AXES, window, net.fixed, strict=True):
         if only and size != only:
             raise PlanError(
@@ -49,7 +49,7 @@ def _check_fixed(window: Triple, net: NetFacts) -> None:
 
 
 def _fitted(window: Triple, overlap: Triple, stride: Triple, shape: Triple) -> Triple:
-    """Return a window as small as as many windows allow, where they would reach far past the end of the volume."""
+    """Return the smallest window of which as many cover the volume, where `window` would reach far past its end."""
 
     def fit(window: int, overlap: int, stride: int, size: int) -> int:
         num_windows = -(-size // (window - overlap))
@@ -78,7 +78,7 @@ def _check_window(axis: str, window: int, overlap: int, stride: int) -> None:
 
 
 def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) -> None:
-    """Refuse to crop less than the halo, whose voxels the net computes from what is outside the window."""
+    """Refuse to crop less than the halo, whose voxels depend on the outside of the window."""
     if window <= 2 * halo:
         raise PlanError(
             f"axis {axis}: window {window} has no core within the halo {halo} of net {net.label} on both sides; "
@@ -92,7 +92,7 @@ def _check_halo(axis: str, window: int, overlap: int, halo: int, net: NetFacts) 
 
 
 def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int) -> None:
-    """Refuse an overlap that leaves no stride, or that puts windows where the net's own grid does not lie."""
+    """Refuse an overlap that leaves no stride, or that puts windows off the net's own grid."""
     if not 0 <= overlap < window:
         most = (window - 1) // (2 * stride) * 2 * stride
         raise PlanError(

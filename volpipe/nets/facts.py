@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from volpipe.errors import PlanError
-from volpipe.nets import files as programs
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.nets.files import is_program
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
 from volpipe.resolve import default_recipe
 
@@ -71,16 +71,16 @@ def weights_path(weights: str, search_path: str) -> Path:
 
 def is_shipped(choice: NetChoice) -> bool:
     """Return whether the net's code ships with volpipe."""
-    return not (":" in choice.name or programs.is_program(choice.name))
+    return not (":" in choice.name or is_program(choice.name))
 
 
 def facts_key(choice: NetChoice) -> str | None:
     """Return the key in facts.json of a net with shipped code and weights; None for the user's code or weights."""
     own = (choice.weights or SHIPPED_WEIGHTS).startswith(SHIPPED_WEIGHTS)
-    return digest(choice, "", [models_folder() / f"{choice.name}.py"]) if own and is_shipped(choice) else None
+    return choice_digest(choice, "", [models_folder() / f"{choice.name}.py"]) if own and is_shipped(choice) else None
 
 
-def digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
+def choice_digest(choice: NetChoice, search_path: str, files: Iterable[Path], *more: str) -> str | None:
     """Return the hash of a net's section, of its weights and of these `files`; None where one is missing."""
     result = hashlib.sha256(" ".join((*more, choice.model_dump_json(exclude=OF_THE_RUN))).encode())
     weights = [] if choice.weights is None else [weights_path(choice.weights, search_path)]
@@ -137,7 +137,7 @@ def shape_key(choice: NetChoice) -> str | None:
     if not is_shipped(choice):
         return None
     plain = NetChoice(name=choice.name, options=choice.options)
-    return digest(plain, "", [models_folder() / f"{choice.name}.py"])
+    return choice_digest(plain, "", [models_folder() / f"{choice.name}.py"])
 
 
 def torch_version() -> str:
@@ -153,7 +153,7 @@ def check_trained(choice: NetChoice, facts: NetFacts) -> None:
     Raises:
         PlanError: with the ways out.
     """
-    if not facts.num_parameters or choice.weights is not None or choice.untrained or programs.is_program(choice.name):
+    if not facts.num_parameters or choice.weights is not None or choice.untrained or is_program(choice.name):
         return
     if is_shipped(choice):
         recipes = " or ".join(f"--recipe {name}" for name in recipes_for(choice.name))
@@ -171,7 +171,7 @@ def check_trained(choice: NetChoice, facts: NetFacts) -> None:
 def cautions(choice: NetChoice, facts: NetFacts) -> list[str]:
     """Return warnings about the net of a run, before it begins."""
     sentences = []
-    if choice.untrained and facts.num_parameters and not programs.is_program(choice.name):
+    if choice.untrained and facts.num_parameters and not is_program(choice.name):
         sentences.append(
             f"net {facts.label} runs with the {facts.num_parameters:,} parameters that its code makes "
             "(net.untrained=true): without training, its output is noise"
@@ -207,3 +207,29 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
         f"net {facts.label} asks for normalise.method={needed.method}{percentiles}, not {method}; leave the recipe's "
         "[normalise] out"
     )
+
+
+def check_named(choice: NetChoice, folder: Path) -> None:
+    """Refuse a net, or weights, that are not there, as far as that is known without loading them.
+
+    Raises:
+        VolpipeError: with what is wrong.
+    """
+    from volpipe.nets.files import is_program
+    from volpipe.resolve import nearest, shipped
+
+    place = choice.name.rpartition(":")[0]
+    if is_program(choice.name) or place.endswith(".py"):
+        file = folder / Path(place or choice.name).expanduser()
+        if not file.exists():
+            what = "Python file" if place else "net"
+            raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
+    elif not place:
+        known = shipped("volpipe.models")
+        if choice.name not in known:
+            raise VolpipeError(
+                f"no net {choice.name!r}{nearest(choice.name, known)}; shipped are {', '.join(known)}, or "
+                "module:function, file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+            )
+    if choice.weights is not None and not weights_path(choice.weights, str(folder)).is_file():
+        raise VolpipeError(f"no weights at {weights_path(choice.weights, str(folder))}")

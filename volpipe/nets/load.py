@@ -1,6 +1,6 @@
 """Nets, built from their names, examined for their facts, and checked against them.
 
-Not here: the nets (models/), their facts (descriptions), or running them (infer). torch is imported to build a net.
+Not here: the nets (models/), their facts (facts), or running them (infer). torch is imported to build a net.
 
 A net is a torch module (n, c, z, y, x) -> (n, C, z', y', x') with these attributes, in input voxels (z, y, x); a
 recipe may give those that a user's net lacks: `in_channels`, `out_channels`, `scale`, `stride`, `halo`, `intensity`
@@ -27,9 +27,8 @@ from pydantic import ValidationError
 
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up
-from volpipe.nets import facts as descriptions
 from volpipe.nets import files
-from volpipe.nets.facts import NetFacts
+from volpipe.nets.facts import NetFacts, choice_digest, is_shipped, look_up, models_folder, torch_version, weights_path
 from volpipe.nets.files import short_hash
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
@@ -66,7 +65,7 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     is_program = files.is_program(choice.name)
     net = files.load_program(choice, search_path) if is_program else _call(choice, search_path)
     if choice.weights is not None:
-        load_weights(net, descriptions.weights_path(choice.weights, search_path), choice.weights_key)
+        load_weights(net, weights_path(choice.weights, search_path), choice.weights_key)
     with contextlib.suppress(NotImplementedError):  # torch.export fixed the mode when it made the file
         net.eval()
     for parameter in net.parameters():
@@ -153,7 +152,7 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     Raises:
         VolpipeError: as `build_net`, or for an impossible fact.
     """
-    known = descriptions.look_up(choice)
+    known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
     memory = _memory(choice, search_path, "facts")
@@ -168,10 +167,10 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
 
 def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     """Return the cache file for `what` of a shipped net; None for a net whose code may be anywhere."""
-    if not descriptions.is_shipped(choice):
+    if not is_shipped(choice):
         return None
-    paths = [Path(__file__), Path(descriptions.__file__), *sorted(descriptions.models_folder().glob("*.py"))]
-    digest = descriptions.digest(choice, search_path, paths, descriptions.torch_version(), what)
+    paths = [Path(__file__), Path(__file__).with_name("facts.py"), *sorted(models_folder().glob("*.py"))]
+    digest = choice_digest(choice, search_path, paths, torch_version(), what)
     if digest is None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -264,7 +263,7 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     code = files.code_hash(choice.name, search_path)
     paths = sorted(Path(__file__).parent.glob("*.py"))
     unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
-    digest = descriptions.digest(unweighted, search_path, paths, descriptions.torch_version(), code, what)
+    digest = choice_digest(unweighted, search_path, paths, torch_version(), code, what)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "volpipe" / f"{files.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 
@@ -278,7 +277,7 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
     Raises:
         PlanError: with the declared and the right number.
     """
-    if descriptions.is_shipped(choice):
+    if is_shipped(choice):
         _check_override(choice, facts, search_path)
         return
     declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
@@ -416,7 +415,7 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     Raises:
         PlanError: the net does not take the window, or the shapes differ; the message has both.
     """
-    if descriptions.look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
+    if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
         return
     memory = _memory(choice, search_path, f"takes {window}")
     if memory is None or not memory.is_file():

@@ -208,5 +208,7 @@ class Schedule:
     def _box(self, stage: Stage, unit: int) -> Box:
         if stage in self.pyramid:
             level = self.pyramid.index(stage) + 1
-            return self.plan.shards(level).box(unit).scaled(self.plan.factors[level]) & Box.of(self.plan.out_shape)
+            return self.plan.shards(level).box(unit).scaled(self.plan.factors[level]) & Box.from_shape(
+                self.plan.out_shape
+            )
         return self.plan.shards().box(unit) if stage is self.reassemble else self.plan.sum_box(unit)

@@ -162,7 +162,7 @@ def infer(job: Job, units: Sequence[int]) -> Record:
                 yield block, outcome
                 continue
             closed.extend(outcome.shared)
-            sums.extend((0, shard, taken) for shard, taken in outcome.sums.items())
+            sums.extend((0, shard, crcs) for shard, crcs in outcome.checksums.items())
             tally.clipped += outcome.clipped
             if outcome.bad.total:
                 bad.append((block, outcome.bad.nan, outcome.bad.infinite))

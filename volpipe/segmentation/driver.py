@@ -23,7 +23,7 @@ from volpipe.blockwise.task_pool import finished
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import level_key, sweep
+from volpipe.inference.output import level_key, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
@@ -353,7 +353,7 @@ def is_segmented(plan: SegmentPlan, folder: RunFolder) -> bool:
 def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) -> None:
     """Delete scratch and leftovers of killed writers, write the run's attributes, and note the metadata's checksums."""
     out = paths.locate(plan.out)
-    for path in sweep(out):
+    for path in remove_leftovers(out):
         log.info("deleted %s, which a killed writer left", path)
     for name in (IDS, FRAGMENTS, EDGES):
         if (folder.path / name).exists():

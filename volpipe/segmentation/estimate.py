@@ -250,7 +250,7 @@ def _copied(volume: Volume, box: Box, chunk: tuple[int, ...], place: Path) -> tu
 def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Path) -> tuple[Volume, Box]:
     """Return the volume that a trial reads, and a box of `shape` in it: of the most variance, where it exists."""
     if not trial.is_there:
-        return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.of(shape)
+        return synthetic_affinities(trial.volume, shape, folder / "made_up"), Box.from_shape(shape)
     reader, size = trial.volume.open(), trial.volume.spatial_shape
     rest = [n - s for n, s in zip(size, shape, strict=True)]
     rng = np.random.default_rng([SEED, number])
@@ -263,7 +263,7 @@ def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Pa
         return float(np.nan_to_num(reader.read(seen).astype(np.float32)).var())
 
     start = max(dict.fromkeys(aligned), key=variance)
-    return trial.volume, Box.of(shape).shift(start)
+    return trial.volume, Box.from_shape(shape).shift(start)
 
 
 def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path) -> SegmentPlan:

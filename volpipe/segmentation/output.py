@@ -14,7 +14,7 @@ import numpy as np
 import volpipe
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import foreseen, level_key, levels_of
+from volpipe.inference.output import level_key, levels_of, volume_from_spec
 from volpipe.inference.pyramid import coarsened
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import Origin, parse_origin, read_provenance, versions
@@ -56,7 +56,7 @@ def planned_volume(plan: SegmentPlan, level: int = 0) -> Volume:
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    return foreseen(plan.out, FORMAT, _spec(plan, level), _multiscale(plan), level)
+    return volume_from_spec(plan.out, FORMAT, _spec(plan, level), _multiscale(plan), level)
 
 
 def write_labels(plan: SegmentPlan, level: int, box: Box, labels: np.ndarray) -> str:

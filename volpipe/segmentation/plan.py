@@ -90,7 +90,7 @@ class SegmentPlan(BaseModel):
 
     @property
     def box(self) -> Box:
-        return Box.of(self.shape)
+        return Box.from_shape(self.shape)
 
     @property
     def dtype(self) -> np.dtype:

@@ -1,4 +1,4 @@
-"""The rods that make up the cells of an invented tissue: where they lie, how thick they are, whose they are.
+"""Rods, of which the cells of a synthetic tissue are made: their places, radii and cells.
 
 Not here: voxels (tissue); a rod is known by hashes of the nodes that it joins, and lies in space not yet bent.
 
@@ -44,18 +44,18 @@ class Rods:
     mitochondrion: Array  # its radius, 0 where there is none
     roots: Array  # (3, cells) lattice point where a cell's chains end
 
-    def __getitem__(self, chosen: Array) -> Rods:
-        fields = (self.start[:, chosen], self.along[:, chosen], self.length[chosen], self.radius[chosen])
-        return Rods(*fields, self.cell[chosen], self.mitochondrion[chosen], self.roots)
+    def __getitem__(self, index: Array) -> Rods:
+        fields = (self.start[:, index], self.along[:, index], self.length[index], self.radius[index])
+        return Rods(*fields, self.cell[index], self.mitochondrion[index], self.roots)
 
     def seen_from(self, origin: Array) -> Rods:
         """Return the same rods in coordinates that count from `origin` (3,) nm."""
         return replace(self, start=self.start - origin[:, None])
 
     def deciding(self, point: Axes) -> Rods:
-        """Return the rods that are nearest, or nearest of another cell, somewhere among the points (z, y, x).
+        """Return the rods that are nearest to some of the points (z, y, x), or nearest of another cell.
 
-        A distance changes by no more than the point moves: what is much too far at their centre is too far.
+        A distance changes by no more than the point moves: a rod much too far from their centre is too far.
         """
         distance, spread = self._from_centre(point)
         distance -= self.radius
@@ -71,7 +71,7 @@ class Rods:
         return self[np.flatnonzero(close & (self.mitochondrion > 0))]
 
     def _from_centre(self, point: Axes) -> tuple[Array, float]:
-        """Return each rod's distance (n,) to the centre of the points, and the radius that holds them all."""
+        """Return each rod's distance (n,) to the centre of the points, and the radius of a ball around them all."""
         low = [float(p.min()) for p in point]
         high = [float(p.max()) for p in point]
         z, y, x = (np.full(1, (a + b) / 2) for a, b in zip(low, high, strict=True))
@@ -125,7 +125,7 @@ def rods_near(seed: int, low: Array, high: Array) -> Rods:
 def _reach() -> float:
     """Return how far in nm a rod may lie from a point and still count there.
 
-    A point is within (0.2 + 0.6) * sqrt(3) edges of the node in its own cube, plus what bending moves it;
+    A point is within (0.2 + 0.6) * sqrt(3) edges of the node in its own cube, plus its shift by bending;
     beyond the nearest cell, another matters up to twice the range.
     """
     own = sum(_NODE_JITTER) * math.sqrt(3) * _NODE_SPACING
@@ -140,7 +140,7 @@ def _mitochondrion_radius(seed: int, nodes: Array, share: Array) -> Array:
 
 
 def _node_position(seed: int, nodes: Array) -> Array:
-    """Return where nodes (3, n) lie, in nm."""
+    """Return the positions of nodes (3, n) in nm."""
     offset = np.stack([uniform(seed, Stream.NODE + i, nodes) for i in range(3)])
     return (nodes + _NODE_JITTER[0] + _NODE_JITTER[1] * offset) * _NODE_SPACING
 
@@ -155,7 +155,7 @@ def _next_node(seed: int, nodes: Array) -> Array:
 
 
 def _chain_end(seed: int, nodes: Array) -> Array:
-    """Return the node (3, n) at which the chain of each node ends, which names its cell."""
+    """Return the node (3, n) at the end of each node's chain; it identifies the cell."""
     for _ in range(_MAX_CHAIN):
         nodes = _next_node(seed, nodes)
     return nodes

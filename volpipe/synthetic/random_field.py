@@ -1,4 +1,4 @@
-"""Random numbers of an invented tissue: each is a hash of a seed, of its purpose and of lattice coordinates.
+"""Random numbers of a synthetic tissue: each is a hash of a seed, of its purpose and of lattice coordinates.
 
 Not a generator that draws in sequence, and not for secrets: a number is the same whoever asks, and in any order.
 """
@@ -17,7 +17,7 @@ Axes = tuple[Array, Array, Array]  # one 1-D array per axis (z, y, x)
 
 
 class Stream(IntEnum):
-    """What a random number is for; vectors take three numbers in a row."""
+    """The purpose of a random number; vectors take three numbers in a row."""
 
     NODE = 1
     ROOT = 4

@@ -1,6 +1,6 @@
-"""Pictures of invented tissue: grey levels as a microscope would show them, with its blur, sections and noise.
+"""Pictures of synthetic tissue: grey levels of a microscope, with its blur, sections and noise.
 
-Not here: what lies where (tissue), or a model of any microscope; greys were chosen by eye.
+Not here: places of structures (tissue), or a model of a microscope; greys were chosen by eye.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def paint(tissue: Tissue) -> Array:
 
 
 def _cristae(tissue: Tissue) -> Array:
-    """Return by how many grey levels (z, y, x), float32, mitochondria are lighter between their folds."""
+    """Return the grey levels (z, y, x), float32, by which mitochondria are lighter between their folds."""
     light = _ramp(tissue.crista, 0.25, 0.75)
     light *= _ramp(tissue.mitochondrion, -8.0, -20.0)
     light *= np.float32(60)
@@ -60,7 +60,7 @@ def _cristae(tissue: Tissue) -> Array:
 
 
 def _sheets(tissue: Tissue, place: Array) -> Array:
-    """Return how much (z, y, x), float32 in 0 to 0.7, a voxel shows of sheets of endoplasmic reticulum."""
+    """Return the share (z, y, x), float32 in 0 to 0.7, of endoplasmic reticulum in each voxel."""
     cover = _ramp(np.abs(smooth(tissue.seed, Stream.RETICULUM, tissue.at, 150.0)), 0.035, 0.012)
     cover *= _ramp(place, 0.12, 0.25)
     cover *= _ramp(tissue.wall, 18.0, 28.0)
@@ -103,7 +103,7 @@ def blur(grey: Array) -> Array:
 
 
 def sections(seed: int, box: Box) -> Array:
-    """Return by how much each section is lighter (z, 1, 1), float32 grey levels."""
+    """Return the offset of each section (z, 1, 1), float32 grey levels."""
     z = np.arange(box.start[0], box.stop[0])
     light = uniform(seed, Stream.SECTION, np.stack([z, np.zeros_like(z), np.zeros_like(z)]))
     return (light * 4.0 - 2.0).astype(np.float32)[:, None, None]

@@ -1,6 +1,6 @@
-"""What lies where in a box of invented tissue: cells and their walls, mitochondria, vesicles.
+"""Structures in a box of synthetic tissue: cells and their walls, mitochondria, vesicles.
 
-Not here: how it looks (painting), or where rods come from (cells).
+Not here: grey levels (render), or the rods (neurites).
 
 A voxel belongs to the cell whose rod is nearest (less the rod's radius), in space bent by smooth noise; the
 membrane lies where two cells are equally near::
@@ -107,7 +107,7 @@ def _true_distance(wall: Array, voxel_size_nm: tuple[float, float, float]) -> Ar
 
 
 def _bend(seed: int, at: Axes, axis: int) -> Array:
-    """Return by how many nm (z, y, x), float32, tissue is displaced along `axis`."""
+    """Return the displacement (z, y, x) of tissue along `axis`, float32 in nm."""
     (wide, far), (narrow, near) = BENDS
     bend = smooth(seed, Stream.BEND + axis, at, wide)
     bend *= np.float32(far)
@@ -170,7 +170,7 @@ def _fill(tissue: Tissue, inside: tuple[slice, ...], rods: Rods, point: Axes) ->
 
 
 def _stacked(rods: Rods, point: Axes) -> tuple[Axes, Array, Array, Array]:
-    """Return what `axis_distance` takes for arrays (rod, z, y, x), float32."""
+    """Return the arguments of `axis_distance` for arrays (rod, z, y, x), float32."""
     z, y, x = (p[None] for p in point)
     start, along, length = (a.astype(np.float32)[..., None, None, None] for a in (rods.start, rods.along, rods.length))
     return (z, y, x), start, along, length
@@ -209,7 +209,7 @@ def vesicles(tissue: Tissue) -> Array:
 
 
 def _cubes(at: Axes) -> tuple[list[Array], Array, list[Array]]:
-    """Return the cubes of the vesicles' lattice around voxels, and where each voxel lies in its own.
+    """Return the cubes of the vesicles' lattice around voxels, and the place of each voxel in its own.
 
     The lattice is turned against the volume: along an axis, slices and rows of vesicles would show.
 

@@ -1,10 +1,9 @@
-"""An invented electron-microscopy volume of any size, with its truth, for tests, demos and benchmarks.
+"""A synthetic electron-microscopy volume of any size, with its truth, for tests, demos and benchmarks.
 
-Not a simulation of a microscope, and no substitute for real tissue when a net is trained or judged.
+Not a simulation of a microscope, and no substitute for real tissue for training or evaluating a net.
 
-Every voxel is a function of the seed and of its own coordinates, so a volume is made box by box, in any order
-and by any number of processes, with the same bytes. Three things make that true, here and in the modules below
-(painting, tissue, cells, chance):
+Every voxel is a function of the seed and of its own coordinates, so that boxes in any order and by any number of
+processes have the same bytes. Three rules make that true, here and in render, tissue, neurites and random_field:
 
 * random numbers are hashes of lattice coordinates, never drawn in sequence;
 * the blur reads a halo around its box and adds its terms in a fixed order;
@@ -30,14 +29,14 @@ from volpipe.synthetic.random_field import Array
 from volpipe.synthetic.render import render
 from volpipe.synthetic.tissue import HALF_MEMBRANE, grow, vesicles
 
-CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE = range(4)  # what `organelles` returns
+CYTOPLASM, MEMBRANE, MITOCHONDRION, VESICLE = range(4)  # values of `organelles`
 
-_TILE = (64, 128, 128)  # voxels made at once
+_TILE = (64, 128, 128)  # voxels computed at once
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A volume (z, y, x) that is invented where it is looked at; it holds no voxel.
+    """A synthetic volume (z, y, x), computed where it is read; it holds no voxel.
 
     Attributes:
         shape: the volume in voxels.
@@ -73,7 +72,7 @@ class Sample:
         return self._fill(box, np.uint8, self._organelle_tile)
 
     def _fill(self, box: Box, dtype: type[np.generic], make: Callable[[Box], Array]) -> Array:
-        """Return `box` made tile by tile, so that a box of any size takes the memory of one tile."""
+        """Return `box`, computed tile by tile to bound the memory."""
         for axis, a, b, n in zip("zyx", box.start, box.stop, self.shape, strict=True):
             if a < 0 or b > n:
                 raise ValueError(f"box {a}:{b} leaves the sample 0:{n} on axis {axis}; clip it first")
@@ -117,7 +116,7 @@ def write_sample(
 
     Args:
         path: a new or existing container of `format`.
-        sample: what to write.
+        sample: the volume.
         chunk: edge of the chunks in voxels.
         format: n5, zarr2 or zarr3.
         workers: number of processes; the bytes do not depend on it.
@@ -134,7 +133,7 @@ def write_sample(
 
 
 def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
-    """Write the metadata of both arrays; the codec is one that every reader of N5 and Zarr has."""
+    """Write the metadata of both arrays; every reader of N5 and Zarr has the codec."""
     from volpipe.volumes.volume import ArraySpec, create_array
 
     chunks = tuple(min(chunk, n) for n in sample.shape)

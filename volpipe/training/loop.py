@@ -101,6 +101,9 @@ def make_train_state(recipe: TrainRecipe, search_path: str = "") -> TrainState:
     """Return the recipe's net before its first step: on the GPU if there is one, else on the CPU."""
     choice = recipe.train
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # As in a run, whatever this process did before: else losses depend on whether it had run a net.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
     net = build_net(recipe.net, search_path).requires_grad_(True).train().to(device)
     if choice.channels_last:
         net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d

@@ -67,7 +67,7 @@ def prepare_held_out(sampler: Sampler, folder: Path) -> list[HeldOut]:
         inputs = sampler.degraded(source, box, np.random.default_rng((sampler.recipe.train.seed, i, 2)))
         key, spec = f"s{i}", ArraySpec(inputs.shape, source.volume.dtype, inputs.shape)
         create_array(folder / INPUTS, key, spec, "zarr3")
-        open_writer(folder / INPUTS, key).write(Box.of(inputs.shape), inputs.astype(source.volume.dtype))
+        open_writer(folder / INPUTS, key).write(Box.from_shape(inputs.shape), inputs.astype(source.volume.dtype))
         boxes.append(HeldOut(source, truth, key))
     if not boxes:
         raise PlanError("validation and predictions need a volume with data.held_out, not stored windows; give one")
@@ -148,7 +148,7 @@ def _write(folder: Path, key: str, data: np.ndarray, named: dict[str, object]) -
         attributes={"volpipe": {"dimensions": list(DIMENSIONS)} | named},
     )
     create_array(folder / TENSORS, key, spec, "n5")
-    open_writer(folder / TENSORS, key).write(Box.of(data.shape), data.astype(np.float32))
+    open_writer(folder / TENSORS, key).write(Box.from_shape(data.shape), data.astype(np.float32))
 
 
 def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:

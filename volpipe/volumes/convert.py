@@ -62,7 +62,7 @@ SUFFIXES = {
 DEFAULT_KEY = "raw"
 CHUNK, SHARD = 64, 256
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
-MAX_BOX_BYTES = 2**27  # of which each worker holds two to four, measured 2026-11
+MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
 
 OnProgress = Callable[[int, int], None]
 
@@ -92,7 +92,7 @@ def convert(
     workers: int = 1,
     on_progress: OnProgress | None = None,
 ) -> Volume:
-    """Return the copy of `volume` at `out`, which is there when it is whole, and not before.
+    """Return the copy of `volume` at `out`; it appears once it is whole.
 
     N5 and Zarr are written by processes, each whole chunks or shards; a single file is written in order by this
     process, while threads read ahead. Memory is a few boxes of MAX_BOX_BYTES for each worker, whatever the volume;
@@ -121,12 +121,12 @@ def convert(
         else:
             with contextlib.closing(_parts(target, volume, boxes, workers, tell)) as parts:
                 _write_file(target, parts)
-                next(parts, None)  # so that it tells of the last box
+                next(parts, None)  # to report the last box
     return open_volume(str(target.path), target.array_key)
 
 
 def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Target:
-    """Return what a copy of `volume` at `out` will be.
+    """Return the planned copy of `volume` at `out`.
 
     Raises:
         VolumeError: `choice` or the volume does not fit the format, or `out` is no place for it.
@@ -170,7 +170,7 @@ def _place(out: Location, format: str) -> tuple[Location, str, str]:
 
 
 def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
-    """Return the array that `format` will hold; its voxel size is in its attributes, where those are its place."""
+    """Return the array of the copy in `format`; its voxel size is in its attributes, if the format keeps it there."""
     codec = CODECS[format][0] if choice.codec == "auto" else choice.codec
     if codec not in CODECS[format]:
         raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(CODECS[format])}")
@@ -204,7 +204,7 @@ def _attributes(volume: Volume, format: str) -> dict[str, object]:
 
 
 def _check_free(target: Target, volume: Volume) -> None:
-    """Raise where something is in the way, or the disk too small for what is not compressed."""
+    """Raise if the output exists, or the disk is too small for the uncompressed copy."""
     place, source = target.place, volume.folder
     if isinstance(place, Path) and place.exists():  # in a bucket a copy that goes on has left chunks there
         raise VolumeError(f"{place} exists already; remove it, or write to another place")
@@ -226,7 +226,7 @@ def _check_free(target: Target, volume: Volume) -> None:
 
 
 def _identity(target: Target, volume: Volume, boxes: Grid) -> dict[str, object]:
-    """Return what must be the same where a copy goes on that was stopped, or its boxes would be others."""
+    """Return the values that a stopped copy must share to go on, or its boxes would differ."""
     spec = target.spec
     return {
         "volume": str(volume),
@@ -249,7 +249,7 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     If memory allows: where it does not, chunks of the source, above all whole planes, are decoded more than once.
     """
     shape, unit = volume.spatial_shape, target.unit
-    # Any rows of a flat file cost what they are; of slices each time that it is opened.
+    # Rows of a flat file cost their own bytes; of slices, each opening of a file.
     is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
     chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
     cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]

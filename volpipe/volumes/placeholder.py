@@ -1,6 +1,6 @@
-"""Placeholders for a volume that does not exist yet, so that work on it can be timed: zeros, or synthetic affinities.
+"""Placeholders for a volume that does not exist yet, to time work on it: zeros, or synthetic affinities.
 
-Not here: what is tried (rehearsal, label_cost, score_cost). The caller deletes them.
+Not here: the trials (estimates of runs, segmentations and evaluations). The caller deletes the placeholders.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
 
 SEED = 0
-STEP = 12  # voxels between numbers that are drawn: cells are about as wide
-STEEPNESS = 3.0  # by which affinities rise from the walls between cells
-GRAIN = 24  # of 255, by which voxels differ at the most
+STEP = 12  # voxels between random numbers: cells are about as wide
+STEEPNESS = 3.0  # of the rise of affinities from the walls between cells
+GRAIN = 24  # of 255, the largest difference of voxels by noise
 AXES = ("c", "z", "y", "x")
 
 
 def zeros_like(volume: Volume, place: Path) -> Volume:
-    """Return an array like `volume` at `place`, all zeros, which take no room."""
+    """Return an array like `volume` at `place`, all zeros, without stored chunks."""
     codec = "gzip" if volume.format == "n5" else "zstd"
     spec = ArraySpec(volume.shape, volume.dtype, volume.chunks, volume.shards, volume.axes, codec)
     create_array(place, volume.key, spec, volume.format)
@@ -38,7 +38,7 @@ def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "z
     """Return an array at `place` that holds `data` (c, z, y, x)."""
     chunks = tuple(min(c, n) for c, n in zip(chunk, data.shape, strict=True))
     create_array(place, "", ArraySpec(data.shape, data.dtype, chunks, None, AXES, codec), "zarr3")
-    open_writer(place, "").write(Box.of(data.shape), data)
+    open_writer(place, "").write(Box.from_shape(data.shape), data)
     return open_volume(place)
 
 
@@ -68,7 +68,7 @@ def _interpolate(field: np.ndarray, axis: int, size: int) -> np.ndarray:
 
 
 def as_type(data: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return bytes as `dtype`, of which 255 is 1.0 or the greatest whole number."""
+    """Return bytes `data` as `dtype`: 255 becomes 1.0, or the largest integer."""
     if dtype.kind == "f":
         return (data / 255).astype(dtype)
     return np.asarray(data.astype(dtype) * dtype.type(np.iinfo(dtype).max // 255))

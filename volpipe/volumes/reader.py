@@ -327,7 +327,7 @@ class Reader:
     def stored_index(self, box: Box) -> tensorstore.Index:
         """Return `box` (z, y, x) as an index of the stored axes."""
         volume, shape = self.volume, self.volume.spatial_shape
-        if len(box.start) != 3 or box.is_empty or not Box.of(shape).contains(box):
+        if len(box.start) != 3 or box.is_empty or not Box.from_shape(shape).contains(box):
             raise VolumeError(f"{volume}: box {box} is empty or leaves the volume {shape} (z, y, x)")
         index: list[slice | int] = []
         for axis, n in zip(volume.axes, volume.shape, strict=True):
@@ -421,7 +421,7 @@ class Writer:
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box`, in stored axes, as they are on disk now."""
-        if box.is_empty or not Box.of(self.shape).contains(box):
+        if box.is_empty or not Box.from_shape(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
         return damage.read(self.header.folder, self.header, self._array, box.slices)
 

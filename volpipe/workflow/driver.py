@@ -29,11 +29,11 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import check_name, create_output, sweep, write_displays
+from volpipe.inference.output import check_name, create_output, remove_leftovers, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
-from volpipe.nets.facts import cautions, check_trained, with_normalisation
+from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.prepasses import Passes, done_in, normalisation, scan_stage, scanned
@@ -194,7 +194,7 @@ def execute(
 
 def _announce(plan: Plan, folder: RunFolder, listener: Listener) -> None:
     """Say what is about to run, and note in the log what a user should know of net and volume."""
-    for caution in cautions(plan.recipe.net, plan.net):
+    for caution in plan.warnings():
         log.warning("%s", caution)
     listener.on_plan(plan, folder)
     for note in plan.notes:
@@ -225,7 +225,7 @@ def _limit(schedule: Schedule, only: Box | None, selection: Selection) -> None:
     if not selection.touches(only):
         raise PlanError(
             f"nothing in --only {only} is wanted: mask or empty space leave it out of the output "
-            f"{Box.of(selection.plan.out_shape)}; give another box, or leave --only out"
+            f"{Box.from_shape(selection.plan.out_shape)}; give another box, or leave --only out"
         )
     schedule.limit(only)
 
@@ -297,7 +297,7 @@ def _schedule(selection: Selection, journal: Journal, keep_tensors: bool) -> Sch
 
 def _clean(plan: Plan, folder: RunFolder, keep_tensors: bool) -> None:
     """Delete the scratch of a complete run, and what killed writers left in its output."""
-    for path in sweep(paths.locate(plan.out)):
+    for path in remove_leftovers(paths.locate(plan.out)):
         log.info("deleted %s, which a killed writer left", path)
     if not keep_tensors:
         Tensors(plan, folder.path).remove()

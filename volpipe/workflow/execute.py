@@ -21,7 +21,7 @@ from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import TOLERATED_SHARE
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation, Scored, describe_evaluation, describe_scores, evaluate
+from volpipe.evaluation.evaluate import Evaluation, Scores, describe_evaluation, describe_scores, evaluate
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import present
@@ -71,7 +71,7 @@ class StageReport:
     seconds: float
     run: Report | None = None
     labels: SegmentationResult | None = None
-    scores: Scored | None = None
+    scores: Scores | None = None
     totals: Mapping[str, Totals] = field(default_factory=dict)
     is_new: bool = True
 

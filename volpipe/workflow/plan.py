@@ -12,7 +12,7 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
-from volpipe.inference.output import promised
+from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
@@ -73,6 +73,11 @@ class FlowPlan:
             if stage.reads in needed:
                 needed.add(stage.name)
                 yield stage
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the nets before they run, in sentences."""
+        runs = [(stage.name, stage.work) for stage in self.stages if isinstance(stage.work, Plan)]
+        return [f"stage {name}: {warning}" for name, work in runs for warning in work.warnings()]
 
     @property
     def result(self) -> StagePlan:
@@ -159,7 +164,7 @@ def volume_of(stage: StagePlan, level: int = 0) -> Volume:
     """Return the volume that `stage` makes."""
     assert not isinstance(stage.work, Evaluation)
     if isinstance(stage.work, Plan):
-        return promised(stage.work, level)
+        return planned_volume(stage.work, level)
     return output.planned_volume(stage.work, level)
 
 

@@ -6,6 +6,8 @@ import fnmatch
 import json
 import re
 import tomllib
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -72,6 +74,25 @@ def test_variants_are_made_by_arguments() -> None:
     assert "--index-url" not in install.replace("--extra-index-url", "")
 
 
+def test_bytecode_is_made_of_what_workers_import_and_is_all_that_there_is() -> None:
+    runs = [rest for name, rest in stages()[0] if name == "RUN"]
+    assert all("--no-compile" in rest for rest in runs if "pip install" in rest)
+    (modules,) = re.findall(r'python -c "import ([\w., ]+)"$', runs[-1])
+    assert "volpipe.runs.worker" in modules
+    for module in modules.split(", "):
+        assert find_spec(module) is not None
+    assert [rest for name, rest in stages()[0] if name == "WORKDIR"][-1] == "/"  # not /source, which has a volpipe too
+
+
+def test_what_is_cut_from_torch_is_not_what_it_looks_for() -> None:
+    import torch
+
+    folder = Path(torch.__file__).parent
+    assert (folder / "bin/torch_shm_manager").is_file()  # multiprocessing's; all else there goes
+    assert "! -name torch_shm_manager" in TEXT
+    assert "torch/include" not in " ".join(rest for _, rest in instructions())
+
+
 def test_it_gives_its_user_a_name_which_the_system_does_not_know() -> None:
     environment = dict(part.split("=", 1) for rest in of_last("ENV") for part in rest.split())
     assert environment["LOGNAME"] == environment["USER"] == "volpipe"
@@ -95,7 +116,7 @@ def test_what_is_copied_is_there_and_is_all_that_installs() -> None:
     for source in sources:
         assert (ROOT / source).exists()
         assert is_sent(source)
-    folders = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
+    folders = {folder.split("/")[0] for folder in PROJECT["tool"]["setuptools"]["package-dir"].values()}
     assert folders <= sources
     assert PROJECT["project"]["readme"] in sources
     assert of_last("COPY") == ["--from=build /opt/volpipe /opt/volpipe"]

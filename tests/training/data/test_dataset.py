@@ -40,7 +40,7 @@ def write_volume(path: Path, data: np.ndarray, axes: tuple[str, ...] = ("z", "y"
     """Write `data` as the only array of a container at `path`."""
     chunks = tuple(min(16, n) for n in data.shape)
     create_array(path, "raw", ArraySpec(data.shape, data.dtype, chunks, axes=axes, codec="gzip"), format)
-    open_writer(path, "raw").write(Box.of(data.shape), data)
+    open_writer(path, "raw").write(Box.from_shape(data.shape), data)
     return path
 
 

@@ -22,7 +22,7 @@ from volpipe.recipes.training import LOSSES, STOP, WEIGHTS, load_training
 from volpipe.training.checkpoints import checkpoints
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
-from volpipe.training.search import optuna as tune
+from volpipe.training.search import optuna as optuna_module
 from volpipe.training.search.optuna import BEST, STUDY, Range, Study, load_tuning, run_tuning
 from volpipe.training.search.trials import TrialResult
 
@@ -180,7 +180,7 @@ def test_a_trial_that_is_to_be_pruned_stops_in_order_and_its_worker_takes_the_ne
         def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
             return trial.number == 1
 
-    monkeypatch.setattr(tune, "_pruner", lambda tuning: Second())
+    monkeypatch.setattr(optuna_module, "_pruner", lambda tuning: Second())
     rows = {row.number: row for row in tuned(folder, Threads(1), "tune.trials=3", "train.steps=120")}
     assert [rows[number].state for number in range(3)] == ["done", "pruned", "done"]
     assert 0 < rows[1].steps < 120

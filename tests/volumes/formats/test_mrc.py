@@ -91,7 +91,7 @@ def test_columns_rows_and_sections_may_be_any_axes(tmp_path: Path, columns: tupl
     assert volume.origin_nm == pytest.approx((4.0 * start["z"], 2.0 * start["y"], start["x"]))
     check_reads(volume, data)
     expected = data.transpose([names.index(axis) for axis in "zyx"])
-    assert np.array_equal(volume.open().read(Box.of(expected.shape))[0], expected)
+    assert np.array_equal(volume.open().read(Box.from_shape(expected.shape))[0], expected)
 
 
 def test_an_extended_header_is_passed_over(tmp_path: Path) -> None:

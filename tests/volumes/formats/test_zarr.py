@@ -34,7 +34,7 @@ def test_zarr_v2_that_zarr_python_wrote_is_read(tmp_path: Path, dtype: str, choi
         str(tmp_path / "a"), shape=data.shape, chunks=(2, 4, 7), dtype=dtype, zarr_format=2, **choices
     )
     array[...] = data
-    read = open_volume(tmp_path / "a").open().read(Box.of((5, 6, 7)))
+    read = open_volume(tmp_path / "a").open().read(Box.from_shape((5, 6, 7)))
     np.testing.assert_array_equal(read[0], data)
     assert read.dtype == (np.uint8 if dtype == "bool" else np.dtype(dtype).newbyteorder("="))
 

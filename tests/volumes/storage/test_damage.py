@@ -71,7 +71,7 @@ def test_a_damaged_chunk_is_named_and_the_others_are_read(tmp_path: Path, case: 
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     reader = open_volume(path).open()
     with pytest.raises(ChunkError, match=rf"{path}, voxels 0:8,0:10,0:12: chunk {index} in {file} "):
-        reader.read(Box.of(DATA.shape))
+        reader.read(Box.from_shape(DATA.shape))
     np.testing.assert_array_equal(reader[:4], DATA[:4])
     np.testing.assert_array_equal(reader[4:, :, :6], DATA[4:, :, :6])
 

@@ -53,15 +53,15 @@ def make(path: str | Path, key: str = "raw", layout: str = "zarr3") -> None:
     """Write DATA as an array of 8³ chunks."""
     format, shards = LAYOUTS[layout]
     create_array(path, key, ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), shards, codec="gzip"), format)
-    open_writer(path, key).write(Box.of(DATA.shape), DATA)
+    open_writer(path, key).write(Box.from_shape(DATA.shape), DATA)
 
 
 def make_group(path: Path, format: str) -> None:
     """Write a pyramid of two levels, the coarser one made of every second voxel."""
     create_array(path, "s0", ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8)), GROUPS[format])
     create_array(path, "s1", ArraySpec((10, 12, 14), DATA.dtype, (8, 8, 8)), GROUPS[format])
-    open_writer(path, "s0").write(Box.of(DATA.shape), DATA)
-    open_writer(path, "s1").write(Box.of((10, 12, 14)), DATA[::2, ::2, ::2])
+    open_writer(path, "s0").write(Box.from_shape(DATA.shape), DATA)
+    open_writer(path, "s1").write(Box.from_shape((10, 12, 14)), DATA[::2, ::2, ::2])
     levels = (Level("s0"), Level("s1", (2.0, 2.0, 2.0)))
     create_multiscale(path, Multiscale(levels, voxel_size_nm=(16.0, 8.0, 8.0)), format=format)
 

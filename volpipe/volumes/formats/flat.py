@@ -27,7 +27,7 @@ MAX_JOINED_BYTES = 2**23  # if that takes little memory
 
 
 class RawFile:
-    """A file that several threads may read, each where it likes."""
+    """A file that several threads may read at any place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class FlatArray:
         while last and len(ranges[last]) == self._shape[last]:
             last -= 1
         if ranges[last].step > 1 and last < len(ranges) - 1:
-            last += 1  # else what is stepped over would be read
+            last += 1  # else skipped elements would be read
         elif self._joins(ranges, last, steps):
             last -= 1
         inner = tuple(slice(p[0] - p.start, p[-1] + 1 - p.start, p.step) for p in ranges[last:])
@@ -89,7 +89,7 @@ class FlatArray:
             self._read_runs(out[place], self._offset + start + first, shape, steps[last:], inner)
 
     def _joins(self, ranges: list[range], last: int, steps: list[int]) -> bool:
-        """Tell whether the runs of axis `last` lie so near each other that they are read as one."""
+        """Return whether the runs of axis `last` lie near enough to read them as one."""
         if not last or ranges[last - 1].step != 1:
             return False
         run = (ranges[last][-1] + 1 - ranges[last].start) * steps[last]
@@ -119,7 +119,7 @@ def _pairs(index: Index, shape: tuple[int, ...]) -> Iterator[tuple[slice | int, 
 
 
 def _starts(ranges: list[range], steps: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield each place of the outer axes in what is read, and its first byte."""
+    """Yield each index of the outer axes in the result, and its first byte."""
     for place in np.ndindex(*(len(positions) for positions in ranges)):
         yield place, sum(p[i] * step for p, i, step in zip(ranges, place, steps, strict=True))
 

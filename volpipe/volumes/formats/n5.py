@@ -1,4 +1,4 @@
-"""N5: metadata in its several dialects, arrays made, and whole chunks written in bulk.
+"""N5: metadata in its dialects, new arrays, and whole chunks written in bulk.
 
 Not here: reading voxels (store). The only file that imports z5py. N5 counts axes x, y, z and its arrays are turned to
 C order here; no block holds more than its array, and a group need have no metadata at all.
@@ -39,7 +39,7 @@ from volpipe.volumes.storage.metadata import (
 from volpipe.volumes.storage.paths import Location, locate, sync_folder
 
 FILE = "attributes.json"
-VERSION = "2.0.0"  # what z5py writes
+VERSION = "2.0.0"  # that of z5py
 CORE = ("dimensions", "blockSize", "dataType", "compression", "compressionType", "n5")
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float32", "float64")
 CODECS: Mapping[str, tuple[str, ...]] = {
@@ -118,7 +118,7 @@ def read_attributes(folder: Location) -> Tree:
 
 
 def read_place(header: Header, parents: Sequence[Tree]) -> Place:
-    """Return where an array lies, from its attributes and those of the groups around it, outermost first.
+    """Return the place of an array, from its attributes and those of the groups around it, outermost first.
 
     `transform` (COSEM) is taken as it stands. Otherwise `resolution` or `pixelResolution`, nearest first, is the voxel
     size of the finest level, times the level's `downsamplingFactors` or the group's `scales`; these lists are in the
@@ -176,7 +176,7 @@ def _factors(header: Header, near: Sequence[Mapping[str, Any]]) -> tuple[float, 
 
 
 def _by_axis(values: Sequence[Any] | None, axes: tuple[str, ...]) -> dict[str, Any]:  # Any: floats or unit names
-    """Return `values`, given in the order x, y, z, by axis name; {} where their number fits nothing."""
+    """Return `values`, in the order x, y, z, by axis name; {} if their number fits no axes."""
     if not values:
         return {}
     if len(values) == len(axes):
@@ -226,7 +226,7 @@ def group_documents(root: bool) -> dict[str, Tree]:
 
 
 def group_attributes(multiscale: Multiscale) -> Tree:
-    """Return what a multiscale group says of its levels, for n5-viewer, neuroglancer and COSEM's readers."""
+    """Return the attributes of a multiscale group, for n5-viewer, neuroglancer and COSEM's readers."""
     factors = [_whole(multiscale.factors(level)[::-1]) for level in multiscale.levels]
     attributes: Tree = {"axes": multiscale.axes[::-1], "multiscales": [cosem.multiscale(multiscale)]}
     if None not in factors:
@@ -235,7 +235,7 @@ def group_attributes(multiscale: Multiscale) -> Tree:
 
 
 def array_attributes(multiscale: Multiscale, level: Level) -> Tree:
-    """Return what the array of `level` says of itself; `pixelResolution` is that of the finest level."""
+    """Return the attributes of the array of `level`; `pixelResolution` is that of the finest level."""
     factors = _whole(multiscale.factors(level)[::-1])
     attributes: Tree = {} if factors is None else {"downsamplingFactors": factors}
     if multiscale.voxel_size_nm is not None:
@@ -253,7 +253,7 @@ def _sizes(multiscale: Multiscale) -> Tree:
 
 
 def _whole(factors: Sequence[float]) -> list[int] | None:
-    """Return `factors` as integers, which is all that N5's dialects can say, None where they are none."""
+    """Return `factors` as integers, as N5's dialects require; None if they are not whole."""
     return [int(f) for f in factors] if all(f == int(f) for f in factors) else None
 
 
@@ -316,7 +316,7 @@ def _counts(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _move_chunks(source: Path, folder: Path, corner: Sequence[int], counts: tuple[int, ...], *, fsync: bool) -> None:
-    """Rename each chunk file to its place, counted from `corner`; what the source lacks is removed there."""
+    """Rename each chunk file to its place, counted from `corner`; chunks that the source lacks are removed."""
     touched = set()
     for index in np.ndindex(*counts):
         chunk = source.joinpath(*map(str, reversed(index)))

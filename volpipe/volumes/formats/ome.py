@@ -130,7 +130,7 @@ class _Placement:
 
 
 def _composed(entries: object, axes: tuple[str, ...] | None, where: str) -> _Placement:
-    """Return a list of coordinateTransformations as one: each is applied after those before it."""
+    """Return a list of coordinateTransformations as one; they apply in order."""
     listed = entries if isinstance(entries, list) else [entries]
     rank = len(axes or ())
     whole = _Placement((1.0,) * rank, (0.0,) * rank)

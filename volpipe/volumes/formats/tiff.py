@@ -115,7 +115,7 @@ def _opened(file: Path, *, checked: bool = False) -> Iterator[TiffFile]:
 
 
 def _check_chain(file: Path) -> None:
-    """Raise where the chain of pages leaves the file; tifffile would take what is left of it for the whole."""
+    """Raise if the chain of pages leaves the file; tifffile would take the rest for the whole."""
     size = file.stat().st_size
     raw = RawFile(file)
     start = raw.read(0, min(16, size))
@@ -148,7 +148,7 @@ def _end_of_values(tags: Iterable[tuple[int, int, int, int]], width: int) -> int
 
 
 def _find(tif: TiffFile, key: str) -> tuple[int | None, int | None]:
-    """Return the numbers of the series and of the level that `key` names, None for what it does not name."""
+    """Return the numbers of series and level in `key`, None for each that it lacks."""
     if len(tif.series) > 1:
         match = re.fullmatch(r"(\d{1,6})(?:/s(\d{1,3}))?", key)
         number, level = (int(match[1]), match[2]) if match else (MAX_PAGES, None)
@@ -209,7 +209,7 @@ def _codec(page: TiffPage, file: Path) -> str:
 
 
 def _check(series: TiffPageSeries, file: Path) -> None:
-    """Raise unless the file, or files, hold all that the series is made of."""
+    """Raise unless the file, or files, hold the whole series."""
     if series.transform is not None:
         raise VolumeError(f"{file}: pages of kind {series.kind!r} are not supported; save a stack of plain pages")
     if _is_flat(series) and series.dataoffset is not None:
@@ -271,7 +271,7 @@ def _layout(series: TiffPageSeries, stored: np.dtype) -> Layout:
 
 
 def _num_outer(series: TiffPageSeries) -> int:
-    """Return how many axes of the series count pages; raise where the others are not those of a page."""
+    """Return the number of axes of the series that count pages; raise if the others are not a page's."""
     inner = [n for n in series.keyframe.shaped if n > 1]
     shape = list(series.shape)
     at = len(shape)
@@ -283,7 +283,7 @@ def _num_outer(series: TiffPageSeries) -> int:
 
 
 def _chunks(series: TiffPageSeries) -> tuple[int, ...]:
-    """Return what is read and decoded at once: a strip or tile, or a plane where nothing needs decoding."""
+    """Return the unit of reading and decoding: a strip or tile, or a plane without compression."""
     layout = _layout(series, series.dtype)
     segment = (1, 1, *layout.page[2:]) if layout.plain else layout.segment
     long = iter(min(s, n) for s, n in zip(segment, layout.page, strict=True) if n > 1)
@@ -296,7 +296,7 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
     Args:
         path: the file.
         spec: the array, (z, y, x) or (c, z, y, x); the file has its channels within z.
-        where: its voxel size, which is kept; TIFF has no place for the origin.
+        where: its voxel size, which is stored; TIFF has no place for the origin.
         parts: its voxels.
         style: as `choose_style` returned it.
     """
@@ -317,7 +317,7 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part], styl
 
 
 def choose_style(name: str, spec: ArraySpec) -> str:
-    """Return what the file says of itself: "ome", "imagej", or "plain" where OME has no such type.
+    """Return the dialect of the file's metadata: "ome", "imagej", or "plain" where OME has no such type.
 
     Fiji reads all three; ImageJ's is left where it cannot be: other types, beyond 4 GiB, compressed, and images one
     voxel wide, which tifffile 2026.3 turns.

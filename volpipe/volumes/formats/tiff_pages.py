@@ -1,4 +1,4 @@
-"""Arrays made of TIFF pages: which strips and tiles a box touches, read, decoded and put in their place.
+"""Arrays of TIFF pages: the strips and tiles that a box touches, read, decoded and put in their place.
 
 Not here: where pages lie and how they are decoded (tiff). Pages that are not compressed are read row by row (flat).
 """
@@ -66,7 +66,7 @@ class Layout:
     jpegheader: bytes | None
 
     def page_box(self, index: Index) -> tuple[slice, ...]:
-        """Return the box of a page that holds all of `index`, which is of the page's axes in the series."""
+        """Return the box of a page around `index`, an index of the page's axes in the series."""
         ranges = iter(
             range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
             for i, n in zip(index, self.shape[self.num_outer :], strict=True)
@@ -77,7 +77,7 @@ class Layout:
 
 
 class PagedArray:
-    """An array made of pages, compressed or not, that several threads may read."""
+    """An array of pages, compressed or not, that several threads may read."""
 
     def __init__(self, pages: list[Page], layout: Layout, cache_bytes: int) -> None:
         self._pages = pages
@@ -112,7 +112,7 @@ class PagedArray:
         return self._read_segments(file, page, box).reshape(shape)
 
     def _read_segments(self, file: RawFile, page: Page, box: tuple[slice, ...]) -> np.ndarray:
-        """Return the voxels of a page's `box`, (samples, depth, length, width, samples); what is left out is 0."""
+        """Return the voxels of a page's `box`, (samples, depth, length, width, samples); omitted segments are 0."""
         layout = self._layout
         out = np.zeros([b.stop - b.start for b in box], self._dtype)
         counts = [-(-n // s) for n, s in zip(layout.page, layout.segment, strict=True)]
@@ -156,7 +156,7 @@ class PagedArray:
 
 
 def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: list[int]) -> None:
-    """Copy the part of `data`, which lies at `corner` of the page, that is in `box` to `out`, which is that box."""
+    """Copy the part of `data`, at `corner` of the page, inside `box` to `out`, the array of that box."""
     into, part = [], []
     for b, n, a in zip(box, data.shape, corner, strict=True):
         low, high = max(b.start, a), min(b.stop, a + n)

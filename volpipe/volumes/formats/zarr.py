@@ -1,4 +1,4 @@
-"""Zarr v2 and v3: metadata read and checked, arrays made, and odd arrays read through zarr-python.
+"""Zarr v2 and v3: read and check metadata, create arrays, and read odd arrays through zarr-python.
 
 Not here: reading voxels in the ordinary way (store), or what OME-Zarr adds (ome). The only file that imports zarr.
 Specifications: zarr-specs.readthedocs.io, v2 and v3.
@@ -220,7 +220,7 @@ def _check_encoding(value: object, file: Location) -> None:
 
 
 class _Codecs:
-    """The chain of codecs of a v3 array: what tensorstore knows of it, the shape of its chunks, and its name."""
+    """The chain of codecs of a v3 array: the part that tensorstore knows, the shape of its chunks, and its name."""
 
     def __init__(self, entries: object, outer: tuple[int, ...], file: Location) -> None:
         self.chunks = outer
@@ -253,7 +253,7 @@ class _Codecs:
         return {"name": name, "configuration": known} if known else {"name": name}
 
     def _transposed(self, permutation: object, order: list[int], file: Location) -> list[int]:
-        """Return which axis of the array each encoded axis is, after a transposition; "C" and "F" are from drafts."""
+        """Return the array's axis of each encoded axis, after a transposition; "C" and "F" are from drafts."""
         if permutation in ("C", "F"):
             return order if permutation == "C" else order[::-1]
         if not isinstance(permutation, list) or sorted(map(str, permutation)) != sorted(map(str, order)):
@@ -467,7 +467,7 @@ def _open_array(header: Header, outermost: str) -> zarr.Array[Any]:  # Any: of e
     num_bytes = math.prod(header.chunks) * header.dtype.itemsize
 
     class Bounded(WrapperStore[Any]):  # Any: either store
-        """A store whose chunks are looked at before a decoder takes what memory they ask for."""
+        """A store that checks the decoded size of chunks before a decoder takes the memory."""
 
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 SCHEMES = ("s3", "http", "https")
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
-DEFAULT_REGION = "us-east-1"  # what servers other than Amazon's are content with
+DEFAULT_REGION = "us-east-1"  # servers other than Amazon's accept it
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 15  # for a small file
 RETRY_SECONDS = 15
 RETRIES = 3
-DELETED_AT_ONCE = 1000  # what S3 takes in one request
-# Environment variables by which programs on Amazon's machines are told where to fetch their credentials.
+DELETED_AT_ONCE = 1000  # the most that S3 takes in one request
+# Environment variables that tell programs on Amazon's machines where to fetch credentials.
 ROLES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 
 _owner: int | None = None  # the process that uses obstore, whose threads do not survive a fork
@@ -49,7 +49,7 @@ class Remote:
         root: "s3://bucket", or "https://host:port".
         parts: of the key below it.
         endpoint: the S3 server, "" for Amazon's.
-        region: of the bucket, "" where nobody said.
+        region: of the bucket, "" if unknown.
     """
 
     root: str
@@ -221,7 +221,7 @@ def _profile_keys() -> S3Config:
 
 
 def kvstore(folder: Remote) -> dict[str, Any]:  # Any: JSON
-    """Return what tensorstore has to know of `folder`."""
+    """Return tensorstore's spec of `folder`."""
     path = f"{folder.key}/" if folder.parts else ""
     if not folder.is_s3:
         return {"driver": "http", "base_url": folder.root, "path": path}
@@ -338,13 +338,13 @@ def write(file: Remote, data: bytes) -> None:
 
 
 def check_writable(file: Remote) -> None:
-    """Raise VolumeError if `file` is where nothing can be written."""
+    """Raise VolumeError if `file` is on a web server, which is read only."""
     if not file.is_s3:
         raise VolumeError(f"{file} is on a web server, which is read only; write to a folder or to s3://")
 
 
 def try_writing(folder: Remote) -> None:
-    """Write and delete an empty file in `folder`, so that one who may not is told before hours of work.
+    """Write and delete an empty file in `folder`, so that missing rights show before hours of work.
 
     Raises:
         VolumeError: files may not be written there, or not be deleted.
@@ -425,7 +425,7 @@ def delete_file(file: Remote) -> None:
 
 @contextmanager
 def _explained(place: Remote, *, missing_ok: bool = False) -> Iterator[None]:
-    """Turn what obstore raises into one sentence; a file that is missing or forbidden into nothing, if that is ok."""
+    """Turn obstore's errors into one sentence; with `missing_ok` ignore a missing or forbidden file."""
     from obstore.exceptions import BaseError
 
     try:
@@ -469,7 +469,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def explain(place: Remote, error: Exception) -> str:
-    """Return in one sentence what `error`, of obstore or of tensorstore, means, and what to do."""
+    """Return the meaning and the remedy of `error`, of obstore or tensorstore, in one sentence."""
     text = str(error).partition("\n\nDebug source")[0]
     how = find_credentials() if place.is_s3 else None
     signed = "without credentials" if how is None or how.kind == "anonymous" else f"credentials: {how.kind}"

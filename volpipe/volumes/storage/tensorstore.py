@@ -90,7 +90,7 @@ class TensorStoreArray:
 
 
 def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
-    """Return the array of `header`; its metadata on disk is not looked at again.
+    """Return the array of `header`; its metadata on disk is not read again.
 
     Args:
         header: as read by the format's own file.
@@ -114,7 +114,7 @@ def _open_array(
 
     spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, "metadata": dict(header.known)}
     if cache_bytes:
-        spec["recheck_cached_data"] = "open"  # no look at the file for a chunk that is in memory
+        spec["recheck_cached_data"] = "open"  # a chunk in memory is not compared with its file
     own = context(cache_bytes)
     try:
         array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()
@@ -125,7 +125,7 @@ def _open_array(
 
 
 class ArrayInMemory:
-    """An array of `header` to be read, of which only those chunk files are stored that are here in memory."""
+    """An array of `header` for reading, with chunk files in memory alone; others count as absent."""
 
     def __init__(self, header: Header, cache_bytes: int = 0) -> None:
         import tensorstore as ts
@@ -181,7 +181,7 @@ def context(cache_bytes: int = 0) -> ts.Context:
 
 
 def check_process() -> None:
-    """Raise in a process forked from one that used tensorstore, which would abort it at the next call."""
+    """Raise in a process forked from one that used tensorstore: its next call would abort the process."""
     if _owner not in (None, os.getpid()):
         raise VolumeError(
             "this process was forked from one that had opened volumes, and cannot read any; start "
@@ -204,7 +204,7 @@ _elsewhere = Transferred()
 
 def transferred() -> Transferred:
     """Return the stored bytes of chunks that this process has read and written so far, by all of its threads."""
-    # Another thread may be importing it at this moment, and nothing was read then.
+    # Another thread may be importing it at this moment; then nothing has been read.
     collect = getattr(sys.modules.get("tensorstore"), "experimental_collect_matching_metrics", None)
     counts = dict.fromkeys(COUNTERS, 0)
     for metric in collect("/tensorstore/kvstore/") if collect is not None else ():
@@ -215,7 +215,7 @@ def transferred() -> Transferred:
 
 
 def count(read: int = 0, written: int = 0) -> None:
-    """Add stored bytes that went past tensorstore to what `transferred` returns."""
+    """Add stored bytes that bypassed tensorstore to `transferred`."""
     global _elsewhere
     with _lock:
         _elsewhere += Transferred(read, written)
@@ -224,7 +224,7 @@ def count(read: int = 0, written: int = 0) -> None:
 def downsample(data: np.ndarray, factors: Sequence[int], method: str) -> np.ndarray:
     """Return `data` coarser by `factors` per axis, same dtype: the "mean" (integers round half to even) or the "mode".
 
-    A voxel at the end that `data` fills only in part is made from the part that is there.
+    A voxel at the end that `data` covers in part is computed from that part.
     """
     import tensorstore as ts
 

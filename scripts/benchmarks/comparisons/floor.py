@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import inputs
-from benchmarks.peer import Take, peers
+from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, IDENTITY, remove, session
 from volpipe.inference.output import create_output, write_voxels

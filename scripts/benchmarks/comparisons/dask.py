@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import inputs
-from benchmarks.peer import Take, peers
+from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
 
@@ -45,6 +45,7 @@ def overlapped(location: str, out: str) -> Callable[[Take], None]:
     from volpipe.recipes.inference import load_recipe
 
     torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the arithmetic of a run
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = build_net(load_recipe(DEFAULT_RECIPE).net, str(ROOT)).to(device)
     da = array_functions()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import inputs
-from benchmarks.peer import Take, peers
+from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, Session, session
 from volpipe.inference.plan import Plan

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import inputs
-from benchmarks.peer import Take, peers
+from benchmarks.comparisons.peer import Take, peers
 from benchmarks.row import Outcome, Row, Setting, compared
 from benchmarks.session import DEFAULT_RECIPE, ROOT, session
 
@@ -55,6 +55,7 @@ def sliding(location: str, padding: int, monai: str) -> Callable[[Take], None]:
     from volpipe.volumes.volume import open_volume
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the arithmetic of a run
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = build_net(load_recipe(DEFAULT_RECIPE).net, str(ROOT)).to(device)
     voxels = torch.from_numpy(open_volume(location).open().read_raw(...)).float().div(127.5).sub(1)[None, None]

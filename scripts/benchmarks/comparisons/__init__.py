@@ -1,0 +1,1 @@
+"""Rows with another side: a bare loop, a floor, MONAI, dask. Its process is the peer."""
