@@ -1,7 +1,10 @@
 from .api.labels import EvaluationResult, evaluate, segment
+from .api.nets import load_net, net_report
+from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
+from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
-from .api.volumes import open
+from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import VolpipeError
 from .geometry.grid import Box
 from .inference.plan import Plan
@@ -32,13 +35,25 @@ __all__ = [
     "VolpipeError",
     "Volume",
     "WindowDataset",
+    "check_site",
+    "convert",
+    "draw_comparison",
     "estimate",
     "evaluate",
+    "info",
+    "list_arrays",
+    "list_sites",
+    "load_net",
+    "net_report",
     "open",
     "plan",
+    "reproduce",
     "run",
+    "sample",
     "segment",
+    "status",
     "sweep",
     "train",
     "tune",
+    "verify",
 ]

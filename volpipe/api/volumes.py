@@ -1,14 +1,44 @@
-"""Volumes, opened: references that slice as numpy does.
+"""Volumes: references that slice as numpy does, what they hold, copies in other formats, samples and pictures.
 
-Not here: how they are read (volumes).
+Not here: how they are read, surveyed, copied or invented (volumes, synthetic), or printing (cli).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from volpipe.errors import VolpipeError
+from volpipe.evaluation.pictures import compare
+from volpipe.synthetic.volume import Sample, write_sample
+from volpipe.volumes.convert import Choice, OnProgress
+from volpipe.volumes.convert import convert as copy
 from volpipe.volumes.reader import View, Volume
-from volpipe.volumes.volume import AS_STORED, open_volume
+from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
+from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
+
+__all__ = ["Info", "convert", "draw_comparison", "info", "list_arrays", "open", "sample"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """A volume and its survey.
+
+    Attributes:
+        volume: what the metadata say: shape, type, voxel size, chunks, codec, levels.
+        intensities: percentiles of what was read.
+        footprint: its files.
+        codecs: size and speed of other codecs and chunks.
+        Each of the last three is None as long as it was not measured.
+    """
+
+    volume: Volume
+    intensities: Intensities | None = None
+    footprint: Footprint | None = None
+    codecs: Trials | None = None
 
 
 def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
@@ -25,3 +55,125 @@ def open(location: str | Path, key: str | None = None, level: int = 0, *, view: 
         VolumeError: nothing there, several to choose from, or metadata that are broken or not supported.
     """
     return open_volume(location, key, level, view=view)
+
+
+def info(
+    volume: Volume | str | Path,
+    *,
+    level: int = 0,
+    view: View = AS_STORED,
+    fast: bool = False,
+    codecs: bool = False,
+    seed: int = 0,
+    on_part: Callable[[Info], None] = lambda info: None,
+) -> Info:
+    """Return metadata, intensities and size on disk of a volume; a large one is sampled, in a few seconds.
+
+    Args:
+        volume: or its location, as `open` takes it, with `level` and `view`.
+        level: of a multiscale group.
+        view: one channel or point in time.
+        fast: only the metadata; no voxel is read.
+        codecs: also try other codecs and chunks.
+        seed: decides which chunks of a large volume are read.
+        on_part: called after each part with what is known so far.
+
+    Raises:
+        SeveralVolumesError: a container with several arrays.
+        VolumeError: no volume there, or a damaged chunk.
+    """
+    if fast and codecs:
+        raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
+    opened = volume if isinstance(volume, Volume) else open_volume(volume, level=level, view=view)
+    result = Info(opened)
+    on_part(result)
+    if fast:
+        return result
+    intensities = measure_intensities(opened, seed=seed)
+    result = replace(result, intensities=intensities)
+    on_part(result)
+    result = replace(result, footprint=measure_footprint(opened, seed=seed))
+    on_part(result)
+    if codecs:
+        result = replace(result, codecs=try_codecs(opened, seed=seed, seconds_per_chunk=intensities.seconds))
+        on_part(result)
+    return result
+
+
+def convert(
+    volume: Volume | str | Path,
+    out: str | Path,
+    *,
+    format: str = "auto",
+    chunk: tuple[int, int, int] | None = None,
+    shard: tuple[int, int, int] | None = None,
+    codec: str = "auto",
+    workers: int = 1,
+    on_progress: OnProgress | None = None,
+) -> Volume:
+    """Return the copy of `volume` at `out`, which appears once it is whole.
+
+    Args:
+        volume: or its location, as `open` takes it.
+        out: a file, a container, or a path into one; it must not exist.
+        format: n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc or npy; "auto" goes by the suffix.
+        chunk: voxels (z, y, x); None for 64 each.
+        shard: voxels (z, y, x), of Zarr v3; None for 256 each.
+        codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
+        workers: how many read at once.
+        on_progress: called with the number of boxes copied and the number of boxes, after each.
+
+    Raises:
+        VolumeError: `out` exists, its format cannot hold such a volume, or there is no room for it.
+    """
+    opened = volume if isinstance(volume, Volume) else open_volume(volume)
+    return copy(opened, out, Choice(format, chunk, shard, codec), workers=workers, on_progress=on_progress)
+
+
+def sample(
+    path: str | Path,
+    shape: tuple[int, int, int] = (128, 256, 256),
+    *,
+    seed: int = 0,
+    workers: int = 1,
+    on_progress: OnProgress | None = None,
+) -> Volume:
+    """Write an invented electron-microscopy volume, arrays `raw` and `labels`, and return `raw`.
+
+    Args:
+        path: a folder whose name ends in .n5; a sample in it of another shape or seed is in the way.
+        shape: voxels (z, y, x) of 16 × 8 × 8 nm.
+        seed: the same seed gives the same bytes.
+        workers: processes.
+        on_progress: called with the number of boxes written and the number of boxes, after each.
+
+    Raises:
+        VolpipeError: not a folder on a disk, not an N5, or another array in its place.
+    """
+    if str(path).startswith(("s3:", "http:", "https:")):
+        raise VolpipeError(f"samples are written to a disk, not to {Path(path).parts[0]}//; choose a folder")
+    if Path(path).suffix.lower() != ".n5":
+        raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
+    write_sample(Path(path), Sample(shape, seed), workers=workers, on_progress=on_progress)
+    return open_volume(path, "raw")
+
+
+def draw_comparison(
+    path: str | Path,
+    before: Volume | np.ndarray,
+    after: Volume | np.ndarray,
+    *,
+    titles: tuple[str, str] = ("input", "output"),
+) -> None:
+    """Write a PNG of two volumes and their difference: the middle xy slice, and below it the middle xz slice.
+
+    Args:
+        path: the file to write; its folder exists.
+        before: (z, y, x) or (y, x), any number type.
+        after: of the same shape, or a whole multiple of it per axis.
+        titles: captions of the two.
+
+    Raises:
+        VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
+    """
+    compare(Path(path), np.asarray(before), np.asarray(after), titles=titles)

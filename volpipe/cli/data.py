@@ -1,6 +1,6 @@
 """`volpipe info`, `convert` and `sample`: what a volume is, a copy of it in another format, an invented one.
 
-Not here: how it is read, copied or made (survey, convert, sample).
+Not here: how it is read, copied or invented (api.volumes).
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import volpipe as vp
 from volpipe.cli.display.console import bars, check_folder, out
 from volpipe.cli.display.units import duration
 from volpipe.cli.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.cli.options import Parents, positive, whole
-from volpipe.errors import VolpipeError
+from volpipe.errors import SeveralVolumesError, VolpipeError
 
 if TYPE_CHECKING:
+    from volpipe.api.volumes import Info
     from volpipe.volumes.volume import Volume
 
 MOST_ARRAYS = 100  # of a container, in a table
@@ -47,32 +49,24 @@ def info(
     ] = 0,
 ) -> None:
     """Print shape, type and voxel size of VOLUME, its intensities, and what lies on disk."""
-    from volpipe.errors import SeveralVolumesError
     from volpipe.recipes.inference import typed_view
-    from volpipe.volumes.volume import open_volume
 
-    if fast and codecs:
-        raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
+    view = typed_view(channel=channel, time=time_point)
     try:
-        found = open_volume(volume, level=level, view=typed_view(channel=channel, time=time_point))
+        vp.info(volume, level=level, view=view, fast=fast, codecs=codecs, seed=seed, on_part=_print_part)
     except SeveralVolumesError as error:
         _print_arrays(volume, error.keys)
-        return
-    for line in info_lines(found):
-        out.print(line, markup=False)
-    if not fast:
-        _print_survey(found, seed, codecs=codecs)
 
 
 def _print_arrays(container: str, keys: list[str]) -> None:
     """Print a table of the volumes `keys` in `container`, and how one is named."""
     from volpipe.volumes.storage.paths import locate
-    from volpipe.volumes.volume import open_volume, typed
+    from volpipe.volumes.volume import typed
 
     rows: list[tuple[str, Volume | str]] = []
     for key in keys[:MOST_ARRAYS]:
         try:
-            rows.append((typed(locate(container) / key), open_volume(container, key)))
+            rows.append((typed(locate(container) / key), vp.open(container, key)))
         except VolpipeError as error:
             rows.append((typed(locate(container) / key), str(error)))
     out.print(arrays_table(rows))
@@ -82,41 +76,34 @@ def _print_arrays(container: str, keys: list[str]) -> None:
         out.print(f"name one to see more of it: volpipe info {rows[0][0]}", markup=False)
 
 
-def _print_survey(volume: Volume, seed: int, *, codecs: bool) -> None:
-    """Print each part as soon as it is there; together they take a few seconds."""
-    from volpipe.volumes.survey import measure_footprint, measure_intensities, try_codecs
-
-    intensities = measure_intensities(volume, seed=seed)
-    out.print(intensity_line(intensities))
-    footprint = measure_footprint(volume, seed=seed)
-    for line in footprint_lines(volume, footprint):
-        out.print(line)
-    if not codecs:
-        return
-    trials = try_codecs(volume, seed=seed, seconds_per_chunk=intensities.seconds)
-    out.print()
-    out.print(codec_table(volume, trials, footprint.stored_share))
+def _print_part(info: Info) -> None:
+    """Print the part of a survey that was measured last; together they take a few seconds."""
+    if info.codecs is not None and info.footprint is not None:
+        out.print()
+        out.print(codec_table(info.volume, info.codecs, info.footprint.stored_share))
+    elif info.footprint is not None:
+        for line in footprint_lines(info.volume, info.footprint):
+            out.print(line)
+    elif info.intensities is not None:
+        out.print(intensity_line(info.intensities))
+    else:
+        for line in info_lines(info.volume):
+            out.print(line, markup=False)
 
 
 def sample(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Where to write, such as sample.n5.")],
     shape: Annotated[str, typer.Option(metavar="Z,Y,X", help="Voxels.")] = "128,256,256",
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="The same seed gives the same bytes.")] = 0,
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="Processes.")] = 1,
     parents: Parents = False,
 ) -> None:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
-    from volpipe.synthetic.volume import Sample, write_sample
-
-    if str(path).startswith(("s3:", "http:", "https:")):
-        raise VolpipeError(f"samples are written to a disk, not to {path.parts[0]}//; choose a folder")
-    if path.suffix.lower() != ".n5":
-        raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
-    check_folder(str(path), path, parents=parents)
+    check_folder(path, path if "://" in path else Path(path), parents=parents)
     sizes = _parse_shape(shape)
     started = time.perf_counter()
     with _counting("sample") as on_progress:
-        write_sample(path, Sample(sizes, seed), workers=workers, on_progress=on_progress)
+        vp.sample(path, sizes, seed=seed, workers=workers, on_progress=on_progress)
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
 
@@ -150,21 +137,19 @@ def convert(
 ) -> None:
     """Copy VOLUME to OUT, in another format; OUT appears once the copy is whole."""
     from volpipe.recipes.inference import typed_view
-    from volpipe.volumes.convert import Choice, container_of, parse_sizes
-    from volpipe.volumes.convert import convert as copy
-    from volpipe.volumes.volume import open_volume
+    from volpipe.volumes.convert import container_of, parse_sizes
 
     view = typed_view(channel=channel, time=time_point, voxel_size=voxel_size, origin=origin)
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
     with _counting("convert") as on_progress:
-        made = copy(
-            open_volume(volume, level=level, view=view), target, Choice(format, *sizes, codec),
+        copy = vp.convert(
+            vp.open(volume, level=level, view=view), target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
             workers=workers, on_progress=on_progress,
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
-    for line in info_lines(made):
+    for line in info_lines(copy):
         out.print(line, markup=False)
 
 

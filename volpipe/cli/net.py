@@ -1,11 +1,10 @@
 """`volpipe net`: what a net is, measured: how far it sees, the halo that it needs, and what windows cost it.
 
-Not here: the measuring (reach, cost). Exit codes as in cli; 1 where the net says of itself what is not so.
+Not here: the measuring (api.nets, estimation). Exit codes as in cli; 1 where the net says of itself what is not so.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import psutil
 import typer
 from rich.table import Table
 
+import volpipe as vp
 from volpipe.cli.display.console import err, measuring_shown, out
 from volpipe.cli.display.units import shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
@@ -21,7 +21,6 @@ from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
 
     from volpipe.nets.facts import NetFacts
     from volpipe.nets.net_geometry import Geometry
@@ -52,57 +51,27 @@ def net(
     no_costs: Annotated[bool, typer.Option("--no-costs", help="Try no windows for their memory and speed.")] = False,
 ) -> None:
     """Measure the net NAME: its receptive field, exact halo and stride, smaller halos, and what windows cost."""
-    from volpipe.nets.facts import with_normalisation
-    from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
-    from volpipe.nets.net_geometry import UnmeasurableError
-    from volpipe.recipes.inference import load_recipe
-
-    trust = ["net.trust_model=true"] if trust_model else []
-    chosen = load_recipe(recipe, [f"net.name={json.dumps(name)}", *(settings or []), *trust])
-    folder = str(Path.cwd())
     with measuring_shown():
-        facts = describe(chosen.net, folder)
-    chosen = with_normalisation(chosen, facts)
-    module = build_net(chosen.net, folder)
-    varying = normalising_layers(module)
+        report = vp.net_report(name, *(settings or []), recipe=recipe, trust_model=trust_model)
+    facts, geometry = report.facts, report.geometry
     out.print(
         f"net {facts.label}, {facts.num_parameters:,} parameters, {facts.in_channels} → {facts.out_channels} channels"
     )
-    for line in _about_package(module):
+    for line in report.notes:
         out.print(line, markup=False)
-    for layer in varying:
+    for layer in report.whole_window_layers:
         out.print(f"looks at whole windows: {layer}; tiles differ from the whole, whatever the halo")
-    try:
-        with measuring_shown():
-            found = cached_geometry(chosen.net, folder, facts.in_channels)
-    except UnmeasurableError as problem:
-        err.print(f"its geometry cannot be measured: {problem}", markup=False)
-        raise typer.Exit(UNTRUE) from None
-    out.print(geometry_table(facts, found))
-    halo = found.halo if any(facts.fixed) else _halos(chosen, facts, found, volume, error)
-    if not no_costs:
-        _costs(chosen, facts, halo)
-    untrue = untruths(facts, found)
-    for sentence in untrue:
-        err.print(sentence, markup=False)
-    if untrue:
+    if geometry is None:
+        err.print(f"its geometry cannot be measured: {report.problem}", markup=False)
         raise typer.Exit(UNTRUE)
-
-
-def _about_package(module: nn.Module) -> list[str]:
-    """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
-    if not hasattr(module, "package"):
-        return []
-    from volpipe.nets.bioimageio import PackageNet
-
-    if not isinstance(module, PackageNet):
-        return []
-    outcome = module.test()
-    return [
-        f"package {module.package.name}, {module.kind} weights; its own test is reproduced: the largest difference is "
-        f"{outcome.largest:.2g}, where values reach {outcome.expected:.2g}",
-        *module.notes,
-    ]
+    out.print(geometry_table(facts, geometry))
+    halo = geometry.halo if any(facts.fixed) else _halos(report.recipe, facts, geometry, volume, error)
+    if not no_costs:
+        _costs(report.recipe, facts, halo)
+    for sentence in report.untruths:
+        err.print(sentence, markup=False)
+    if report.untruths:
+        raise typer.Exit(UNTRUE)
 
 
 def geometry_table(facts: NetFacts, found: Geometry) -> Table:
@@ -115,18 +84,6 @@ def geometry_table(facts: NetFacts, found: Geometry) -> Table:
     table.add_row("receptive field", *map(str, found.receptive_field), "")
     table.add_row("exact halo", *map(str, found.halo), shape(facts.halo))
     return table
-
-
-def untruths(facts: NetFacts, found: Geometry) -> list[str]:
-    """Return a sentence for each thing that the net declares and that is not so; a larger halo or stride is safe."""
-    sentences = []
-    if facts.scale != found.scale:
-        sentences.append(f"scale is {found.scale}, not {facts.scale}: no window gives what the net declares")
-    if any(said % is_ for said, is_ in zip(facts.stride, found.stride, strict=True)):
-        sentences.append(f"stride is {found.stride}, not {facts.stride}: windows will disagree wherever they lie")
-    if any(said < is_ for said, is_ in zip(facts.halo, found.halo, strict=True)):
-        sentences.append(f"halo is {found.halo}, not {facts.halo}: windows will disagree at their faces")
-    return [f"net {facts.label}: {sentence}; set net.{sentence.split()[0]} to it" for sentence in sentences]
 
 
 def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None, error: float) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """`volpipe sites`: where a run can run, and `volpipe sites check`, which tries a site out before a run does.
 
-Not here: how a site is tried (apps.checkups). Exit codes: 0 all well, 1 something would fail a run, 2 refused,
+Not here: how a site is tried (api.sites). Exit codes: 0 all well, 1 something would fail a run, 2 refused,
 4 interrupted.
 """
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import volpipe as vp
 from volpipe.cli.display.console import err, interruptible, out
 from volpipe.cli.display.sites import checkup_table
 from volpipe.cli.display.units import duration
 from volpipe.cli.options import Whole, complete_site, positive
-from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Answer
@@ -31,9 +31,7 @@ def sites(context: typer.Context) -> None:
     """List the shipped sites: where a run can run. `volpipe sites check SITE` tries one out."""
     if context.invoked_subcommand is not None:
         return
-    from volpipe.sites.find import list_sites
-
-    for name, line in list_sites().items():
+    for name, line in vp.list_sites().items():
         out.print(f"{name:<14}{line}")
 
 
@@ -62,16 +60,12 @@ def check(
 
     Whatever differs, or would fail a run, is named. Nothing is left running.
     """
-    from volpipe.apps.site_check import check_site
-    from volpipe.sites.find import find_site
-
-    configure, folder = find_site(site), _folder(out_path)
 
     def on_start() -> None:
         err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
 
     with interruptible("what was started is stopped"):
-        checked = check_site(configure, folder, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
+        checked = vp.check_site(site, out_path, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
     out.print(checkup_table(checked))
     found = checked.findings()
     for finding in found:
@@ -82,14 +76,6 @@ def check(
         err.print(f"volpipe: site {site} has {faults}, named above", markup=False)
         raise typer.Exit(FAULTY)
     out.print(f"site {site}: nothing found that would fail a run", markup=False)
-
-
-def _folder(path: Path) -> Path:
-    """Return the folder that an output at `path` would be written to: that itself, or the nearest that is there."""
-    if str(path).startswith(("s3:", "http:", "https:")):
-        raise VolpipeError(f"--out {path}: only folders are tried; give the one that the run's folder would be in")
-    whole = path.absolute()
-    return next(parent for parent in (whole, *whole.parents) if parent.is_dir())
 
 
 def _tell(answer: Answer) -> None:

@@ -1,21 +1,22 @@
 """`volpipe verify` and `volpipe reproduce`: whether an output is what its run wrote, and how to make it again.
 
-Not here: the comparing (verify), or what outputs say of themselves (provenance). Exit codes as in cli.
+Not here: the comparing, or what outputs say of themselves (api.outputs). Exit codes as in cli.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import volpipe as vp
 from volpipe.cli.display.console import check_target
 from volpipe.cli.options import Parents, whole
+from volpipe.errors import RunError
 
 if TYPE_CHECKING:
-    from volpipe.runs.verify import Recomputed, RunRecord, Verdict
+    from volpipe.runs.verify import Recomputed, Verdict
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -32,82 +33,30 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="N", parser=whole, help="Decides which blocks.")] = 0,
 ) -> None:
     """Read OUTPUT back, and name each file that is not as its task wrote it; exit code 1 if there are any."""
-    from volpipe.runs import verify as verifying
-    from volpipe.segmentation.verify import find_labels, recompute_labels, verify_labels
-
-    _refuse_stages(output, "verify")
-    labels = find_labels(output)
-    if labels is not None:
-        is_whole, again = _told(verify_labels(*labels)), recompute_labels(*labels, recompute, seed)
-    else:
-        record = verifying.load_run_record(verifying.location_of(output), needs_sums=not recompute)
-        is_whole, again = _told(verifying.verify(record)), _recomputed(output, record, recompute, seed)
-    num_wrong = sum(not _is_same(block) for block in again) if recompute else 0
-    if num_wrong and labels is None:
-        _say_why(output)
-    if num_wrong or not is_whole:
+    result = vp.verify(output, recompute=recompute, seed=seed, on_files=_print_files, on_block=_print_block)
+    for sentence in result.reasons:
+        typer.echo(f"why: {sentence}")
+    if not result.is_whole:
         raise typer.Exit(1)
 
 
-def _recomputed(output: str, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
-    from volpipe.inference.intensity import Affine
-    from volpipe.runs.provenance import read_origin
-    from volpipe.runs.verify import recompute
-
-    said = read_origin(output).normalise
-    yield from recompute(record, Affine(said["shift"], said["scale"]), num_blocks, seed)
-
-
-def _say_why(output: str) -> None:
-    """Print what may change the voxels of `output` and differs from when it was made."""
-    from volpipe.inference.runner import loaded_runner
-    from volpipe.runs.provenance import changes, read_origin
-
-    runner = loaded_runner()
-    sentences = [] if runner is None else changes(read_origin(output), runner)
-    for sentence in sentences:
-        typer.echo(f"why: {sentence}")
-    if not sentences:
-        typer.echo(
-            "why: net, input, packages and device are as they were; the files changed after the run (see above), "
-            "or the net gives other numbers each time"
-        )
-
-
-def _is_same(block: Recomputed) -> bool:
-    """Print how a block compares that was computed again, and return whether it is as it is stored."""
+def _print_block(block: Recomputed) -> None:
+    """Print how a recomputed block compares with what is stored."""
     alike = f"{block.num_differ:,} voxels differ" if block.num_differ else "the same"
     if block.num_differ and block.largest is not None:
         alike += f", by up to {block.largest:g}"
     typer.echo(f"block {block.block} (s0 {block.box}){block.device and f' on {block.device}'}: {alike}")
-    return not block.num_differ
 
 
-def _told(found: Verdict) -> bool:
-    """Print what was found, and return whether everything is there as it was written."""
-    for difference in found.differences[:MOST_NAMED]:
+def _print_files(verdict: Verdict) -> None:
+    """Print the files that are not as they were written."""
+    for difference in verdict.differences[:MOST_NAMED]:
         typer.echo(f"{difference.file} {difference.what}{difference.box and f' ({difference.box})'}")
-    if len(found.differences) > MOST_NAMED:
-        typer.echo(f"… and {len(found.differences) - MOST_NAMED} more")
-    typer.echo(f"{found.num_files:,} files read, {len(found.differences):,} not as they were written")
-    if found.num_unwritten:
-        typer.echo(f"{found.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
-    return not found.differences and not found.num_unwritten
-
-
-def _refuse_stages(output: str, command: str) -> None:
-    """Raise if `output` is the folder of a recipe of stages, each of which has an output of its own.
-
-    Raises:
-        RunError: with the stages to name.
-    """
-    from volpipe.errors import RunError
-    from volpipe.workflow.execute import find_entries
-
-    entries = find_entries(output)
-    if entries:
-        outs = ", ".join(entry.out for entry in entries)
-        raise RunError(f"{output} holds the stages of a recipe; name the output of one to {command}: {outs}")
+    if len(verdict.differences) > MOST_NAMED:
+        typer.echo(f"… and {len(verdict.differences) - MOST_NAMED} more")
+    typer.echo(f"{verdict.num_files:,} files read, {len(verdict.differences):,} not as they were written")
+    if verdict.num_unwritten:
+        typer.echo(f"{verdict.num_unwritten:,} shards have no checksum: not written yet, or by an earlier version")
 
 
 def reproduce(
@@ -118,15 +67,12 @@ def reproduce(
     parents: Parents = False,
 ) -> None:
     """Print the command that makes OUTPUT again, from what its attributes say."""
-    from volpipe.errors import RunError
-    from volpipe.runs.provenance import command_of, read_origin, to_toml
-    from volpipe.segmentation.output import read_label_origin
-
-    _refuse_stages(output, "reproduce")
-    origin = read_label_origin(output) or read_origin(output)
-    if recipe_out is not None:
-        if recipe_out.exists():
-            raise RunError(f"{recipe_out} exists; choose another --recipe-out")
-        check_target("--recipe-out", recipe_out, parents=parents)
-        recipe_out.write_text(to_toml(origin.again), encoding="utf-8")
-    typer.echo(command_of(origin, recipe_out.absolute() if recipe_out else None))
+    again = vp.reproduce(output)
+    if recipe_out is None:
+        typer.echo(again.command)
+        return
+    if recipe_out.exists():
+        raise RunError(f"{recipe_out} exists; choose another --recipe-out")
+    check_target("--recipe-out", recipe_out, parents=parents)
+    recipe_out.write_text(again.recipe, encoding="utf-8")
+    typer.echo(again.command_with(recipe_out))

@@ -11,29 +11,43 @@ A volume keeps its axes as stored; what a `Reader` reads is always (c, z, y, x):
 
 from __future__ import annotations
 
+import html
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from volpipe.errors import VolumeError
+from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirror
-from volpipe.volumes.formats import single_file, zarr
-from volpipe.volumes.formats.container import absolute, read_attributes, read_header
+from volpipe.volumes.formats import single_file, webknossos, zarr
+from volpipe.volumes.formats.container import (
+    absolute,
+    inside,
+    read_attributes,
+    read_datasets,
+    read_header,
+    read_place,
+)
+from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.indexing import plain_index
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
-from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned
+from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned, usual_axes
 from volpipe.volumes.storage.paths import Location
+
+if TYPE_CHECKING:
+    from dask.array import Array
 
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
+UNKNOWN_SIZE = "voxel size unknown"
 METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
 
 
@@ -55,7 +69,7 @@ class View:
 
 @dataclass(frozen=True)
 class Volume:
-    """A reference to one array: cheap, picklable by value, opened where it is used.
+    """A reference to one array: cheap, picklable by value, opened where it is used; it slices as numpy's arrays do.
 
     Attributes:
         path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
@@ -95,6 +109,102 @@ class Volume:
         if "://" in self.path:
             return str(self.folder)
         return f"{self.path}:{self.key}" if self.key else self.path
+
+    def __repr__(self) -> str:
+        return f"<Volume {self}: {self.shape} {self.dtype}, {self._size_text}>"
+
+    def _repr_html_(self) -> str:
+        stored, num_bytes = self._file_bytes, math.prod(self.shape) * self.dtype.itemsize
+        rows = {
+            "shape": f"{self.shape} ({', '.join(self.axes)})",
+            "type": self.dtype,
+            "voxel size": self._size_text,
+            "chunks": self.chunks,
+            "shards": self.shards or "none",
+            "codec": self.codec,
+            "levels": ", ".join(self.levels) or "none",
+            "uncompressed" if stored is None else "on disk": f"{num_bytes if stored is None else stored:,} bytes",
+        }
+        lines = [f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()]
+        return f"<table><caption>{html.escape(str(self))}</caption>{''.join(lines)}</table>"
+
+    @property
+    def _size_text(self) -> str:
+        """The voxel size (z, y, x), for people."""
+        size = self.voxel_size_nm
+        return UNKNOWN_SIZE if size is None else " × ".join(f"{length:g}" for length in size) + " nm"
+
+    @property
+    def _file_bytes(self) -> int | None:
+        """Size of the file that holds this array alone; None of folders, whose listing may take long."""
+        container = absolute(self.path)
+        is_own = isinstance(container, Path) and not self.key and container.is_file()
+        return container.stat().st_size if is_own and isinstance(container, Path) else None
+
+    def __getitem__(self, index: object) -> np.ndarray:
+        """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes.
+
+        Raises:
+            VolumeError: the view has one channel or point in time, which stored axes do not leave out.
+        """
+        if self.view.channel is not None or self.view.time is not None:
+            raise VolumeError(
+                f"{self}: slices are of all stored axes ({', '.join(self.axes)}), but one channel or point in time was "
+                "chosen; use crop(box) or dask(), or open it without the choice"
+            )
+        return self.open()[index]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"{self} is on disk, so that an array of it is a copy; leave out copy=False")
+        return np.array(self[...], dtype)
+
+    def dask(self) -> Array:
+        """Return the volume as a dask array, axes (c,) z, y, x, one dask chunk per stored chunk; no voxel is read.
+
+        The axis c is there if the array has one and the view chooses no channel.
+
+        Raises:
+            VolumeError: an axis other than c, z, y and x has several entries.
+        """
+        import dask.array
+
+        shape = Box.from_shape(self.spatial_shape)
+        index = self.open().stored_index(shape)
+        chosen = ["c"] if self.view.channel is not None else []
+        axes = [axis for axis in self.axes if axis in "czyx"]
+        meta = np.empty((0,) * self.ndim, self.dtype)
+        stored = dask.array.from_array(self.open(), self.chunks, name=False, fancy=False, meta=meta)[index]
+        ordered = stored.transpose([axes.index(axis) for axis in "czyx" if axis in axes])
+        return ordered[0] if chosen and "c" in axes else ordered
+
+    def crop(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box` (z, y, x) as (c, z, y, x), with c of length 1 where there is one channel.
+
+        Raises:
+            VolumeError: the box is empty or leaves the volume, or a chunk is damaged.
+        """
+        return self.open().read(box)
+
+    def level(self, number: int) -> Volume:
+        """Return a level of the multiscale group that the array is in, with the same view; 0 is the finest.
+
+        Raises:
+            VolumeError: there is no such level, or the view gives a voxel size or origin, which are this level's.
+        """
+        if not 0 <= number < len(self.levels):
+            known = f"0 to {len(self.levels) - 1}" if self.levels else "none: it is an array by itself"
+            raise VolumeError(f"{self} has no level {number}; its levels are {known}")
+        if self.view.voxel_size_nm is not None or self.view.origin_nm is not None:
+            raise VolumeError(f"{self} was given a voxel size or origin of its own; open level {number} with its own")
+        other = describe_array(absolute(self.path), self.levels[number])
+        if other.view == self.view:
+            return other
+        sizes = [dict(zip(v.axes, v.shape, strict=True)) for v in (self, other)]
+        if any(sizes[0].get(axis) != sizes[1].get(axis) for axis in "ct"):
+            raise VolumeError(f"{self} and {other} have other channels or points in time; open level {number} itself")
+        notes = [note for note in self.notes if note not in other.notes and note.startswith(("channel", "point in"))]
+        return replace(other, view=self.view, notes=(*other.notes, *notes))
 
     @property
     def folder(self) -> Location:
@@ -200,7 +310,7 @@ class Reader:
         Raises:
             VolumeError: the box is empty or leaves the volume, a chunk is damaged, or the array has a time axis.
         """
-        return self._canonical(self._read(self._stored_index(box)))
+        return self._canonical(self._read(self.stored_index(box)))
 
     def is_stored(self, box: Box) -> bool:
         """Return whether some chunk that `read_mirrored` needs for `box` (z, y, x) is stored; none is read.
@@ -210,11 +320,11 @@ class Reader:
         if not isinstance(self._array, tensorstore.TensorStoreArray):
             return True
         sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
-        index = self._stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))
+        index = self.stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))
         with _naming(self.volume, box, self._folder):
             return self._array.is_stored(index)
 
-    def _stored_index(self, box: Box) -> tensorstore.Index:
+    def stored_index(self, box: Box) -> tensorstore.Index:
         """Return `box` (z, y, x) as an index of the stored axes."""
         volume, shape = self.volume, self.volume.spatial_shape
         if len(box.start) != 3 or box.is_empty or not Box.from_shape(shape).contains(box):
@@ -314,6 +424,62 @@ class Writer:
         if box.is_empty or not Box.from_shape(self.shape).contains(box):
             raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
         return damage.read(self.header.folder, self.header, self._array, box.slices)
+
+
+def describe_array(container: Location, key: str) -> Volume:
+    """Return the volume of the one array `key`, with what the groups around it say of it."""
+    header = read_header(container / key)
+    if header is None:
+        raise VolumeError(f"no array at {container / key}")
+    parts = Path(key).parts
+    for depth in reversed(range(len(parts))):
+        group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
+        try:
+            datasets = read_datasets(container / group) or ()
+        except RemoteError:
+            raise
+        except VolumeError as error:
+            log.info("%s", error)
+            continue
+        for dataset in datasets:
+            if dataset.path.strip("/") == inner:
+                return make_volume(container, header, dataset, level_keys(group, datasets))
+    is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
+    around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
+    return make_volume(container, header, around or Dataset(key), ())
+
+
+def level_keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
+    return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
+
+
+def make_volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
+    rank = len(header.shape)
+    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
+    is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
+    where = dataset.place or read_place(header, container)
+    names = dataset.channel_names or header.channel_names
+    key = "/".join(inside(header.folder, container))
+    return Volume(
+        path=str(container),
+        key=key,
+        format=header.format,
+        shape=header.shape,
+        dtype=header.dtype,
+        chunks=header.chunks,
+        shards=header.shards,
+        axes=axes,
+        voxel_size_nm=where.voxel_size_nm,
+        origin_nm=where.origin_nm,
+        codec=header.codec,
+        levels=levels,
+        channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
+        notes=(
+            *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),
+            *header.notes,
+            *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
+        ),
+    )
 
 
 def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:

@@ -11,24 +11,33 @@ from pathlib import Path
 
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
 from volpipe.resolve import nearest
-from volpipe.volumes.formats import ome, single_file, webknossos
+from volpipe.volumes.formats import ome, single_file
 from volpipe.volumes.formats.container import (
     absolute,
     check_files,
     create_array,
     create_multiscale,
-    inside,
     locate,
     read_attributes,
     read_datasets,
     read_header,
-    read_place,
     walk,
 )
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.reader import MAX_NAMED, Reader, View, Volume, Writer, open_writer
+from volpipe.volumes.reader import (
+    MAX_NAMED,
+    UNKNOWN_SIZE,
+    Reader,
+    View,
+    Volume,
+    Writer,
+    describe_array,
+    level_keys,
+    make_volume,
+    open_writer,
+)
 from volpipe.volumes.storage import object_store, paths
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale, read_json, usual_axes
+from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale, read_json
 from volpipe.volumes.storage.paths import Location
 
 __all__ = [
@@ -52,7 +61,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 AS_STORED = View()
-UNKNOWN_SIZE = "voxel size unknown"
 
 
 def open_volume(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
@@ -162,7 +170,7 @@ def list_arrays(location: str | Path) -> list[Volume]:
     volumes = []
     for name in sorted(f"{key}/{inner}".strip("/") for inner in walk(container / key, enter_groups=True)):
         try:
-            volumes.append(_describe(container, name))
+            volumes.append(describe_array(container, name))
         except RemoteError:
             raise
         except VolumeError as error:
@@ -195,14 +203,14 @@ def _resolve(container: Location, key: str, level: int) -> Volume:
     if read_header(folder) is not None:
         if level:
             raise VolumeError(f"{folder} is one array, which has no level {level}; name the group that it is in")
-        return _describe(container, key)
+        return describe_array(container, key)
     datasets = read_datasets(folder)
     if datasets is None:
         return _resolve(container, _only_key(container, key), level)
     headers = _check_group(folder, datasets)
     if not 0 <= level < len(datasets):
         raise VolumeError(f"{folder} has no level {level}; its levels are 0 to {len(datasets) - 1}")
-    return _volume(container, headers[level], datasets[level], _keys(key, datasets))
+    return make_volume(container, headers[level], datasets[level], level_keys(key, datasets))
 
 
 def _only_key(container: Location, key: str) -> str:
@@ -268,59 +276,3 @@ def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header
     if len({header.dtype for header in headers}) > 1:
         log.warning("%s: its levels have different types: %s", folder, ", ".join(str(h.dtype) for h in headers))
     return headers
-
-
-def _describe(container: Location, key: str) -> Volume:
-    """Return the volume of the one array `key`, with what the groups around it say of it."""
-    header = read_header(container / key)
-    if header is None:
-        raise VolumeError(f"no array at {container / key}")
-    parts = Path(key).parts
-    for depth in reversed(range(len(parts))):
-        group, inner = "/".join(parts[:depth]), "/".join(parts[depth:])
-        try:
-            datasets = read_datasets(container / group) or ()
-        except RemoteError:
-            raise
-        except VolumeError as error:
-            log.info("%s", error)
-            continue
-        for dataset in datasets:
-            if dataset.path.strip("/") == inner:
-                return _volume(container, header, dataset, _keys(group, datasets))
-    is_zarr = header.format in ("zarr2", "zarr3") and isinstance(header.folder, Path)
-    around = webknossos.read_dataset(Path(str(header.folder))) if is_zarr else None
-    return _volume(container, header, around or Dataset(key), ())
-
-
-def _keys(group: str, datasets: tuple[Dataset, ...]) -> tuple[str, ...]:
-    return tuple(f"{group}/{dataset.path}".strip("/") for dataset in datasets)
-
-
-def _volume(container: Location, header: Header, dataset: Dataset, levels: tuple[str, ...]) -> Volume:
-    rank = len(header.shape)
-    axes = dataset.axes if dataset.axes and len(dataset.axes) == rank else header.axes or usual_axes(rank)
-    is_guessed = header.is_guessed or (axes is not dataset.axes and header.axes is None)
-    where = dataset.place or read_place(header, container)
-    names = dataset.channel_names or header.channel_names
-    key = "/".join(inside(header.folder, container))
-    return Volume(
-        path=str(container),
-        key=key,
-        format=header.format,
-        shape=header.shape,
-        dtype=header.dtype,
-        chunks=header.chunks,
-        shards=header.shards,
-        axes=axes,
-        voxel_size_nm=where.voxel_size_nm,
-        origin_nm=where.origin_nm,
-        codec=header.codec,
-        levels=levels,
-        channel_names=names if len(names) == dict(zip(axes, header.shape, strict=True)).get("c", 1) else (),
-        notes=(
-            *([f"axes guessed: {', '.join(axes)}"] if is_guessed else []),
-            *header.notes,
-            *([f"{UNKNOWN_SIZE}: {where.reason}"] if where.reason else []),
-        ),
-    )

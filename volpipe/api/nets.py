@@ -1,0 +1,114 @@
+"""Nets: one with its weights, and what is measured of it.
+
+Not here: the nets (models), how they are built and measured (nets), what windows cost (estimation), or printing (cli).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from volpipe.nets.facts import NetFacts, with_normalisation
+from volpipe.nets.load import build_net, cached_geometry, describe, normalising_layers
+from volpipe.nets.net_geometry import Geometry, UnmeasurableError
+from volpipe.recipes.inference import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class NetReport:
+    """A net as it declares itself, and as it is measured; sizes in input voxels (z, y, x).
+
+    Attributes:
+        facts: scale, stride, halo, window, channels and parameters, as declared or given.
+        geometry: scale, stride, halo and receptive field, as measured; None where that cannot be.
+        problem: why it cannot be measured, "" if it is.
+        whole_window_layers: layers that look at whole windows, so that tiles differ from the whole.
+        notes: how a package's own test went, and what to know of it.
+        recipe: with which the net is run, its normalisation included.
+    """
+
+    facts: NetFacts
+    geometry: Geometry | None
+    problem: str
+    whole_window_layers: tuple[str, ...]
+    notes: tuple[str, ...]
+    recipe: Recipe
+
+    @property
+    def untruths(self) -> list[str]:
+        """A sentence for each thing that the net declares and that is not so; a larger halo or stride is safe."""
+        if self.geometry is None:
+            return []
+        facts, geometry = self.facts, self.geometry
+        sentences = []
+        if facts.scale != geometry.scale:
+            sentences.append(f"scale is {geometry.scale}, not {facts.scale}: no window gives what the net declares")
+        if any(map(int.__mod__, facts.stride, geometry.stride)):
+            sentences.append(
+                f"stride is {geometry.stride}, not {facts.stride}: windows will disagree wherever they lie"
+            )
+        if any(map(int.__lt__, facts.halo, geometry.halo)):
+            sentences.append(f"halo is {geometry.halo}, not {facts.halo}: windows will disagree at their faces")
+        return [f"net {facts.label}: {sentence}; set net.{sentence.split()[0]} to it" for sentence in sentences]
+
+
+def load_net(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> nn.Module:
+    """Return a net as a torch module (n, c, z, y, x) in evaluation mode on the CPU, with its weights.
+
+    Args:
+        name: a shipped net, module:function, file.py:function, a file or a package.
+        settings: ``key=value`` of a recipe's section net, such as ``net.weights="mine.safetensors"``.
+        recipe: a shipped name or a file, whose other keys of that section count.
+        trust_model: load a file that is code.
+
+    Raises:
+        VolpipeError: no such net, options that it does not take, weights that do not fit, or untrusted code.
+    """
+    return build_net(_recipe(name, settings, recipe, trust_model=trust_model).net, str(Path.cwd()))
+
+
+def net_report(name: str, *settings: str, recipe: str | Path | None = None, trust_model: bool = False) -> NetReport:
+    """Return what a net declares and what is measured of it; arguments as of `load_net`.
+
+    Raises:
+        VolpipeError: as `load_net`, or a package that does not reproduce its own test.
+    """
+    chosen = _recipe(name, settings, recipe, trust_model=trust_model)
+    folder = str(Path.cwd())
+    facts = describe(chosen.net, folder)
+    module = build_net(chosen.net, folder)
+    layers, notes = tuple(normalising_layers(module)), tuple(_about_package(module))
+    geometry, problem = None, ""
+    try:
+        geometry = cached_geometry(chosen.net, folder, facts.in_channels)
+    except UnmeasurableError as error:
+        problem = str(error)
+    return NetReport(facts, geometry, problem, layers, notes, with_normalisation(chosen, facts))
+
+
+def _recipe(name: str, settings: Sequence[str], recipe: str | Path | None, *, trust_model: bool) -> Recipe:
+    trust = ["net.trust_model=true"] if trust_model else []
+    path = None if recipe is None else Path(recipe)
+    return load_recipe(path, [f"net.name={json.dumps(name)}", *settings, *trust])
+
+
+def _about_package(module: nn.Module) -> list[str]:
+    """Return how a package's own test goes, and what should be known of it; nothing for other nets."""
+    if not hasattr(module, "package"):
+        return []
+    from volpipe.nets.bioimageio import PackageNet
+
+    if not isinstance(module, PackageNet):
+        return []
+    outcome = module.test()
+    return [
+        f"package {module.package.name}, {module.kind} weights; its own test is reproduced: the largest difference is "
+        f"{outcome.largest:.2g}, where values reach {outcome.expected:.2g}",
+        *module.notes,
+    ]

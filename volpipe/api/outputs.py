@@ -1,0 +1,146 @@
+"""Outputs: how far they are, whether they are what their run wrote, and how to make them again.
+
+Not here: the comparing and what outputs say of themselves (runs, segmentation, workflow), or printing (cli).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.errors import RunError
+from volpipe.inference.intensity import Affine
+from volpipe.inference.runner import loaded_runner
+from volpipe.runs.provenance import Origin, changes, command_of, read_origin, to_toml
+from volpipe.runs.verify import Difference, Recomputed, RunRecord, Verdict, load_run_record, location_of, recompute
+from volpipe.runs.verify import verify as verify_files
+from volpipe.segmentation.output import read_label_origin
+from volpipe.segmentation.verify import find_labels, recompute_labels, verify_labels
+from volpipe.workflow.execute import find_entries
+from volpipe.workflow.status import Status, find_status
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How an output compares with what its run wrote.
+
+    Attributes:
+        num_files: files that were read.
+        num_unwritten: shards that have no checksum.
+        differences: files that are not as they were written.
+        blocks: those that were computed again.
+        reasons: sentences on why recomputed blocks may differ; () where none differs, and for labels.
+    """
+
+    num_files: int
+    num_unwritten: int
+    differences: tuple[Difference, ...]
+    blocks: tuple[Recomputed, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file is there as it was written, and each recomputed block is the same."""
+        is_same = not any(block.num_differ for block in self.blocks)
+        return is_same and not self.differences and not self.num_unwritten
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How to make an output again: the command line for a shell, and its recipe."""
+
+    origin: Origin
+
+    @property
+    def command(self) -> str:
+        """The command line, with the recipe's keys as settings."""
+        return command_of(self.origin)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe as a TOML file has it."""
+        return to_toml(self.origin.again)
+
+    def command_with(self, recipe_file: Path) -> str:
+        """Return the command line that reads the recipe from `recipe_file`."""
+        return command_of(self.origin, recipe_file.absolute())
+
+
+def status(output: str | Path) -> Status:
+    """Return how far the work on `output` is, and who is at it: a run, stages, labels, a training or many.
+
+    Raises:
+        RunError: nobody began anything there, or what is stored is damaged.
+    """
+    return find_status(str(output))
+
+
+def verify(
+    output: str | Path,
+    *,
+    recompute: int = 0,
+    seed: int = 0,
+    on_files: Callable[[Verdict], None] = lambda verdict: None,
+    on_block: Callable[[Recomputed], None] = lambda block: None,
+) -> Verification:
+    """Read an output back, compare it with what its tasks noted, and compute some blocks again.
+
+    Args:
+        output: of a run, or labels of a segmentation.
+        recompute: number of random blocks to compute again, by the net or as fragments.
+        seed: decides which.
+        on_files: called when all files are compared.
+        on_block: called after each recomputed block.
+
+    Raises:
+        RunError: no output, no journal, or a folder of several stages, whose outputs the message names.
+    """
+    _refuse_stages(output, "verify")
+    labels = find_labels(output)
+    if labels is not None:
+        verdict, again = verify_labels(*labels), recompute_labels(*labels, recompute, seed)
+    else:
+        record = load_run_record(location_of(output), needs_sums=not recompute)
+        verdict, again = verify_files(record), _recomputed(output, record, recompute, seed)
+    on_files(verdict)
+    blocks = []
+    for block in again if recompute else ():
+        on_block(block)
+        blocks.append(block)
+    differ = labels is None and any(block.num_differ for block in blocks)
+    reasons = _reasons(output) if differ else ()
+    return Verification(verdict.num_files, verdict.num_unwritten, tuple(verdict.differences), tuple(blocks), reasons)
+
+
+def reproduce(output: str | Path) -> Reproduction:
+    """Return the command that makes `output` again, and its recipe, from what its attributes say.
+
+    Raises:
+        RunError: it is no output of a run or a segmentation, an earlier version's, or a folder of several stages.
+    """
+    _refuse_stages(output, "reproduce")
+    return Reproduction(read_label_origin(output) or read_origin(output))
+
+
+def _recomputed(output: str | Path, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
+    normalise = read_origin(output).normalise
+    yield from recompute(record, Affine(normalise["shift"], normalise["scale"]), num_blocks, seed)
+
+
+def _reasons(output: str | Path) -> tuple[str, ...]:
+    """Return what may change the voxels of `output` and differs from when it was made."""
+    runner = loaded_runner()
+    sentences = [] if runner is None else changes(read_origin(output), runner)
+    return tuple(sentences) or (
+        "net, input, packages and device are as they were; the files changed after the run (see above), "
+        "or the net gives other numbers each time",
+    )
+
+
+def _refuse_stages(output: str | Path, verb: str) -> None:
+    """Raise, with the outputs to name, if `output` is the folder of a recipe of stages."""
+    entries = find_entries(str(output))
+    if entries:
+        outs = ", ".join(entry.out for entry in entries)
+        raise RunError(f"{output} holds the stages of a recipe; name the output of one to {verb}: {outs}")
