@@ -45,7 +45,7 @@ PACKAGES = (
     "cli",
     "__main__",
 )
-LARGEST_FOLDER = 18  # files of Python in it
+LARGEST_FOLDER = 17  # files of Python in it
 ALONE = ("models", "configs")  # a net and a site are such files as users write
 FOR_SITES = {"volpipe.apps", "volpipe.configs.local", "volpipe.configs.slurm_htex"}  # others are variations of these
 

@@ -26,19 +26,15 @@ from volpipe.cli import (
     data,
     evaluate,
     k8s,
+    outputs,
     search,
     segment,
     shipped,
-    sites,
     train,
-    verify,
     workflow,
 )
 from volpipe.cli import (
     net as cli_net,
-)
-from volpipe.cli import (
-    status as cli_status,
 )
 from volpipe.cli.display.console import (
     AT_WORK,
@@ -118,7 +114,7 @@ app = typer.Typer(
 app.add_typer(slurm, name="slurm")
 
 app.add_typer(k8s.app, name="k8s")
-app.add_typer(sites.app, name="sites")
+app.add_typer(shipped.sites_app, name="sites")
 app.command()(data.info)
 app.command()(data.convert)
 app.command()(data.sample)
@@ -130,8 +126,8 @@ app.command("tune")(search.tune)
 app.command()(evaluate.evaluate)
 app.command()(segment.segment)
 app.command()(cli_net.net)
-app.command()(verify.verify)
-app.command()(verify.reproduce)
+app.command()(outputs.verify)
+app.command()(outputs.reproduce)
 
 
 VolumeArgument = Annotated[
@@ -307,7 +303,7 @@ def status(
     if as_json:
         out.print(json.dumps(found.to_json(), indent=1), markup=False)
     else:
-        cli_status.show(found, None if every else MOST_ROWS)
+        outputs.show_status(found, None if every else MOST_ROWS)
     raise typer.Exit({"complete": DONE, "running": AT_WORK}.get(found.state, INCOMPLETE))
 
 

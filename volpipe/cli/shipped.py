@@ -1,6 +1,7 @@
-"""`volpipe recipes` and `volpipe nets`: what ships with volpipe, each with a line on it.
+"""`volpipe recipes`, `nets` and `sites`: what ships with volpipe, each with a line on it; `sites check` tries one out.
 
-Not here: sites (cli_sites), or the recipes and nets themselves. Nothing is executed: no torch, no net is built.
+Not here: the recipes, nets and sites themselves, or how a site is tried (apps.site_check). Listing executes nothing: no
+torch, no net is built. Exit codes of `sites check`: 0 all well, 1 something would fail a run, 2 refused, 4 interrupted.
 """
 
 from __future__ import annotations
@@ -9,12 +10,25 @@ import ast
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from volpipe.cli.display.console import out
+import typer
+
+import volpipe as vp
+from volpipe.cli.display.console import err, interruptible, out
+from volpipe.cli.display.sites import checkup_table
+from volpipe.cli.display.units import duration
+from volpipe.cli.options import Whole, complete_site, positive
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
 
+if TYPE_CHECKING:
+    from volpipe.sites.findings import Answer
+
 Tree = Mapping[str, Any]  # Any: TOML values
+FAULTY = 1
+WAIT_SECONDS = 300.0
+
+sites_app = typer.Typer(cls=Whole, rich_markup_mode=None, help="List the shipped sites, or check one.")
 
 
 def recipes() -> None:
@@ -87,3 +101,60 @@ def _weights_of(net: str) -> Iterator[str]:
         choice = tree.get("net", {})
         if "train" not in tree and choice.get("name") == net and choice.get("weights"):
             yield name
+
+
+@sites_app.callback(invoke_without_command=True)
+def sites(context: typer.Context) -> None:
+    """List the shipped sites: where a run can run. `volpipe sites check SITE` tries one out."""
+    if context.invoked_subcommand is not None:
+        return
+    for name, line in vp.list_sites().items():
+        out.print(f"{name:<14}{line}")
+
+
+@sites_app.command()
+def check(
+    site: Annotated[
+        str,
+        typer.Argument(
+            metavar="SITE", help="A shipped name (see `volpipe sites`) or a Python file.", autocompletion=complete_site
+        ),
+    ],
+    volume: Annotated[
+        str | None, typer.Argument(metavar="VOLUME", help="A volume that workers should be able to read.")
+    ] = None,
+    out_path: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FOLDER", help="Folder of the output, which workers should be able to write."
+        ),
+    ] = Path(),
+    wait: Annotated[
+        float, typer.Option(parser=positive, metavar="SECONDS", help="Seconds to wait for workers.")
+    ] = WAIT_SECONDS,
+) -> None:
+    """Start one block of each executor of SITE, and print what a worker finds there, beside what is here.
+
+    Whatever differs, or would fail a run, is named. Nothing is left running.
+    """
+
+    def on_start() -> None:
+        err.print(f"starting one block of each executor of {site}; waiting for at most {duration(wait)}", markup=False)
+
+    with interruptible("what was started is stopped"):
+        checked = vp.check_site(site, out_path, volume, wait_seconds=wait, on_start=on_start, on_answer=_tell)
+    out.print(checkup_table(checked))
+    found = checked.findings()
+    for finding in found:
+        out.print(finding.sentence if finding.is_fault else f"note: {finding.sentence}", markup=False)
+    num_faults = sum(finding.is_fault for finding in found)
+    if num_faults:
+        faults = "1 fault" if num_faults == 1 else f"{num_faults} faults"
+        err.print(f"volpipe: site {site} has {faults}, named above", markup=False)
+        raise typer.Exit(FAULTY)
+    out.print(f"site {site}: nothing found that would fail a run", markup=False)
+
+
+def _tell(answer: Answer) -> None:
+    said = f"answered after {duration(answer.start_seconds)}" if answer.facts is not None else "did not answer"
+    err.print(f"{answer.label} {said}", markup=False)

@@ -1,6 +1,6 @@
-"""`volpipe verify` and `volpipe reproduce`: whether an output is what its run wrote, and how to make it again.
+"""`volpipe status`, `verify` and `reproduce`: how far an output is, whether it is as it was written, how to repeat it.
 
-Not here: the comparing, or what outputs say of themselves (api.outputs). Exit codes as in cli.
+Not here: the comparing, or what outputs say of themselves (api.outputs). Exit codes as in app.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.console import check_target
+from volpipe.cli.display.console import check_target, out
+from volpipe.cli.display.reports import driver_line, missing_table, standing_table
 from volpipe.cli.options import Parents, whole
 from volpipe.errors import RunError
 
 if TYPE_CHECKING:
     from volpipe.runs.verify import Recomputed, Verdict
+    from volpipe.workflow.status import Status
 
 OutputArgument = Annotated[
     str, typer.Argument(metavar="OUTPUT", help="An output of `volpipe run`, or labels of `volpipe segment`.")
@@ -76,3 +78,26 @@ def reproduce(
     check_target("--recipe-out", recipe_out, parents=parents)
     recipe_out.write_text(again.recipe, encoding="utf-8")
     typer.echo(again.command_with(recipe_out))
+
+
+def show_status(status: Status, most: int | None) -> None:
+    """Print `status`, with no more than `most` of the boxes that failed; None prints all."""
+    for number, part in enumerate(status.parts, 1):
+        out.print(f"{'stage' if status.kind == 'stages' else 'trial'} {number} of {len(status.parts)}")
+        show_status(part, most)
+    if status.missing:
+        out.print(missing_table(status.missing, most))
+    if status.stages:
+        out.print(standing_table(status.totals, status.stages, ""))
+    out.print(status_line(status))
+
+
+def status_line(status: Status) -> str:
+    """Return a sentence or two: how far the work is, whether somebody is at it, and which command goes on."""
+    if status.state == "not begun":
+        return f"{status.output}: not begun"
+    if status.state == "complete":
+        return f"{status.output}: complete" + (f", {status.remark}" if status.remark else "")
+    if status.remark and status.state != "running":
+        return f"{status.output}: not complete; {status.remark}"
+    return driver_line(status.output, status.driver, status.is_complete, len(status.missing))
