@@ -52,10 +52,11 @@ FOR_SITES = {"volpipe.apps", "volpipe.configs.local", "volpipe.configs.slurm_hte
 # Heavy package: packages of ours that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": ({"apps", "apps.htex", "apps.slurm", "apps.kubernetes", "configs"}, {"sites"}),
-    "torch": ({"models", "nets", "training", "training.data"}, {"cli", "estimation", "inference", "sites"}),
+    "torch": ({"models", "nets", "training", "training.data"}, {"api", "cli", "estimation", "inference", "sites"}),
     "bioimageio": (set(), {"nets"}),
     "onnxruntime": (set(), {"nets"}),
     "safetensors": ({"training"}, {"nets"}),
+    "dask": (set(), {"volumes"}),
     "tensorstore": (set(), {"volumes.storage"}),
     "numcodecs": (set(), {"volumes"}),
     "google_crc32c": (set(), {"volumes", "training"}),

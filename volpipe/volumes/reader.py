@@ -171,12 +171,11 @@ class Volume:
 
         shape = Box.from_shape(self.spatial_shape)
         index = self.open().stored_index(shape)
-        chosen = ["c"] if self.view.channel is not None else []
         axes = [axis for axis in self.axes if axis in "czyx"]
         meta = np.empty((0,) * self.ndim, self.dtype)
         stored = dask.array.from_array(self.open(), self.chunks, name=False, fancy=False, meta=meta)[index]
-        ordered = stored.transpose([axes.index(axis) for axis in "czyx" if axis in axes])
-        return ordered[0] if chosen and "c" in axes else ordered
+        ordered: Array = stored.transpose([axes.index(axis) for axis in "czyx" if axis in axes])
+        return ordered if self.view.channel is None or "c" not in axes else ordered[0]
 
     def crop(self, box: Box) -> np.ndarray:
         """Return the voxels of `box` (z, y, x) as (c, z, y, x), with c of length 1 where there is one channel.
