@@ -5,13 +5,14 @@ Not here: what is done with them (runs, training, …).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.recipes.toml import NO_RECIPE, Section, load_tree, typed
+from volpipe.recipes.toml import Section, load_tree, set_value, typed
 from volpipe.runs.run_folder import RunFolder
 
 Named = str | Path | None  # a shipped recipe's name, or a file
@@ -42,16 +43,12 @@ def load(
     else:
         path = Path(str(recipe)) if recipe is not None else default
         return typed(model, load_tree(path, settings), path, settings)
-    tree = load_tree(NO_RECIPE) | {
-        name: dict(values) if isinstance(values, Mapping) else values for name, values in sections.items()
-    }
+    tree = copy.deepcopy(dict(sections))
     return typed(model, with_settings(tree, settings), None, settings)
 
 
 def with_settings(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
     """Return `tree` with ``key=value`` settings on top."""
-    from volpipe.recipes.toml import set_value
-
     for setting in settings:
         set_value(tree, setting)
     return tree

@@ -297,9 +297,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Print how far a run, its stages, labels or a training is, who is at work on it, and which boxes failed."""
-    from volpipe.workflow.status import find_status
-
-    found = find_status(output)
+    found = volpipe.status(output)
     if as_json:
         out.print(json.dumps(found.to_json(), indent=1), markup=False)
     else:
