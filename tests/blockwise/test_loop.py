@@ -11,8 +11,10 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from plans import planned, volume
@@ -20,10 +22,12 @@ from plans import planned, volume
 from volpipe.blockwise import loop as loop_module
 from volpipe.blockwise.interrupts import INTERRUPTS, Interrupts
 from volpipe.blockwise.journal import Journal, Record, read_records
-from volpipe.blockwise.loop import LARGEST_BUNDLE, RETRIES, Loop, Progress
-from volpipe.blockwise.stage import SingleStage, Stage
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
-from volpipe.runs.schedule import Schedule
+from volpipe.runs.schedule import RunSchedule
 
 
 @pytest.fixture(autouse=True)
@@ -65,11 +69,30 @@ class Workers:
                 future.set_exception(error)
 
 
+@dataclass
+class Looped:
+    """A phase, and the loop over it."""
+
+    phase: Phase
+    slots: dict[str, int]
+
+    @property
+    def reasons(self) -> dict[tuple[str, int], str]:
+        return self.phase.reasons
+
+    def run(self) -> None:
+        def steps() -> Steps[None]:
+            yield POOL
+            yield self.phase
+
+        perform(Errand("test", steps), lambda: nullcontext(SimpleNamespace(slots=self.slots)))  # type: ignore[arg-type]
+
+
 def loop_over(
     stage: Stage, workers: Workers, *, slots: int = 2, journal: Journal | None = None
-) -> tuple[Loop, SingleStage]:
-    schedule = SingleStage(stage)
-    return Loop(schedule, workers.submit, {"cpu": slots, "gpu": slots}, journal, workers.show), schedule
+) -> tuple[Looped, Schedule]:
+    schedule = Schedule(stage)
+    return Looped(Phase(schedule, workers.submit, journal, workers.show), {"cpu": slots, "gpu": slots}), schedule
 
 
 @dataclass
@@ -96,8 +119,8 @@ def test_twice_as_many_tasks_as_workers_are_in_flight_and_never_more(slots: int)
 
 def test_each_label_has_its_own_workers() -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", "output.levels=0", of=volume((256, 256, 1024)))
-    schedule, workers = Schedule(plan), Workers()
-    Loop(schedule, workers.submit, {"cpu": 3, "gpu": 1}, None, workers.show).run()
+    schedule, workers = RunSchedule(plan), Workers()
+    Looped(Phase(schedule, workers.submit, None, workers.show), {"cpu": 3, "gpu": 1}).run()
     assert schedule.is_complete
     assert workers.most_in_flight["infer"] == 2
     assert 2 < workers.most_in_flight["factor"] <= 6
@@ -192,7 +215,7 @@ def test_failures_that_differ_do_not_stop_a_run_at_its_start() -> None:
 def test_a_strict_run_stops_at_the_first_unit_that_fails_for_good() -> None:
     workers = Workers(Flaky({2: 1, 40: 99}))
     stage = Stage("work", 500)
-    loop = Loop(SingleStage(stage), workers.submit, {"cpu": 1}, None, workers.show, tolerated=0)
+    loop = Looped(Phase(Schedule(stage), workers.submit, None, workers.show, tolerated=0), {"cpu": 1})
     with pytest.raises(RunStopped, match=r"^work 40 failed, so the run stops: ValueError: unit 40 is bad$"):
         loop.run()
     assert stage.done[2]
@@ -295,7 +318,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
         workers.show(progress)
 
     with Journal(tmp_path / "journal") as journal:
-        loop = Loop(SingleStage(Stage("work", 5000)), workers.submit, {"cpu": 2, "gpu": 2}, journal, show)
+        loop = Looped(Phase(Schedule(Stage("work", 5000)), workers.submit, journal, show), {"cpu": 2, "gpu": 2})
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert len(workers.tasks) < 30
@@ -306,7 +329,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
 def test_what_takes_longer_than_the_grace_is_given_up(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("volpipe.blockwise.interrupts.GRACE_SECONDS", 0.05)
     workers = Workers()
-    loop = Loop(SingleStage(Stage("work", 9)), workers.submit, {"cpu": 1}, None, lambda progress: None)
+    loop = Looped(Phase(Schedule(Stage("work", 9)), workers.submit, None, lambda progress: None), {"cpu": 1})
     threading.Timer(0.1, interrupts.ask).start()
     with pytest.raises(KeyboardInterrupt):
         loop.run()
@@ -322,7 +345,7 @@ def test_the_second_interrupt_ends_a_run_at_once(interrupts: Interrupts, monkeyp
         time.sleep(0.02)
 
     workers = Workers()
-    loop = Loop(SingleStage(Stage("work", 9)), workers.submit, {"cpu": 1}, None, show)
+    loop = Looped(Phase(Schedule(Stage("work", 9)), workers.submit, None, show), {"cpu": 1})
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert len(workers.in_flight) == 2
@@ -382,7 +405,7 @@ def test_bundles_follow_when_units_become_slow() -> None:
 def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow() -> None:
     overlapping = ("windows.shape=[64,64,64]", "windows.overlap=32", "windows.block=[2,2,2]", "windows.blend=hann")
     plan = planned(*overlapping, "output.levels=2", of=volume((64, 64, 2560)))
-    schedule = Schedule(plan)
+    schedule = RunSchedule(plan)
     workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=9.0 * len(units)))
 
     def show(progress: Progress) -> None:
@@ -391,7 +414,7 @@ def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow(
         assert not waiting or cpu == 2 * 2  # nothing that may start is kept back but for want of room
         workers.show(progress)
 
-    Loop(schedule, workers.submit, {"cpu": 2, "gpu": 1}, None, show).run()
+    Looped(Phase(schedule, workers.submit, None, show), {"cpu": 2, "gpu": 1}).run()
     assert schedule.is_complete
     stages = [stage for stage, _ in workers.tasks]
     last = len(stages) - 1 - stages[::-1].index("infer")
@@ -437,17 +460,17 @@ def test_whoever_shows_progress_hears_of_every_task_and_of_silence() -> None:
 
     workers = Workers()
     stage = Stage("work", 30)
-    loop = Loop(SingleStage(stage), workers.submit, {"cpu": 1, "gpu": 1}, None, show)
+    loop = Looped(Phase(Schedule(stage), workers.submit, None, show), {"cpu": 1, "gpu": 1})
     loop.run()
     assert seen[:5] == [(0, 2)] * 5
     assert seen[-1] == (30, 0)
     shown = [units for units, _ in seen]
     assert shown == sorted(shown)
     assert len(set(shown)) == 1 + len(workers.tasks)
-    totals = loop.progress.totals["work"]
+    totals = loop.phase.progress.totals["work"]
     assert (totals.units, totals.tasks) == (30, len(workers.tasks))
     assert totals.seconds == pytest.approx(0.03)
-    assert loop.progress.stages == [stage]
+    assert loop.phase.progress.stages == [stage]
 
 
 def test_totals_add_up_and_keep_the_highest_peak() -> None:
@@ -461,16 +484,16 @@ def test_totals_add_up_and_keep_the_highest_peak() -> None:
 
     loop, _ = loop_over(Stage("work", 3), Workers(work))
     loop.run()
-    totals = loop.progress.totals["work"]
+    totals = loop.phase.progress.totals["work"]
     assert (totals.units, totals.tasks, totals.peak_bytes, totals.read_bytes) == (3, 3, 9, 30)
     assert (totals.seconds, totals.cpu_seconds, totals.written_bytes) == (60.0, 6.0, 21)
-    assert loop.progress.first_task == 100.0
+    assert loop.phase.progress.first_task == 100.0
 
 
 def test_discards_are_done_and_leave_no_mark(tmp_path: Path) -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", "output.levels=0", of=volume((64, 64, 640)))
-    schedule, workers = Schedule(plan), Workers()
+    schedule, workers = RunSchedule(plan), Workers()
     with Journal(tmp_path / "journal") as journal:
-        Loop(schedule, workers.submit, {"cpu": 1, "gpu": 1}, journal, workers.show).run()
+        Looped(Phase(schedule, workers.submit, journal, workers.show), {"cpu": 1, "gpu": 1}).run()
     assert sorted(u for stage, units in workers.tasks if stage == "discard windows" for u in units) == list(range(10))
     assert {record.stage for record in read_records(tmp_path / "journal")} == {"factor", "infer"}

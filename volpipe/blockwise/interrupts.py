@@ -54,12 +54,19 @@ class Interrupts:
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """Let the first signal pass meanwhile; at the end, raise what it asked for."""
+        """Let the first signal pass meanwhile; `check` raises what it asked for."""
         self._is_patient = True
         try:
             yield
         finally:
             self._is_patient = False
+
+    def check(self) -> None:
+        """Raise what a signal asked for while there was patience.
+
+        Raises:
+            KeyboardInterrupt: somebody asked to stop.
+        """
         if self.is_asked:
             self._is_closing = True
             raise KeyboardInterrupt

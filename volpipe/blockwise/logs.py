@@ -1,6 +1,7 @@
 """The log of a run's folder.
 
-Not here: what the command line prints.
+Not here: what the command line prints. Works that are done side by side have a log each: a line goes to that of the
+work for which it was written, and to those of the works that it belongs to.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from volpipe.errors import RunStopped, VolpipeError
@@ -15,14 +17,28 @@ from volpipe.resolve import describe_error
 
 log = logging.getLogger(__name__)
 
+_speaker: ContextVar[tuple[int, ...] | None] = ContextVar("speaker", default=None)
+_levels: list[int] = []  # that volpipe's logger had before each of the logs that are open, the first one's first
+
+
+@contextmanager
+def speaking(place: tuple[int, ...]) -> Iterator[None]:
+    """Let what is logged meanwhile be of the work at `place`, and of those whose places begin it."""
+    before = _speaker.set(place)
+    try:
+        yield
+    finally:
+        _speaker.reset(before)
+
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Write volpipe's own log to the file at `path` meanwhile."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Write volpipe's own log to the file at `path` meanwhile, as far as it is of the work that speaks now."""
+    handler, own = logging.FileHandler(path, encoding="utf-8"), _speaker.get() or ()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(lambda record: (_speaker.get() or own)[: len(own)] == own)
     logger = logging.getLogger("volpipe")
-    level = logger.level
+    _levels.append(logger.level)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -37,5 +53,7 @@ def logging_to(path: Path) -> Iterator[None]:
         ) from error
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        if not _levels[1:]:
+            logger.setLevel(_levels[0])
+        _levels.pop()
         handler.close()

@@ -1,295 +1,277 @@
-"""The loop of a run: takes units from the schedule, submits them in bundles, marks what comes back.
+"""The loop: any number of works on one pool, whose tasks go to its workers until nothing is left that can be done.
 
-Not here: how a task reaches a worker. `submit` is any function (stage name, units) -> Future of a Record, so that the
-loop knows no Parsl; a bounded number of tasks is in flight, whatever the volume's size.
+Not here: what a work is (work), or whether a unit that failed is tried again (phase). A bounded number of tasks is in
+flight, whatever the size and the number of works. All works are stepped by the calling thread, which takes what tasks
+gave between their steps.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import math
 import queue
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from volpipe.blockwise.failures import failure_kind, last_line, message_of
-from volpipe.blockwise.heartbeat import Beat, read_beats
 from volpipe.blockwise.interrupts import INTERRUPTS
-from volpipe.blockwise.journal import Journal, Record, Totals
-from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
-from volpipe.blockwise.pool import Submit
-from volpipe.blockwise.stage import LARGEST_BUNDLE, Order, Stage, bundle_size
-from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.logs import speaking
+from volpipe.blockwise.phase import Phase
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Step, Steps, Together, Until, Work
+from volpipe.errors import SiteError, VolpipeError
 
-log = logging.getLogger(__name__)
-
-RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
-FAILURE_COST = 1.0
-HOPELESS_COST = RETRIES + 1.0
-# A node dies of itself, a worker perhaps of its task.
-LOSS_COSTS: dict[type | None, float] = {ManagerLost: 0.5, WorkerLost: 1.5}
-FAILURES_TO_STOP = 3  # of a stage of which nothing is done
-TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
-LEAST_FAILURES = 10  # fewer never do, whatever their share
 TICK_SECONDS = 0.5
-LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
+R = TypeVar("R")
+Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and its number among its siblings
 
 
-@dataclass
-class Progress:
-    """How far a run is; handed to whoever shows it.
-
-    Attributes:
-        first_task: when the first task began, seconds since 1970; 0 before one is back.
-        parts: units of tasks under way that are done, parts of one included, by stage; as their workers say.
-        num_windows: that the net is given in all, 0 where nobody counts them.
-        seconds_left: None while that is not known.
-    """
-
-    stages: Sequence[Stage]
-    started: float
-    running: Counter[str] = field(default_factory=Counter)
-    totals: dict[str, Totals] = field(default_factory=dict)
-    first_task: float = 0.0
-    scratch_bytes: int = 0
-    most_scratch_bytes: int = 0
-    parts: dict[str, float] = field(default_factory=dict)
-    num_windows: int = 0
-    seconds_left: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    @property
-    def part(self) -> float | None:
-        """How much of the net's stage is done, 0 to 1, or of the one stage that there is; None where there is none."""
-        main = [stage for stage in self.stages if stage.label == "gpu"] or self.stages
-        if len(main) != 1 or not main[0].num_units:
-            return None
-        return min(1.0, (main[0].num_done + self.parts.get(main[0].name, 0.0)) / main[0].num_units)
-
-
-Show = Callable[[Progress], None]
-
-
-class Loop:
-    """One session over a schedule.
+def perform(work: Work[R], start: Callable[[], AbstractContextManager[WorkerPool]]) -> R:
+    """Do `work`, and return its result.
 
     Args:
-        schedule: what there is to do.
-        submit: sends units of a stage to a worker.
-        slots: workers per label, "cpu" and "gpu"; twice as many tasks are in flight.
-        journal: where what was done is marked; None where nothing needs to be.
-        show: told of progress at every change and every half second.
-        tolerated: share of a stage's units, of those begun, that may fail before the run stops; 0 stops at the first.
-        reported: kinds of failures and warnings of nodes that are in the log already, of all loops of a session.
-        prospect: what is known before the first task, for the time left.
+        work: what to do.
+        start: starts the pool when a work first asks for it, and stops it on every way out.
+
+    Raises:
+        VolpipeError: the work cannot be done.
+        KeyboardInterrupt: somebody asked to stop; what was under way could finish, within its time.
+    """
+    with ExitStack() as stack:
+        ended: Ended[R] = _Loop(start, stack).run(work)
+    if ended.error is not None:
+        raise ended.error
+    return ended.result  # type: ignore[return-value]  # without an error there is one
+
+
+@dataclass(eq=False)
+class _Node:
+    """A work that is open.
+
+    Attributes:
+        step: what it waits for; None before it begins.
+        waiting: of a step `Together`, the works that are still to be opened; None when there are no more.
+        num_begun, num_open: of those works.
+        is_idle: of a phase, whether nothing is under way and nothing can start.
+        is_released: whether it needs no worker any more.
     """
 
-    def __init__(
-        self,
-        schedule: Order,
-        submit: Submit,
-        slots: Mapping[str, int],
-        journal: Journal | None = None,
-        show: Show = lambda progress: None,
-        *,
-        tolerated: float = TOLERATED_SHARE,
-        reported: set[str] | None = None,
-        prospect: Prospect | None = None,
-    ) -> None:
-        self.schedule = schedule
-        self.submit = submit
-        self.slots = slots
-        self.journal = journal
-        self.show = show
-        self.tolerated = tolerated
-        self.progress = Progress(schedule.shown, time.perf_counter())
-        self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
-        self.reasons: dict[tuple[str, int], str] = {}
-        self._attempts: Counter[tuple[str, int]] = Counter()
-        self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
-        self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._reported = set() if reported is None else reported
-        self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
-        self._in_flight = 0
-        self._per_label: Counter[str] = Counter()
-        self._units_in_flight: Counter[str] = Counter()
-        self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
-        self._prospect = prospect or Prospect()
-        self.progress.num_windows = self._prospect.num_windows
-        self._flights, self._forecast = Flights(slots), Pace(self._prospect.planned)
-        self._looked, self._beats = 0.0, dict[int, Beat]()
+    work: Work[Any]
+    steps: Steps[Any]
+    place: Place = ()
+    parent: _Node | None = None
+    step: Step | None = None
+    waiting: Iterator[Work[Any]] | None = None
+    num_begun: int = 0
+    num_open: int = 0
+    is_idle: bool = False
+    is_released: bool = False
 
-    def run(self) -> None:
-        """Work until nothing can start any more; what failed for good is in the schedule.
 
-        Raises:
-            RunStopped: a stage fails alike everywhere, so that going on would only burn time.
-            KeyboardInterrupt: somebody asked to stop; what was under way could finish, within its time.
-        """
-        with INTERRUPTS.patience():
-            self._work()
+class _Loop:
+    """One session over a work and those that belong to it; see `perform`."""
 
-    def _work(self) -> None:
+    def __init__(self, start: Callable[[], AbstractContextManager[WorkerPool]], stack: ExitStack) -> None:
+        self._start, self._stack = start, stack
+        self._pool: WorkerPool | None = None
+        self._nodes: list[_Node] = []  # each after the one that it belongs to
+        self._arrived: queue.SimpleQueue[tuple[_Node, Phase, Stage, list[int], Future[Record]]] = queue.SimpleQueue()
+        self._in_flight: Counter[str] = Counter()  # workers that tasks in flight take, by label
+        self._reported: set[str] = set()
+        self._ended: Ended[Any] | None = None
+
+    def run(self, work: Work[R]) -> Ended[R]:
+        """Step `work` and all that belongs to it to their ends."""
+        self._nodes.append(_Node(work, work.steps()))
+        try:
+            while self._nodes:
+                with INTERRUPTS.patience() if self._in_flight.total() else nullcontext():
+                    self._turn()
+                if not self._in_flight.total() or INTERRUPTS.is_overdue:
+                    INTERRUPTS.check()
+        except BaseException as error:
+            raised = self._leave(error)
+            if raised is error:
+                raise
+            raise raised
+        assert self._ended is not None
+        return self._ended
+
+    def _turn(self) -> None:
+        """Take what has arrived, send what may start, and take one step; wait a moment where there is none."""
         self._fill()
-        while self._in_flight and not INTERRUPTS.is_overdue:
-            try:
-                stage, units, future = self._arrived.get(timeout=TICK_SECONDS)
-            except queue.Empty:
-                self._show()
-                continue
-            self._in_flight -= 1
-            self._per_label[stage.label] -= 1
-            self._units_in_flight[stage.name] -= len(units)
-            self.progress.running[stage.name] -= 1
-            self._flights.remove(stage.label, stage.name, units[0], time.time())
-            self._receive(stage, units, future)
-            del future  # a future holds its task's arguments and result
-            self._fill()
-            self._show()
-
-    def _show(self) -> None:
-        """Tell of progress; how far tasks under way are is looked up now and then."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS or not self._in_flight:
-            self._look()
-            self._looked = time.monotonic()
-        shares = self._flights.parts(time.time(), 0.0, {}, self._beats)
-        self.progress.parts = {name: done for name, (done, _) in shares.items() if done}
-        self.show(self.progress)
-
-    def _look(self) -> None:
-        """Follow tasks under way, and the time left that comes of it."""
-        now, progress = time.time(), self.progress
-        if self._prospect.beats is not None:
-            self._beats = read_beats(self._prospect.beats)
-        beats = self._beats
-        begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
-        if not begun:
+        while not self._arrived.empty():
+            self._receive()
+        if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
-        known = {name: t.seconds / t.units for name, t in progress.totals.items() if t.units}
-        readings = self._readings(self._flights.parts(now, progress.first_task, known, beats))
-        progress.seconds_left = self._forecast.seconds_left(now, begun, readings)
+        if not self._in_flight.total() and not INTERRUPTS.is_asked:
+            raise RuntimeError(f"works wait for each other: {[node.work.name for node in self._nodes]}")
+        try:
+            self._receive(TICK_SECONDS)
+        except queue.Empty:
+            self._tick()
 
-    def _readings(self, parts: Mapping[str, tuple[float, float]]) -> dict[str, Reading]:
-        readings = {}
-        for stage in self.schedule.shown:
-            took = self.progress.totals[stage.name]
-            done, seconds = parts.get(stage.name, (0.0, 0.0))
-            left = max(0.0, stage.num_left - done)
-            decides = stage.label == "gpu" or len(self.schedule.shown) == 1
-            readings[stage.name] = Reading(took.units + done, left, took.seconds + seconds, decides)
-        return readings
+    def _step(self) -> bool:
+        """Let one work go on that has what it waits for; return whether there was one."""
+        for node in self._by_turn():
+            step = node.step
+            if step is None or step is RELEASED:
+                self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
+            elif step is POOL:
+                self._resume(node, lambda node=node: node.steps.send(self._started()))  # type: ignore[misc]
+            elif (isinstance(step, Phase) and node.is_idle) or (isinstance(step, Until) and step.condition()):
+                self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
+            elif isinstance(step, Together) and self._open_next(node, step):
+                return True
+            elif isinstance(step, Together) and node.waiting is None and not node.num_open:
+                self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
+            else:
+                continue
+            return True
+        return False
+
+    def _by_turn(self) -> list[_Node]:
+        return sorted(self._nodes, key=lambda node: node.place)
+
+    def _started(self) -> WorkerPool:
+        if self._pool is None:
+            self._pool = self._stack.enter_context(self._start())
+        return self._pool
+
+    def _open_next(self, node: _Node, step: Together) -> bool:
+        """Open the next work of `node` if there is room for its tasks; return whether there was one."""
+        if node.waiting is None or node.num_open >= step.at_once or not self._has_room():
+            return False
+        try:
+            with speaking(node.place):
+                work = next(node.waiting, None)
+        except VolpipeError as error:
+            self._throw(node, error)
+            return True
+        if work is None:
+            node.waiting = None
+            return False
+        number = -node.num_begun if step.latest_first else node.num_begun
+        node.num_begun, node.num_open = node.num_begun + 1, node.num_open + 1
+        self._nodes.append(_Node(work, work.steps(), (*node.place, number), node))
+        return True
+
+    def _has_room(self) -> bool:
+        return self._pool is None or any(self._in_flight[kind] < 2 * n for kind, n in self._pool.slots.items())
+
+    def _resume(self, node: _Node, go_on: Callable[[], Step]) -> None:
+        """Let `node` go on to its next step, or to its end."""
+        try:
+            with speaking(node.place):
+                step = go_on()
+        except StopIteration as end:
+            self._end(node, Ended(node.work, end.value))
+        except SiteError:
+            self._nodes.remove(node)
+            raise
+        except VolpipeError as error:
+            self._end(node, Ended(node.work, error=error))
+        else:
+            self._wait_for(node, step)
+
+    def _wait_for(self, node: _Node, step: Step) -> None:
+        node.step, node.is_idle = step, False
+        if isinstance(step, Phase):
+            step.begin(self._started().slots, self._reported)
+        elif isinstance(step, Together):
+            node.waiting, node.num_begun = iter(step.works), 0
+        elif step is RELEASED:
+            node.is_released = True
+            if all(n.is_released or (isinstance(n.step, Together) and n.waiting is None) for n in self._nodes):
+                self._pool = None
+                self._stack.close()
+
+    def _end(self, node: _Node, ended: Ended[Any]) -> None:
+        """Close `node`, and hand over how it ended."""
+        self._nodes.remove(node)
+        if node.parent is None:
+            self._ended = ended
+            return
+        node.parent.num_open -= 1
+        assert isinstance(node.parent.step, Together)
+        self._call(node.parent, node.parent.step.on_end, ended)
+
+    def _throw(self, node: _Node, error: Exception) -> None:
+        """Let `node` end by `error`, or take it; works that belong to it are left first."""
+        for other in reversed(self._nodes):
+            if len(other.place) > len(node.place) and other.place[: len(node.place)] == node.place:
+                self._nodes.remove(other)
+                with speaking(other.place):
+                    other.steps.close()
+        node.num_open = 0
+        self._resume(node, lambda: node.steps.throw(error))
+
+    def _call(self, node: _Node, function: Callable[..., None], *arguments: Any) -> None:  # Any: the function's own
+        """Call what `node` gave to be called; what it raises is the work's."""
+        try:
+            with speaking(node.place):
+                function(*arguments)
+        except Exception as error:
+            self._throw(node, error)
 
     def _fill(self) -> None:
-        """Submit as long as there is room and something may start; later stages first, which frees scratch."""
-        for stage in self.schedule.stages:
-            while not INTERRUPTS.is_asked and self._per_label[stage.label] < 2 * self.slots[stage.label]:
-                units = self.schedule.take(stage, self._bundle(stage))
+        """Send tasks as long as there is room and something may start."""
+        for node in self._by_turn():
+            if isinstance(node.step, Phase) and not INTERRUPTS.is_asked:
+                node.is_idle = self._send_all(node, node.step)
+
+    def _send_all(self, node: _Node, phase: Phase) -> bool:
+        """Send what there is room for; return whether nothing is under way then, and nothing can start."""
+        may_have_more = False
+        for stage in phase.stages:
+            while self._fits(stage):
+                units = phase.take(stage)
                 if not units:
                     break
-                self._send(stage, units)
+                self._in_flight[stage.label] += stage.num_workers
+                phase.send(stage, units).add_done_callback(
+                    lambda future, stage=stage, units=units: self._arrived.put((node, phase, stage, units, future))  # type: ignore[misc]
+                )
+            else:
+                may_have_more = True
+        return phase.is_over and not may_have_more
 
-    def _send(self, stage: Stage, units: list[int]) -> None:
-        self._in_flight += 1
-        self._per_label[stage.label] += 1
-        self._units_in_flight[stage.name] += len(units)
-        self.progress.running[stage.name] += 1
-        self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
-        self.submit(stage.name, units).add_done_callback(lambda future: self._arrived.put((stage, units, future)))
+    def _fits(self, stage: Stage) -> bool:
+        assert self._pool is not None
+        busy, most = self._in_flight[stage.label], self._pool.slots[stage.label]
+        return busy < 2 * most if stage.num_workers == 1 else busy + stage.num_workers <= most
 
-    def _bundle(self, stage: Stage) -> int:
-        """Return how many units make a task of BUNDLE_SECONDS; fewer at the end, so that no worker idles long."""
-        pace = self._pace.get(stage.name)
-        # A unit that failed before goes alone, so that it takes no other with it.
-        if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
-            return 1
-        size = bundle_size(pace, stage.row, self.slots[stage.label])
-        num_left = stage.num_left - self._units_in_flight[stage.name]
-        share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
-        return max(1, min(size, math.ceil(share)))
-
-    def _learn(self, record: Record) -> None:
-        """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
-        if record.done:
-            latest = record.seconds / len(record.done)
-            self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
-
-    def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
-        error = future.exception()
-        if error is not None:
-            record = Record(stage.name, (), tuple((unit, f"{type(error).__name__}: {error}") for unit in units))
-        else:
-            record = future.result()
-        self.progress.totals[stage.name].add(record)
-        self._learn(record)
-        self._log_warnings(record)
-        self.progress.first_task = self.progress.first_task or record.started
-        self.progress.scratch_bytes += record.scratch_bytes
-        self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
-        if self.journal is not None and stage.marked and record.done:
-            self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
-        for name, unit in record.units:
-            self.schedule.finish(self.schedule.by_name[name], unit)
-        if record.fatal:
-            reason = record.failed[0][1]
-            log.error("%s", reason)
-            raise RunStopped(f"the run stops: {message_of(reason)}", reason)
-        cost = LOSS_COSTS.get(type(error), FAILURE_COST)
-        for unit, reason in record.failed:
-            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
-
-    def _log_warnings(self, record: Record) -> None:
-        """Log a worker's warnings, once for all workers of its node."""
-        for word in (f"{record.host}: {word}" for word in record.told):
-            if word not in self._reported:
-                log.warning("%s", word)
-            self._reported.add(word)
-
-    def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
-        key, kind = (stage.name, unit), failure_kind(reason)
-        self._attempts[key] += 1
-        self._costs[key] += cost
-        self.reasons[key] = reason
-        text = last_line(reason) if kind in self._reported else reason
-        self._reported.add(kind)
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
-        if self._costs[key] <= RETRIES:
-            stage.give_back(unit)
-            return
-        stage.failed.add(unit)
-        if self.journal is not None and stage.marked:
-            self.journal.append(Record(stage.name, (), ((unit, last_line(reason)),)))
-        only_managers = self._costs[key] == self._attempts[key] * LOSS_COSTS[ManagerLost]
-        if not only_managers:
-            self._broken[stage.name][kind] += 1
-        self._judge(stage, reason, is_damage=cost == HOPELESS_COST)
-
-    def _judge(self, stage: Stage, reason: str, *, is_damage: bool) -> None:
-        """Stop where going on would only burn time, a unit of `stage` having failed for good for that `reason`.
-
-        Damaged input is no sign of a broken net or site, so that it counts in the share alone.
+    def _receive(self, seconds: float = 0.0) -> None:
+        """Take what a task gave, send others in its place, and tell of progress; a work that has ended wants no more.
 
         Raises:
-            RunStopped: with the reason once, and the worker's traceback.
+            queue.Empty: nothing came back in time.
         """
-        broken = self._broken[stage.name]
-        num_broken, num_begun = broken.total(), stage.num_done + broken.total()
-        detail = reason if "\n" in reason else ""
-        if self.tolerated == 0:
-            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {message_of(reason)}", detail)
-        num_alike = 0 if is_damage else broken[failure_kind(reason)]
-        if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
-            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {message_of(reason)}", detail)
-        if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
-            raise RunStopped(
-                f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
-                f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
-                f"the last said: {message_of(reason)}",
-                detail,
-            )
+        node, phase, stage, units, future = self._arrived.get(timeout=seconds)
+        self._in_flight[stage.label] -= stage.num_workers
+        if node in self._nodes and node.step is phase:
+            self._call(node, phase.come_back, stage, units, future)
+        self._fill()
+        if node in self._nodes and node.step is phase:
+            self._call(node, phase.tell)
+
+    def _tick(self) -> None:
+        """Tell of progress."""
+        for node in list(self._nodes):
+            if isinstance(node.step, Phase):
+                self._call(node, node.step.tell)
+            elif isinstance(node.step, Together):
+                self._call(node, node.step.on_tick)
+
+    def _leave(self, error: BaseException) -> BaseException:
+        """Let every open work end by `error`, the last one first; return what comes of that."""
+        for node in reversed(self._nodes):
+            try:
+                with speaking(node.place):
+                    node.steps.throw(error)
+            except BaseException as raised:
+                error = raised if node.parent is None else error
+        return error

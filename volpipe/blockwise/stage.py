@@ -1,17 +1,20 @@
-"""Stages: units of work of one kind, a flag for each, and how many of them make a task.
+"""Stages: units of work of one kind, a flag for each, and how many of them make a task; schedules of several stages.
 
-Not here: what one stage waits for of another (schedule), or how tasks are sent (loop).
+Not here: what the stages of one kind of work wait for (runs, segmentation), or how tasks are sent (phase).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from volpipe.blockwise.failures import Missing, last_line
+from volpipe.geometry.grid import Box
+
+NEEDS_FAILED = "needs a part that failed"
 BUNDLE_SECONDS = 10.0  # a task's aim: far above the 2 ms that a task costs, far below what a lost worker may cost
 LARGEST_BUNDLE = 64
 LEAST_SECONDS = 0.25  # of a task whose stage has rows, which would have it smaller
@@ -34,6 +37,8 @@ class Stage:
         waits: tells whether a unit's inputs are still missing; None for a stage that waits for nothing.
         marked: whether the journal remembers it.
         num_held: units that are not to be done in this session.
+        most: units that a task takes at the most.
+        num_workers: that a task takes, all at the same time.
     """
 
     name: str
@@ -51,6 +56,8 @@ class Stage:
     num_done: int = 0
     num_taken: int = 0
     num_held: int = 0
+    most: int = LARGEST_BUNDLE
+    num_workers: int = 1
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -144,43 +151,40 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
     return max(1, min(int(size), LARGEST_BUNDLE))
 
 
-class Order(Protocol):
-    """Stages, and which of their units may start now."""
+class Schedule:
+    """Stages, and which of their units may start now; of a single stage, units wait for nothing.
 
-    stages: list[Stage]
-    by_name: dict[str, Stage]
+    Attributes:
+        stages: in the order in which they get a turn: later ones first, which frees scratch.
+        by_name: the same by name.
+    """
 
-    @property
-    def shown(self) -> list[Stage]:
-        """Stages that have units, in the order of a voxel's life."""
-        ...
-
-    def take(self, stage: Stage, most: int) -> list[int]:
-        """Return up to `most` units of `stage` that may start now."""
-        ...
-
-    def finish(self, stage: Stage, unit: int) -> None:
-        """Mark `unit` done."""
-        ...
-
-
-class SingleStage:
-    """A schedule of one stage whose units wait for nothing."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stages = [stage]
-        self.by_name = {stage.name: stage}
+    def __init__(self, *stages: Stage) -> None:
+        self.stages = list(stages)
+        self.by_name = {stage.name: stage for stage in stages}
 
     @property
     def shown(self) -> list[Stage]:
-        """The one stage."""
-        return self.stages
+        """The stages that have units, in the order of a voxel's life."""
+        return [stage for stage in reversed(self.stages) if stage.num_units]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(stage.num_done == stage.num_units for stage in self.stages)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other work may still release units that cannot start yet."""
+        return False
 
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
         for name, unit in done:
             if name in self.by_name:
                 self.by_name[name].mark(unit)
+        for stage in self.stages:
+            if stage.waits is not None and stage.marked:
+                stage.look_again()
 
     def take(self, stage: Stage, most: int) -> list[int]:
         """Return up to `most` units of `stage` that may start now."""
@@ -189,3 +193,17 @@ class SingleStage:
     def finish(self, stage: Stage, unit: int) -> None:
         """Mark `unit` done."""
         stage.mark(unit)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the box (z, y, x) that `unit` stands for, in voxels of the output; of work without one, the unit."""
+        return Box((unit, 0, 0), (unit + 1, 1, 1))
+
+    def kept_back(self) -> Iterator[tuple[Stage, int]]:
+        """Yield the units that cannot be done because one that they need failed."""
+        return iter(())
+
+    def missing(self, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:
+        """Return the units that failed, each with the last line of its reason, and those that wait for them in vain."""
+        failed = [(s, unit, last_line(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
+        kept = [(s, unit, NEEDS_FAILED) for s, unit in self.kept_back() if unit not in s.failed]
+        return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]

@@ -12,19 +12,20 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.task import work
 from volpipe.blockwise.usage import peak_bytes
+from volpipe.blockwise.work import Steps, each
 from volpipe.errors import ChunkError, RunStopped
 from volpipe.estimation.estimate import UnitCosts, upper_bounds
 from volpipe.estimation.memory import array_bytes, net_bytes
@@ -41,7 +42,7 @@ from volpipe.inference.statistics import sampled_affine
 from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.worker import Job, submitter
+from volpipe.runs.worker import Job
 from volpipe.volumes.storage.paths import delete, locate
 from volpipe.volumes.storage.tensorstore import downsample, transferred
 from volpipe.volumes.volume import Volume
@@ -59,7 +60,6 @@ READERS, VOXELS_AT_ONCE = 4, 2**24  # of the sample, with the decoded chunks tha
 KEPT_VOXELS = 2**16  # of each of its chunks
 SEED = 0
 BEGUN = "begun"  # a file in a worker's folder
-TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,14 @@ class TooSlowError(RunStopped):
 
 
 def calibrate(
-    plan: Plan, normalise: Affine, pool: WorkerPool, num_workers: int, folder: Path, on_try: OnTry = unheard
-) -> Calibration:
+    plan: Plan, normalise: Affine, num_workers: int, folder: Path, on_try: OnTry = unheard
+) -> Steps[Calibration]:
     """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Args:
         plan: the plan.
         normalise: a normalisation good enough for timing.
-        pool: the workers.
-        num_workers: of them, those that run nets.
+        num_workers: that run nets.
         folder: need not exist.
         on_try: called now and then with the seconds that workers have tried blocks, and the most that they may.
 
@@ -148,36 +147,36 @@ def calibrate(
         RunStopped: a block fails; the whole run would.
         TooSlowError: no worker is done in time.
     """
-    rng = np.random.default_rng(SEED)
-    tasks: list[Future[Record]] = []
+    rng, num = np.random.default_rng(SEED), min(num_workers, MOST_WORKERS)
     try:
-        for n in range(min(num_workers, MOST_WORKERS)):
-            job = _job(plan, normalise, folder / str(n))
-            tasks.append(submitter(pool, job)("rehearse", [_inner_block(plan, rng) for _ in range(BLOCKS_EACH)]))
-        _wait(tasks, folder, on_try)
-        records = [task.result() for task in tasks]
+        jobs = [_job(plan, normalise, folder / str(n)) for n in range(num)]
+        blocks = [[_inner_block(plan, rng) for _ in range(BLOCKS_EACH)] for _ in range(num)]
+        clock = partial(_watch, _Clock(), [folder / str(n) / BEGUN for n in range(num)], on_try)
+        records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=clock)
     finally:
         delete(folder)
-    for record in records:
-        for block, reason in record.failed:
-            raise RunStopped(f"block {block} cannot be computed: {message_of(reason)}", reason)
     return Calibration(_mean([UnitCosts(*r.result) for r in records]), min(r.started for r in records))
 
 
-def _wait(tasks: Sequence[Future[Record]], folder: Path, on_try: OnTry) -> None:
-    """Wait for `tasks`, for MOST_SECONDS at most once one has begun."""
+@dataclass
+class _Clock:
+    """When the first worker began to try blocks, by the monotonic clock; None before."""
+
     started: float | None = None
-    while wait(tasks, TICK_SECONDS).not_done:
-        if started is None and any((folder / str(n) / BEGUN).exists() for n in range(len(tasks))):
-            started = time.monotonic()
-        if started is None:
-            continue
-        on_try(time.monotonic() - started, MOST_SECONDS)
-        if time.monotonic() - started > MOST_SECONDS:
-            raise TooSlowError(
-                f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
-                "fast the net is"
-            )
+
+
+def _watch(clock: _Clock, begun: Sequence[Path], on_try: OnTry, progress: Progress) -> None:
+    """Stop a trial that takes more than MOST_SECONDS once a worker has begun."""
+    if clock.started is None and any(path.exists() for path in begun):
+        clock.started = time.monotonic()
+    if clock.started is None:
+        return
+    on_try(time.monotonic() - clock.started, MOST_SECONDS)
+    if time.monotonic() - clock.started > MOST_SECONDS:
+        raise TooSlowError(
+            f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
+            "fast the net is"
+        )
 
 
 def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
@@ -192,7 +191,7 @@ def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
 def _job(plan: Plan, normalise: Affine, path: Path) -> Job:
     own = _whole(plan).changed(out=str(path / "out"))
     path.mkdir(parents=True)
-    RunFolder(path).store_plan(own)
+    RunFolder(path).store(own)
     create_output(own, {})
     Tensors(own, path).create()
     Tensors(_stored(own), path).create()

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.work import Steps
 from volpipe.errors import RunStopped
 from volpipe.estimation.alternatives import Alternative, alternatives
 from volpipe.estimation.calibrate import (
@@ -117,7 +118,7 @@ def forecast(
 
 def forecast_calibrated(
     plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
-) -> Forecast:
+) -> Steps[Forecast]:
     """Return the forecast of `plan`, after blocks are tried if none were before; without times if that is too slow.
 
     Raises:
@@ -129,7 +130,7 @@ def forecast_calibrated(
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        calibration = calibrate(plan, result.sample.normalise, pool, result.slots.gpu, folder.rehearsal, on_try)
+        calibration = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
@@ -137,13 +138,22 @@ def forecast_calibrated(
     return replace(forecast(plan, folder, pool, share), first_task=calibration.first_task)
 
 
-def forecast_run(selection: Selection, folder: RunFolder, pool: WorkerPool, share_left: float) -> Forecast:
-    """Return the forecast of `selection`; blocks are tried only where that costs little, and cannot stop the run."""
-    share = selection.num_blocks / selection.plan.num_active
+def forecast_run(
+    selection: Selection, folder: RunFolder, pool: WorkerPool, share_left: float, *, is_pending: bool
+) -> Steps[Forecast]:
+    """Return the forecast of `selection`; blocks are tried only where that costs little, and cannot stop the run.
+
+    None are tried where other work is still writing the volume.
+    """
+    share, plan = selection.num_blocks / selection.plan.num_active, selection.plan
+    if is_pending:
+        volume = plan.source.volume()
+        pending = PendingInput(volume, float(volume.num_channels * volume.dtype.itemsize))
+        return forecast(plan, folder, pool, share, pending=pending)
     if share_left < 1 or selection.num_blocks < WORTH_CALIBRATING * pool.slots["gpu"]:
-        return forecast(selection.plan, folder, pool, share)
+        return forecast(plan, folder, pool, share)
     try:
-        return forecast_calibrated(selection.plan, folder, pool, share)
+        return (yield from forecast_calibrated(plan, folder, pool, share))
     except RunStopped as error:  # the run retries and names blocks that fail
         log.warning("no times are known, for a block could not be tried: %s", error)
-        return forecast(selection.plan, folder, pool, share)
+        return forecast(plan, folder, pool, share)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,13 +23,15 @@ from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.tiling import choose_windows, triple
 from volpipe.nets.facts import NetFacts, cautions
-from volpipe.nets.files import code_hash
+from volpipe.nets.files import code_hash, short_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
+from volpipe.recipes.toml import differences
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import View, Volume, open_volume
 
 AXES = "zyx"
+CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
@@ -83,6 +86,7 @@ class Plan(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
+    FILE: ClassVar[str] = "plan.json"  # in a run's folder
 
     recipe: Recipe
     source: Source
@@ -147,6 +151,22 @@ class Plan(BaseModel):
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, in sentences."""
         return cautions(self.recipe.net, self.net)
+
+    def changes(self, new: Plan) -> list[str]:
+        """Return a line for each difference from `new`."""
+        lines = differences(self.recipe, new.recipe)
+        for name in ("source", "net"):
+            before, after = (getattr(each, name).model_dump() for each in (self, new))
+            lines += [
+                f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
+                for key in before
+                if before[key] != after[key]
+            ]
+        for name in ("code_sha256", "search_path", "out"):
+            old, now = getattr(self, name), getattr(new, name)
+            if old != now:
+                lines.append(f"{name}: {_short(old)} -> {_short(now)}{CHANGES.get(name, '')}")
+        return lines
 
     def changed(self, **fields: object) -> Plan:
         """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
@@ -264,6 +284,15 @@ class Plan(BaseModel):
     def core_start(self, block: int) -> Index:
         """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
         return self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale).start
+
+
+def _short(value: object) -> str:
+    """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
+    if isinstance(value, str):
+        return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
+    if isinstance(value, tuple):
+        return " × ".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 @lru_cache(maxsize=8)

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from volpipe.blockwise.failures import last_line
-from volpipe.blockwise.journal import Journal, Totals
-from volpipe.blockwise.loop import Loop, Show
-from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.stage import SingleStage, Stage
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.journal import Journal
+from volpipe.blockwise.phase import Phase
+from volpipe.blockwise.pool import Submit, WorkerPool
+from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
-from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import OutputWork, Session
 from volpipe.runs.worker import Job, submitter
 
+Work = OutputWork[Plan, Any]  # Any: the report of a run
 log = logging.getLogger(__name__)
 
 STATISTICS = "and all blocks need the statistics of all; mend the volume, or give normalise.low and high (mean and std)"
@@ -35,61 +37,35 @@ NEEDED = {
 }
 
 
-@dataclass
-class Passes:
-    """Stages that stand alone, on the workers of a run.
+def _finish(work: Work, session: Session, stage: Stage, journal: Journal, submit: Submit) -> Steps[None]:
+    """Do all of `stage`, less what the journal has.
 
-    Attributes:
-        totals: what the tasks of each took in this session.
-        reported: kinds of failures and warnings that are in the log already; see `Loop`.
-        first_task: when the first task of all began, seconds since 1970; 0 before one is back.
+    Raises:
+        RunStopped: some of it cannot be done, without which nothing else can.
     """
-
-    pool: WorkerPool
-    job: Job
-    show: Show
-    totals: dict[str, Totals] = field(default_factory=dict)
-    reported: set[str] = field(default_factory=set)
-    first_task: float = 0.0
-
-    def finish(self, stage: Stage, journal: Journal, job: Job | None = None) -> None:
-        """Do all of `stage`, less what the journal has.
-
-        Raises:
-            RunStopped: some of it cannot be done, without which nothing else can.
-        """
-        schedule = SingleStage(stage)
-        schedule.resume(done_in(journal))
-        submit = submitter(self.pool, job or self.job)
-        loop = Loop(schedule, submit, self.pool.slots, journal, self.show, reported=self.reported)
-        loop.run()
-        self.first_task = self.first_task or loop.progress.first_task
-        self.totals[stage.name] = loop.progress.totals[stage.name]
-        if stage.failed:
-            unit = min(stage.failed)
-            reason = loop.reasons[stage.name, unit]
-            raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
+    schedule = FedSchedule(stage, feed=work.feed)
+    schedule.resume(unit for record in journal.records() for unit in record.units)
+    phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
+    if not schedule.is_complete:
+        unit = min(stage.failed, default=-1)
+        reason = phase.reasons.get((stage.name, unit), "a part of the volume was never written")
+        raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
 
 
-def done_in(journal: Journal) -> Iterator[tuple[str, int]]:
-    """Yield stage and unit of all that the journal has as done."""
-    return (unit for record in journal.records() for unit in record.units)
-
-
-def scan_stage(plan: Plan) -> Stage:
+def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
     """Return the stage that looks at mask and voxels: of the blocks whose own voxels are in the region."""
-    return Stage("scan", len(plan.blocks), active=Selection(plan).owners)
+    return fed(Stage("scan", len(plan.blocks), active=Selection(plan).owners), feed, plan.lattice.input_box)
 
 
-def scanned(passes: Passes, folder: RunFolder) -> Selection:
+def scanned(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[Selection]:
     """Return the selection that tasks make, stored for workers and for later sessions.
 
     Raises:
         PlanError: nothing is; the folder is as if nobody had begun.
     """
-    plan = passes.job.plan
+    plan, folder = work.plan, work.folder
     with Journal(folder.scan) as journal:
-        passes.finish(scan_stage(plan), journal)
+        yield from _finish(work, session, scan_stage(plan, work.feed), journal, submitter(pool, job))
         selection = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
     if not selection.num_cells:
         folder.plan_file.unlink()
@@ -112,22 +88,24 @@ def _nothing_selected(plan: Plan) -> str:
     return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
-def normalisation(passes: Passes, journal: Journal, selection: Selection) -> Affine:
+def measured(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[Affine]:
     """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
 
     All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or
-    infinite where nothing is `selection`.
+    infinite where nothing is selected.
     """
-    plan, job = selection.plan, dataclasses.replace(passes.job, cells=selection.fingerprint)
+    plan, journal = work.plan, session.journal
     choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
 
-    def measured(name: str, job: Job) -> Statistics:
-        passes.finish(Stage(name, len(plan.blocks)), journal, job)
+    def statistics_of(name: str, job: Job) -> Steps[Statistics]:
+        stage = fed(Stage(name, len(plan.blocks)), work.feed, plan.blocks.box)
+        yield from _finish(work, session, stage, journal, submitter(pool, job))
         return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)
-    statistics = measured("measure", job)
+    statistics = yield from statistics_of("measure", job)
     if needs_histogram(choice, dtype):
-        statistics = measured("histogram", dataclasses.replace(job, bins=(statistics.low, statistics.high)))
+        job = dataclasses.replace(job, bins=(statistics.low, statistics.high))
+        statistics = yield from statistics_of("histogram", job)
     return affine(choice, dtype, statistics)

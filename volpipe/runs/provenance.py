@@ -23,14 +23,14 @@ import volpipe
 from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.errors import RunError
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output import ARRAY_FORMATS, level_key
-from volpipe.inference.plan import Plan, Source
+from volpipe.inference.output import level_key
+from volpipe.inference.plan import Source
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
-from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.run_folder import RunFolder, StoredPlan
 from volpipe.runs.verify import METADATA_STAGE, metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
@@ -83,10 +83,10 @@ class Session(BaseModel):
     code_sha256: str
 
 
-def begin_session(folder: RunFolder, plan: Plan, site: str) -> None:
-    """Note that a driver starts to work on `plan`."""
+def begin_session(folder: RunFolder, site: str, code_sha256: str = "") -> None:
+    """Note that a driver starts to work at `site`, with a net of that code."""
     with Journal(folder.sessions) as sessions:
-        sessions.append(Record(SESSION_STAGE, (), result=(site, plan.code_sha256), started=time.time()))
+        sessions.append(Record(SESSION_STAGE, (), result=(site, code_sha256), started=time.time()))
 
 
 def sessions_of(folder: RunFolder) -> list[Session]:
@@ -98,9 +98,9 @@ def sessions_of(folder: RunFolder) -> list[Session]:
     ]
 
 
-def seal(folder: RunFolder, plan: Plan, findings: dict[str, object]) -> None:
+def seal(folder: RunFolder, plan: StoredPlan, format: str, findings: Mapping[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
-    out, format = paths.locate(plan.out), ARRAY_FORMATS[plan.recipe.output.format]
+    out = paths.locate(plan.out)
     attributes = {"volpipe": plain(_history(folder, plan) | findings)}
     create_groups(out, f"{RUN_KEY}/attributes", format)
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
@@ -118,7 +118,7 @@ def is_sealed(folder: RunFolder) -> bool:
     return last == METADATA_STAGE
 
 
-def _history(folder: RunFolder, plan: Plan) -> dict[str, Any]:  # Any: JSON
+def _history(folder: RunFolder, plan: StoredPlan) -> dict[str, Any]:  # Any: JSON
     records = [record for record in read_records(folder.journal) if record.seconds]
     ended = max((record.started + record.seconds for record in records), default=time.time())
     sessions = sessions_of(folder)

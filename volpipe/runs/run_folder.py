@@ -7,26 +7,54 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import ClassVar, Protocol, TypeVar
 
 from volpipe.errors import RunError
+from volpipe.geometry.grid import Grid, Triple
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection
-from volpipe.nets.files import short_hash
-from volpipe.recipes.toml import differences
-from volpipe.runs.worker import PLAN_FILE, SELECTION_FILE
+from volpipe.runs.worker import SELECTION_FILE
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
 
-CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
+P = TypeVar("P", bound="StoredPlan")
+
+
+class StoredPlan(Protocol):
+    """The plan of an output, as its folder stores it in the file FILE."""
+
+    FILE: ClassVar[str]
+
+    @property
+    def out(self) -> str: ...
+
+    @property
+    def identity(self) -> str:
+        """A short hash of everything that the output depends on."""
+
+    @property
+    def search_path(self) -> str: ...
+
+    @property
+    def factors(self) -> tuple[Triple, ...]:
+        """Of each level of the output against level 0, per axis."""
+
+    def shards(self, level: int = 0) -> Grid:
+        """Return the shards of `level`."""
+
+    def changes(self: P, new: P) -> list[str]:
+        """Return a line for each difference from `new`."""
+
+    def model_dump_json(self, *, indent: int) -> str: ...
+
+    @classmethod
+    def model_validate_json(cls: type[P], json_data: bytes) -> P: ...
 
 
 @dataclass(frozen=True)
@@ -110,22 +138,27 @@ class RunFolder:
 
     @property
     def plan_file(self) -> Path:
-        return self.path / PLAN_FILE
+        return self.path / Plan.FILE
 
-    def load_plan(self) -> Plan | None:
-        """Return the plan that was stored here, or None.
+    def load(self, kind: type[P]) -> P | None:
+        """Return the plan of that kind that was stored here, or None.
 
         Raises:
             RunError: there is one, but of another version or damaged.
         """
-        if not self.plan_file.is_file():
+        path = self.path / kind.FILE
+        if not path.is_file():
             return None
         try:
-            return Plan.model_validate_json(self.plan_file.read_text(encoding="utf-8"))
-        except ValidationError as error:
+            return kind.model_validate_json(path.read_bytes())
+        except ValueError as error:
             raise RunError(
-                f"{self.plan_file} cannot be understood (written by another version?); run with --fresh to start over"
+                f"{path} cannot be understood (written by another version?); use --fresh to start over"
             ) from error
+
+    def load_plan(self) -> Plan | None:
+        """Return the plan of a run of a net that was stored here; see `load`."""
+        return self.load(Plan)
 
     def load_selection(self, plan: Plan) -> Selection | None:
         """Return what is wanted of `plan`, or None where a scan has still to tell.
@@ -137,33 +170,22 @@ class RunFolder:
             return Selection(plan)
         return read_selection(self.selection_file, plan) if self.selection_file.is_file() else None
 
-    def store_plan(self, plan: Plan) -> None:
+    def store(self, plan: StoredPlan) -> None:
         """Store `plan` whole, or leave what was there."""
-        atomic_write(self.plan_file, plan.model_dump_json(indent=1).encode())
+        atomic_write(self.path / plan.FILE, plan.model_dump_json(indent=1).encode())
 
-    def check_same(self, plan: Plan) -> None:
-        """Refuse to go on with a run whose plan is not `plan`; going on would mix two outputs.
+    def check_same(self, plan: StoredPlan, what: str) -> None:
+        """Refuse to go on with a `what`, such as "run", whose plan is not `plan`; going on would mix two outputs.
 
         Raises:
             RunError: with the keys that differ.
         """
-        old = self.load_plan()
+        old = self.load(type(plan))
         if old is None or old.identity == plan.identity:
             return
-        changed = differences(old.recipe, plan.recipe)
-        for name in ("source", "net"):
-            before, after = (getattr(each, name).model_dump() for each in (old, plan))
-            changed += [
-                f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
-                for key in before
-                if before[key] != after[key]
-            ]
-        for name in ("code_sha256", "search_path", "out"):
-            before, after = getattr(old, name), getattr(plan, name)
-            if before != after:
-                changed.append(f"{name}: {_short(before)} -> {_short(after)}{CHANGES.get(name, '')}")
+        changes = "; ".join(old.changes(plan)) or "other sizes"
         raise RunError(
-            f"{self.path} holds a run with another recipe or input ({'; '.join(changed) or 'other sizes'}); "
+            f"{self.path} holds a {what} with another recipe or input ({changes}); "
             "restore it to go on, choose another --out, or use --fresh to start over"
         )
 
@@ -199,13 +221,7 @@ class RunFolder:
                 entry.unlink()
 
 
-def _short(value: object) -> str:
-    """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
-    if isinstance(value, str):
-        return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
-    if isinstance(value, tuple):
-        return " × ".join(map(_short, value))
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+_umasks: list[int] = []  # before each folder that is held: the first one counts, in whatever order they are left
 
 
 @contextlib.contextmanager
@@ -223,9 +239,11 @@ def _unwritable_by_others(folder: Path) -> Iterator[None]:
             raise RunError(
                 f"{folder} is another user's and anybody may write to it, the plan included; choose another --out"
             ) from error
-    before = os.umask(0o077)
-    os.umask(before | stat.S_IWOTH)
+    _umasks.append(os.umask(0o077))
+    os.umask(_umasks[0] | stat.S_IWOTH)
     try:
         yield
     finally:
-        os.umask(before)
+        if len(_umasks) == 1:
+            os.umask(_umasks[0])
+        _umasks.pop()

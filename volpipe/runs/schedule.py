@@ -9,29 +9,39 @@ the driver's memory stays flat. Dependants are counted by looking at their few n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.stage import Stage, Unit
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 
 
-class Schedule:
+class RunSchedule(FedSchedule):
     """The stages of a plan and what releases what.
 
     Args:
         plan: the plan.
-        wanted: what of it is wanted; all of its region where it is not said.
+        selection: what of it is selected; all of its region where it is not given.
         keep_tensors: whether window tensors and block tensors stay.
         most_waiting: blocks of windows that may wait for the net at a time, beside those that it failed on.
+        feed: the volume, where other work is still writing it.
+        readers: of the output's levels, where other work reads them meanwhile.
     """
 
     def __init__(
-        self, plan: Plan, selection: Selection | None = None, *, keep_tensors: bool = False, most_waiting: int = 64
+        self,
+        plan: Plan,
+        selection: Selection | None = None,
+        *,
+        keep_tensors: bool = False,
+        most_waiting: int = 64,
+        feed: Feed | None = None,
+        readers: Sequence[Feed] = (),
     ) -> None:
         self.plan = plan
         selection = selection or Selection(plan)
@@ -56,22 +66,35 @@ class Schedule:
             for what, size in (("windows", num_blocks), ("sum", num_blocks * len(plan.sum_parts)))
         }
         self._num_outside = 0  # blocks, not seen by the net, that this session leaves alone
-        self.stages = [*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor]
-        self.by_name = {stage.name: stage for stage in self.stages}
+        fed(self.factor if stored else self.infer, feed, selection.input_box)
+        self.readers = readers
+        stages = (*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor)
+        super().__init__(*stages, feed=feed)
 
     @property
     def shown(self) -> list[Stage]:
         """The stages that have units, in the order of a voxel's life."""
         return [s for s in (self.factor, self.infer, self.reassemble, *self.pyramid) if s.num_units]
 
+    @property
+    def fed_stages(self) -> list[Stage]:
+        """The stage that reads the volume."""
+        return [self.factor if self.plan.mode == "stored" else self.infer]
+
     def resume(self, done: Iterable[Unit]) -> None:
         """Mark what an earlier session finished; to be called before anything is taken."""
-        for name, unit in done:
-            if name in self.by_name:
-                self.by_name[name].mark(unit)
+        super().resume(done)
         self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
+
+    def open_readers(self) -> None:
+        """Let other work read the output, whose metadata are there now."""
+        for reader in self.readers:
+            level, shards = reader.level, self.plan.shards(reader.level)
+            reader.open(
+                shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
+            )
 
     def limit(self, box: Box) -> None:
         """Compute in this session only the blocks that the shards in `box` of the output need; call it after `resume`.
@@ -111,23 +134,18 @@ class Schedule:
         elif stage in self.pyramid:
             self._finish_shard(self.pyramid.index(stage) + 1, unit)
 
-    def missing(self) -> list[tuple[str, int, Box]]:
-        """Return stage, unit and output box (z, y, x of level 0) of each unit that failed."""
-        return [(stage.name, unit, self._box(stage, unit)) for stage in self.shown for unit in sorted(stage.failed)]
-
-    def kept_back(self) -> list[tuple[str, int, Box]]:
-        """Return the same of each unit that cannot be done because one that it needs failed."""
-        plan, lost = self.plan, self.factor.failed | self.infer.failed
-        found = [(self.infer, block) for block in sorted(self.factor.failed)]
+    def kept_back(self) -> Iterator[tuple[Stage, int]]:
+        """Yield the units that cannot be done because one that they need failed."""
+        plan, lost = self.plan, {block for _, block in self.starved()} | self.factor.failed | self.infer.failed
+        yield from ((self.infer, block) for block in sorted(lost - self.infer.failed))
         lost = {shard for block in lost for shard in plan.shards_of_block(block) if self._is_due(0, shard)}
-        found += [(self.reassemble, shard) for shard in sorted(lost) if not plan.is_direct(shard)]
+        yield from ((self.reassemble, shard) for shard in sorted(lost) if not plan.is_direct(shard))
         lost |= self.reassemble.failed
         for level, stage in enumerate(self.pyramid, 1):
             boxes = [plan.shards(level - 1).box(shard) for shard in lost]
             lost = {shard for box in boxes for shard in self._coarser(level, box)}
-            found += [(stage, shard) for shard in sorted(lost)]
+            yield from ((stage, shard) for shard in sorted(lost))
             lost |= stage.failed
-        return [(stage.name, unit, self._box(stage, unit)) for stage, unit in found if unit not in stage.failed]
 
     @property
     def share_left(self) -> float:
@@ -149,6 +167,9 @@ class Schedule:
                 self.reassemble.offer(shard)
 
     def _finish_shard(self, level: int, shard: int) -> None:
+        for reader in self.readers:
+            if reader.level == level:
+                reader.add(shard)
         if level < len(self.pyramid):
             for coarser in self._coarser(level + 1, self.plan.shards(level).box(shard)):
                 self.pyramid[level].offer(coarser)
@@ -205,7 +226,8 @@ class Schedule:
         blocks = self.plan.blocks_of_shard(shard)
         return bool(self.infer.done[blocks[0]] if len(blocks) == 1 else self.reassemble.done[shard])
 
-    def _box(self, stage: Stage, unit: int) -> Box:
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the box (z, y, x) of the output that `unit` makes."""
         if stage in self.pyramid:
             level = self.pyramid.index(stage) + 1
             return self.plan.shards(level).box(unit).scaled(self.plan.factors[level]) & Box.from_shape(

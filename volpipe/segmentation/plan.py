@@ -141,8 +141,6 @@ class SegmentPlan(BaseModel):
 
     def changes(self, new: SegmentPlan) -> list[str]:
         """Return one line per difference from `new`."""
-        from volpipe.recipes.toml import differences
-
         changed = differences(self.recipe, new.recipe)
         for name in SegmentPlan.model_fields:
             before, after = getattr(self, name), getattr(new, name)
@@ -150,34 +148,11 @@ class SegmentPlan(BaseModel):
                 changed.append(f"{name}: {before} -> {after}")
         return changed
 
-    def store(self, folder: Path) -> None:
-        """Write the plan into `folder` atomically."""
-        atomic_write(folder / LABEL_FILE, self.model_dump_json(indent=1).encode())
-
-    @classmethod
-    def load(cls, folder: Path) -> SegmentPlan | None:
-        """Return the plan in `folder`, None if it holds none.
-
-        Raises:
-            RunError: the plan is damaged, or of another version.
-        """
-        path = folder / LABEL_FILE
-        if not path.is_file():
-            return None
-        try:
-            stored = json.loads(path.read_bytes())
-            stored["recipe"]["output"].setdefault("levels", 0)  # earlier versions wrote level 0 alone
-            return cls.model_validate({"factors": [(1, 1, 1)]} | stored)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise RunError(
-                f"{path} cannot be understood (written by another version?); run with --fresh to start over"
-            ) from error
-
 
 @lru_cache(maxsize=4)
 def load_segment_plan(folder: str, identity: str) -> SegmentPlan:
     """Return the plan in `folder`, refusing one of another `identity`."""
-    plan = SegmentPlan.load(Path(folder))
+    plan = RunFolder(Path(folder)).load(SegmentPlan)
     if plan is None or plan.identity != identity:
         raise PlanError(f"{folder} does not hold segmentation {identity} any more: another took its place")
     return plan

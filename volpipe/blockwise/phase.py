@@ -1,0 +1,289 @@
+"""A phase of work: its tasks under way, and what follows from what comes back: marked, tried again, or set aside.
+
+Not here: workers (loop), or how a task reaches one: `submit` is any function (stage name, units) -> Future of a Record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from volpipe.blockwise.failures import failure_kind, last_line, message_of
+from volpipe.blockwise.heartbeat import Beat, read_beats
+from volpipe.blockwise.journal import Journal, Record, Totals
+from volpipe.blockwise.pace import Flights, Pace, Prospect, Reading
+from volpipe.blockwise.pool import Submit
+from volpipe.blockwise.stage import LARGEST_BUNDLE, Schedule, Stage, bundle_size
+from volpipe.errors import ManagerLost, RunStopped, WorkerLost
+
+log = logging.getLogger(__name__)
+
+RETRIES = 2  # what a unit's failures may cost together; one that costs more is the last
+FAILURE_COST = 1.0
+HOPELESS_COST = RETRIES + 1.0
+# A node dies of itself, a worker perhaps of its task.
+LOSS_COSTS: dict[type | None, float] = {ManagerLost: 0.5, WorkerLost: 1.5}
+FAILURES_TO_STOP = 3  # of a stage of which nothing is done
+TOLERATED_SHARE = 0.1  # of the units of a stage that were begun; more failures stop the run
+LEAST_FAILURES = 10  # fewer never do, whatever their share
+LOOK_SECONDS = 0.5  # between two looks at how far tasks under way are
+
+
+@dataclass
+class Progress:
+    """How far a run is; handed to whoever shows it.
+
+    Attributes:
+        first_task: when the first task began, seconds since 1970; 0 before one is back.
+        parts: units of tasks under way that are done, parts of one included, by stage; as their workers say.
+        num_windows: that the net is given in all, 0 where nobody counts them.
+        seconds_left: None while that is not known.
+    """
+
+    stages: Sequence[Stage]
+    started: float
+    running: Counter[str] = field(default_factory=Counter)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    first_task: float = 0.0
+    scratch_bytes: int = 0
+    most_scratch_bytes: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    num_windows: int = 0
+    seconds_left: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def part(self) -> float | None:
+        """How much of the net's stage is done, 0 to 1, or of the one stage that there is; None where there is none."""
+        main = [stage for stage in self.stages if stage.label == "gpu"] or self.stages
+        if len(main) != 1 or not main[0].num_units:
+            return None
+        return min(1.0, (main[0].num_done + self.parts.get(main[0].name, 0.0)) / main[0].num_units)
+
+
+Show = Callable[[Progress], None]
+
+
+class Phase:
+    """Stages whose tasks are under way at the same time.
+
+    Args:
+        schedule: what there is to do.
+        submit: sends units of a stage to a worker.
+        journal: where what was done is marked; None where nothing needs to be.
+        show: called with progress at every change and every half second; what it raises ends the work.
+        only: names of the stages of `schedule` that this is about; all where it is not given.
+        tolerated: share of a stage's units, of those begun, that may fail before the work stops; 0 stops at the first.
+        prospect: what is known before the first task, for the time left.
+        on_record: called with the units of each task that comes back, and its record.
+
+    Attributes:
+        reasons: of the latest failure of each unit that failed, by stage and unit.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        submit: Submit,
+        journal: Journal | None = None,
+        show: Show = lambda progress: None,
+        *,
+        only: Sequence[str] = (),
+        tolerated: float = TOLERATED_SHARE,
+        prospect: Prospect | None = None,
+        on_record: Callable[[Sequence[int], Record], None] = lambda units, record: None,
+    ) -> None:
+        self.schedule = schedule
+        self.stages = [stage for stage in schedule.stages if not only or stage.name in only]
+        self.submit = submit
+        self.journal = journal
+        self.show = show
+        self.tolerated = tolerated
+        self.on_record = on_record
+        self.progress = Progress(schedule.shown, time.perf_counter())
+        self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
+        self.reasons: dict[tuple[str, int], str] = {}
+        self.num_in_flight = 0
+        self._attempts: Counter[tuple[str, int]] = Counter()
+        self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
+        self._reported: set[str] = set()
+        self._slots: Mapping[str, int] = {}
+        self._units_in_flight: Counter[str] = Counter()
+        self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
+        self._prospect = prospect or Prospect()
+        self.progress.num_windows = self._prospect.num_windows
+        self._forecast = Pace(self._prospect.planned)
+        self._looked, self._beats = 0.0, dict[int, Beat]()
+
+    def begin(self, slots: Mapping[str, int], reported: set[str]) -> None:
+        """Prepare for a pool that runs as many tasks of each label at a time.
+
+        Args:
+            slots: by label.
+            reported: kinds of failures and warnings of nodes that are in the log already; added to.
+        """
+        self._slots, self._reported = slots, reported
+        self._flights = Flights(slots)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is under way and nothing can start any more; to be asked after `take` gave nothing."""
+        return not self.num_in_flight and not self.schedule.is_waiting
+
+    def take(self, stage: Stage) -> list[int]:
+        """Return units for the next task of `stage`, none where none may start."""
+        return self.schedule.take(stage, self._bundle(stage))
+
+    def send(self, stage: Stage, units: list[int]) -> Future[Record]:
+        """Submit a task of `units`."""
+        self.num_in_flight += 1
+        self._units_in_flight[stage.name] += len(units)
+        self.progress.running[stage.name] += 1
+        self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
+        return self.submit(stage.name, units)
+
+    def come_back(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+        """Take what a task gave.
+
+        Raises:
+            RunStopped: a stage fails alike everywhere, so that going on would only burn time.
+        """
+        self.num_in_flight -= 1
+        self._units_in_flight[stage.name] -= len(units)
+        self.progress.running[stage.name] -= 1
+        self._flights.remove(stage.label, stage.name, units[0], time.time())
+        self._receive(stage, units, future)
+
+    def tell(self) -> None:
+        """Tell of progress; how far tasks under way are is looked up now and then."""
+        if time.monotonic() - self._looked >= LOOK_SECONDS or not self.num_in_flight:
+            self._look()
+            self._looked = time.monotonic()
+        shares = self._flights.parts(time.time(), 0.0, {}, self._beats)
+        self.progress.parts = {name: done for name, (done, _) in shares.items() if done}
+        self.show(self.progress)
+
+    def _look(self) -> None:
+        """Follow tasks under way, and the time left that comes of it."""
+        now, progress = time.time(), self.progress
+        if self._prospect.beats is not None:
+            self._beats = read_beats(self._prospect.beats)
+        beats = self._beats
+        begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
+        if not begun:
+            return
+        known = {name: t.seconds / t.units for name, t in progress.totals.items() if t.units}
+        readings = self._readings(self._flights.parts(now, progress.first_task, known, beats))
+        progress.seconds_left = self._forecast.seconds_left(now, begun, readings)
+
+    def _readings(self, parts: Mapping[str, tuple[float, float]]) -> dict[str, Reading]:
+        readings = {}
+        for stage in self.schedule.shown:
+            took = self.progress.totals[stage.name]
+            done, seconds = parts.get(stage.name, (0.0, 0.0))
+            left = max(0.0, stage.num_left - done)
+            decides = stage.label == "gpu" or len(self.schedule.shown) == 1
+            readings[stage.name] = Reading(took.units + done, left, took.seconds + seconds, decides)
+        return readings
+
+    def _bundle(self, stage: Stage) -> int:
+        """Return how many units make a task of BUNDLE_SECONDS; fewer at the end, so that no worker idles long."""
+        pace = self._pace.get(stage.name)
+        # A unit that failed before goes alone, so that it takes no other with it.
+        if pace is None or (stage.ready and self._attempts[stage.name, stage.ready[0]]):
+            return 1
+        size = min(stage.most, bundle_size(pace, stage.row, self._slots[stage.label]))
+        num_left = stage.num_left - self._units_in_flight[stage.name]
+        share = num_left / (2 * self._slots[stage.label]) if stage.marked else LARGEST_BUNDLE
+        return max(1, min(size, math.ceil(share)))
+
+    def _learn(self, record: Record) -> None:
+        """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
+        if record.done:
+            latest = record.seconds / len(record.done)
+            self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
+
+    def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+        error = future.exception()
+        if error is not None:
+            record = Record(stage.name, (), tuple((unit, f"{type(error).__name__}: {error}") for unit in units))
+        else:
+            record = future.result()
+        self.progress.totals[stage.name].add(record)
+        self._learn(record)
+        self._log_warnings(record)
+        self.progress.first_task = self.progress.first_task or record.started
+        self.progress.scratch_bytes += record.scratch_bytes
+        self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
+        if self.journal is not None and stage.marked and record.done:
+            self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
+        for name, unit in record.units:
+            self.schedule.finish(self.schedule.by_name[name], unit)
+        self.on_record(units, record)
+        if record.fatal:
+            reason = record.failed[0][1]
+            log.error("%s", reason)
+            raise RunStopped(f"the run stops: {message_of(reason)}", reason)
+        cost = LOSS_COSTS.get(type(error), FAILURE_COST)
+        for unit, reason in record.failed:
+            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
+
+    def _log_warnings(self, record: Record) -> None:
+        """Log a worker's warnings, once for all workers of its node."""
+        for word in (f"{record.host}: {word}" for word in record.told):
+            if word not in self._reported:
+                log.warning("%s", word)
+            self._reported.add(word)
+
+    def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
+        key, kind = (stage.name, unit), failure_kind(reason)
+        self._attempts[key] += 1
+        self._costs[key] += cost
+        self.reasons[key] = reason
+        text = last_line(reason) if kind in self._reported else reason
+        self._reported.add(kind)
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
+        if self._costs[key] <= RETRIES:
+            stage.give_back(unit)
+            return
+        stage.failed.add(unit)
+        if self.journal is not None and stage.marked:
+            self.journal.append(Record(stage.name, (), ((unit, last_line(reason)),)))
+        only_managers = self._costs[key] == self._attempts[key] * LOSS_COSTS[ManagerLost]
+        if not only_managers:
+            self._broken[stage.name][kind] += 1
+        self._judge(stage, reason, is_damage=cost == HOPELESS_COST)
+
+    def _judge(self, stage: Stage, reason: str, *, is_damage: bool) -> None:
+        """Stop where going on would only burn time, a unit of `stage` having failed for good for that `reason`.
+
+        Damaged input is no sign of a broken net or site, so that it counts in the share alone.
+
+        Raises:
+            RunStopped: with the reason once, and the worker's traceback.
+        """
+        broken = self._broken[stage.name]
+        num_broken, num_begun = broken.total(), stage.num_done + broken.total()
+        detail = reason if "\n" in reason else ""
+        if self.tolerated == 0:
+            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {message_of(reason)}", detail)
+        num_alike = 0 if is_damage else broken[failure_kind(reason)]
+        if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
+            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {message_of(reason)}", detail)
+        if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
+            raise RunStopped(
+                f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
+                f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
+                f"the last said: {message_of(reason)}",
+                detail,
+            )

@@ -1,0 +1,141 @@
+"""Work: what is done on a pool of workers, written as a generator of the steps that it needs others for.
+
+Not here: who answers the steps (loop), what a phase does with its tasks (phase), or any work of a kind: a run of a net,
+a segmentation, an evaluation, a training, a rehearsal, or many of them together::
+
+    pool = yield POOL             a pool, started for the first work that asks
+    yield phase                   the units of its stages are done on workers
+    yield Together(works, …)      other works are done side by side
+    yield Until(condition)        other work has come as far
+    yield RELEASED                workers are needed no more
+    return report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+from volpipe.blockwise.journal import Record
+from volpipe.blockwise.phase import Phase, Show
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.errors import VolpipeError
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Need(Enum):
+    """A step that is no phase and no other work."""
+
+    POOL = "pool"
+    RELEASED = "released"
+
+
+POOL, RELEASED = Need.POOL, Need.RELEASED
+
+
+@dataclass(frozen=True)
+class Ended(Generic[R]):
+    """How one of several works ended: with its result, or with the error that stopped it."""
+
+    work: Work[R]
+    result: R | None = None
+    error: VolpipeError | None = None
+
+
+@dataclass(frozen=True)
+class Together:
+    """Works to be done side by side; an error of one stops no other.
+
+    Attributes:
+        works: begun in order, as workers get free.
+        on_end: called as each ends.
+        at_once: how many may be open at a time.
+        latest_first: whether tasks of later works go before those of earlier ones.
+        on_tick: called now and then meanwhile.
+    """
+
+    works: Iterable[Work[Any]]
+    on_end: Callable[[Ended[Any]], None]
+    at_once: int = 64
+    latest_first: bool = False
+    on_tick: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Until:
+    """A step that is over when the condition holds."""
+
+    condition: Callable[[], bool]
+
+
+Step = Need | Until | Phase | Together
+Steps = Generator[Step, Any, R]
+
+
+class Work(Protocol[R_co]):
+    """Something to be done on a pool.
+
+    Attributes:
+        name: in messages, and in tables of several works.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def steps(self) -> Steps[R_co]:
+        """Yield what is needed next, and return the result.
+
+        Raises:
+            VolpipeError: it cannot be done.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Errand(Generic[R]):
+    """Work that is one function."""
+
+    name: str
+    steps: Callable[[], Steps[R]]
+
+
+def each(
+    name: str,
+    app: str,
+    arguments: Callable[[int], Sequence[Any]],  # Any: the app's own
+    num: int,
+    *,
+    label: str = "cpu",
+    show: Show = lambda progress: None,
+) -> Steps[list[Record]]:
+    """Do `num` tasks of one app that wait for nothing, and return the record of each.
+
+    Args:
+        name: of the stage, for messages.
+        app: its name.
+        arguments: of the task of each number.
+        num: of tasks.
+        label: of the executors that run them.
+        show: as of `Phase`.
+
+    Raises:
+        RunStopped: a task fails for good.
+    """
+    records: dict[int, Record] = {}
+    pool: WorkerPool = yield POOL
+
+    def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+        return pool.submit(app, *arguments(units[0]))
+
+    def keep(units: Sequence[int], record: Record) -> None:
+        records[units[0]] = record
+
+    stage = Stage(name, num, label=label, marked=False, most=1)
+    yield Phase(Schedule(stage), submit, show=show, tolerated=0, on_record=keep)
+    return [records[unit] for unit in range(num)]

@@ -1,0 +1,350 @@
+"""Work that makes an output: claimed, begun, resumed, closed and inspected alike, whatever makes its voxels.
+
+Not here: what it does between (workflow.driver, segmentation.driver, evaluation.evaluate). Its folder beside the output
+holds plan, journal, log and lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.journal import Journal, Totals, read_records
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.stage import Schedule, Unit
+from volpipe.blockwise.work import POOL, RELEASED, Steps
+from volpipe.errors import RunError
+from volpipe.geometry.grid import Box
+from volpipe.inference.output import remove_leftovers
+from volpipe.runs.presence import Presence, StageNote, present
+from volpipe.runs.provenance import begin_session, recognise
+from volpipe.runs.run_folder import RunFolder, StoredPlan
+from volpipe.runs.verify import Shard, check_present
+from volpipe.volumes.identity import Identity, store_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.volume import Volume
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=StoredPlan)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command that makes an output.
+
+    Attributes:
+        fresh: delete the output and the run that made it, and start over.
+        keep_tensors: keep window tensors and block tensors.
+        site: name of the site, for the output's attributes.
+        only: box of the output (z, y, x); what other shards need is left for another session.
+        tolerated: share of units that may fail; see `Phase`.
+        same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        is_outside: whether others may change the volume: not that which earlier work of ours writes.
+    """
+
+    fresh: bool = False
+    keep_tensors: bool = False
+    site: str = ""
+    only: Box | None = None
+    tolerated: float = TOLERATED_SHARE
+    same_input: bool = False
+    is_outside: bool = True
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Callbacks: the plan and its forecast before anything runs, and progress."""
+
+    on_plan: Callable[[Any, RunFolder], None] = lambda plan, folder: None  # Any: a plan of the work's kind
+    on_estimate: Callable[[Any], None] = lambda forecast: None
+    on_progress: Callable[[Progress], None] = lambda progress: None
+
+
+SILENT, PLAIN = Listener(), Options()
+
+
+@dataclass
+class WorkReport:
+    """How work on an output ended.
+
+    Attributes:
+        missing: what failed, and then what cannot be done without that.
+        totals: what tasks took in this session, by stage.
+        seconds: of this session, from its first task's submission.
+        was_complete: whether there was nothing to do.
+        asked: when the site was asked for workers, seconds since 1970.
+        first_task: when the first of them began its first task.
+        driver_peak_bytes: memory of the driver at its highest.
+    """
+
+    plan: Any  # of the work's kind
+    folder: Path
+    missing: list[Missing] = field(default_factory=list)
+    totals: dict[str, Totals] = field(default_factory=dict)
+    seconds: float = 0.0
+    was_complete: bool = False
+    asked: float = 0.0
+    first_task: float = 0.0
+    driver_peak_bytes: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing of what was to be done."""
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class Progressing:
+    """How far the work on an output is, from its journal.
+
+    Attributes:
+        schedule: with the units that are done, and those that failed when they were last tried.
+        reasons: of these, by stage and unit.
+        totals: what tasks took over all sessions, by stage.
+    """
+
+    schedule: Schedule
+    reasons: Mapping[tuple[str, int], str]
+    totals: dict[str, Totals]
+
+    @property
+    def missing(self) -> list[Missing]:
+        return self.schedule.missing(self.reasons)
+
+
+class OutputWork(ABC, Generic[P, R]):
+    """Work that makes the output of a plan.
+
+    Args:
+        plan: what is to be done.
+        options: of the command.
+        listener: whom to tell.
+        feed: the input, where other work is still writing it.
+
+    Attributes:
+        what: the work, in refusals.
+        readers: of the levels of the output that other work reads while this one writes them.
+    """
+
+    what: ClassVar[str]
+
+    def __init__(
+        self, plan: P, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> None:
+        self.plan, self.options, self.listener, self.feed = plan, options, listener, feed
+        self.folder = RunFolder.from_output(paths.locate(plan.out))
+        self.readers: list[Feed] = []
+
+    @property
+    def name(self) -> str:
+        return self.plan.out
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Volume]:
+        """Return what the work reads, by what it is."""
+
+    @abstractmethod
+    def schedule(self) -> Schedule:
+        """Return the stages that the journal speaks of, nothing of them done."""
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """Return the shards that were written, by the journal, with their checksums."""
+
+    @abstractmethod
+    def phases(self, pool: WorkerPool, session: Session) -> Steps[R]:
+        """Do what is not done yet, and return how that ended."""
+
+    @abstractmethod
+    def closed(self, session: Session, report: R | None) -> R:
+        """Return the report of the session, None where all was done before, after the output is closed."""
+
+    def open_readers(self) -> None:
+        """Let other work read an output that is whole."""
+        for reader in self.readers:
+            shards = self.plan.shards(reader.level)
+            reader.open(shards, range(len(shards)))
+
+    def announce(self) -> None:
+        """Tell of what begins."""
+        self.listener.on_plan(self.plan, self.folder)
+
+    def steps(self) -> Steps[R]:
+        """Make the output, or what is missing of it, and return how that ended.
+
+        Raises:
+            RunError: another run's folder or output is in the way, or the input has changed.
+            RunStopped: too much fails.
+        """
+        try:
+            return (yield from self._steps())
+        finally:
+            for reader in self.readers:
+                reader.close()
+
+    def _steps(self) -> Steps[R]:
+        with self.folder.locked() as name:
+            self.claim()
+            inputs = self._recognised()
+            with (
+                logging_to(self.folder.log),
+                present(self.folder.path, name) as presence,
+                Journal(self.folder.journal) as journal,
+            ):
+                session = Session(self, name, presence, journal, inputs)
+                if self.is_complete:
+                    check_present(self.plan.out, self.shards())
+                    self.open_readers()
+                    return self.closed(session, None)
+                self.announce()
+                pool: WorkerPool = yield POOL
+                self.folder.store(self.plan)
+                store_identities(self.folder.inputs, inputs)
+                begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+                report = yield from self.phases(pool, session)
+                yield RELEASED
+                return self.closed(session, report)
+
+    def claim(self) -> None:
+        """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh start.
+
+        Raises:
+            RunError: they are not.
+        """
+        out = paths.locate(self.plan.out)
+        check_free(self.folder, out, self.plan.FILE, self.what)
+        if isinstance(out, Remote):
+            try_writing(out)
+        if self.options.fresh:
+            paths.delete(out)  # first: without its run's folder, nobody would know any more whose it is
+            self.folder.clear()
+        self.folder.check_same(self.plan, self.what)
+        if not paths.exists(out) and self.shards():
+            raise RunError(
+                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
+            )
+
+    def _recognised(self) -> dict[str, Identity]:
+        options = self.options
+        return recognise(
+            self.folder, self.inputs(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, as far as the journal says."""
+        old = self.folder.load(type(self.plan))
+        return old is not None and old.identity == self.plan.identity and self.resumed()[0].is_complete
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the stages of `schedule`."""
+        return self.folder.journal
+
+    def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
+        """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
+        schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
+
+        def units() -> Iterator[Unit]:
+            for record in read_records(self.journal):
+                if record.done:
+                    totals.setdefault(record.stage, Totals()).add(record)
+                for unit, reason in record.failed:
+                    reasons[record.stage, unit] = reason
+                yield from record.units
+
+        schedule.resume(units())
+        return schedule, totals, reasons
+
+    def progress(self) -> Progressing:
+        """Return how far the work is, and what failed when it was last tried."""
+        schedule, totals, reasons = self.resumed()
+        latest = {
+            (name, unit): reason
+            for (name, unit), reason in reasons.items()
+            if name in schedule.by_name and not schedule.by_name[name].done[unit]
+        }
+        for name, unit in latest:
+            schedule.by_name[name].failed.add(unit)
+        return Progressing(schedule, latest, totals)
+
+    def phase(self, session: Session, schedule: Schedule, submit: Any, **options: Any) -> Phase:  # Any: of Phase
+        """Return a phase of `schedule` in the work's journal, of which listeners are told."""
+        options = {"tolerated": self.options.tolerated} | options
+        return Phase(schedule, submit, session.journal, session.show, **options)
+
+    def clean(self) -> None:
+        """Delete what killed writers left in the output."""
+        for path in remove_leftovers(paths.locate(self.plan.out)):
+            log.info("deleted %s, which a killed writer left", path)
+
+
+@dataclass
+class Session:
+    """One driver's time on an output.
+
+    Attributes:
+        name: as the folder's lock has it.
+        totals: what tasks took in it, by stage.
+        first_task: when the first of them began, seconds since 1970; 0 before one is back.
+        reasons: of failures, by stage and unit.
+    """
+
+    work: OutputWork[Any, Any]
+    name: str
+    presence: Presence
+    journal: Journal
+    inputs: dict[str, Identity]
+    totals: dict[str, Totals] = field(default_factory=dict)
+    first_task: float = 0.0
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def show(self, progress: Progress) -> None:
+        """Tell of progress: the listener at once, the run's folder now and then."""
+        self.work.listener.on_progress(progress)
+        notes = {
+            stage.name: StageNote(stage.num_done, stage.num_units, progress.running[stage.name], len(stage.failed))
+            for stage in progress.stages
+        }
+        self.presence.tell(notes, progress.part, progress.seconds_left)
+
+    def finish(self, phase: Phase) -> Steps[Phase]:
+        """Let `phase` be done, add what its tasks took, and return it."""
+        yield phase
+        self.totals |= {name: took for name, took in phase.progress.totals.items() if took.tasks}
+        self.first_task = self.first_task or phase.progress.first_task
+        self.reasons |= phase.reasons
+        return phase
+
+
+def check_free(folder: RunFolder, out: paths.Location, mark: str, what: str) -> None:
+    """Refuse an output that other work made.
+
+    Args:
+        folder: of the run.
+        out: the output.
+        mark: the file in `folder` by which the run is known.
+        what: the work.
+
+    Raises:
+        RunError: naming the output or the folder.
+    """
+    others = [path.name for path in folder.path.glob("*.json") if path.name in MARKS and path.name != mark]
+    if others:
+        raise RunError(f"{folder.path} holds {MARKS[others[0]]}; choose another --out")
+    if paths.exists(out) and not (folder.path / mark).is_file():
+        raise RunError(f"{out} exists and no {what} in {folder.path} made it; choose another --out")
+
+
+MARKS = {"plan.json": "the run of a net", "label.json": "a segmentation", "scores.json": "an evaluation"}
