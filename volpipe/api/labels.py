@@ -5,9 +5,7 @@ Not here: the work (segmentation, evaluation), or printing (cli).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +20,10 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.evaluate import Evaluation, Scores
+    from volpipe.blockwise.phase import Show
+    from volpipe.evaluation.evaluate import EvaluationReport
     from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
     from volpipe.segmentation.estimate import SegmentTimes
-
-OnStage = Callable[[str, int, int], None]
 
 
 def segment(
@@ -37,11 +34,12 @@ def segment(
     site: str | Path | WorkerPool = "local",
     settings: Sequence[str] = (),
     fresh: bool = False,
+    tolerate: float = 0.1,
     same_input: bool = False,
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
     on_estimate: Callable[[SegmentTimes], None] | None = None,
-    on_progress: OnStage = lambda stage, done, total: None,
+    on_progress: Show = lambda progress: None,
 ) -> SegmentationResult:
     """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
 
@@ -52,16 +50,20 @@ def segment(
         site: a shipped name, a Python file, or a pool that is started.
         settings: ``key=value``, on top of the recipe.
         fresh: delete these labels and the folder of their run, and start over.
+        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
         same_input: go on with a volume that was copied or touched, not changed.
         search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
-        on_progress: called with a stage, the number of its finished tasks, and the number of its tasks.
+        on_progress: called at every change and every half second.
+
+    Returns:
+        How it ended; its `missing` names the boxes that could not be done.
 
     Raises:
         RecipeError: no such recipe, or an invalid one.
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
-        RunStopped: a block fails.
+        RunStopped: too many blocks fail.
     """
     target, chosen = str(out or _default_output(str(affinities))), load(SegmentRecipe, recipe, settings)
     check_name(target)
@@ -69,19 +71,14 @@ def segment(
         raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # before heavy imports
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
+    from volpipe.runs.work import Listener
     from volpipe.segmentation import driver
-    from volpipe.segmentation.estimate import forecast_labels
 
     plan = driver.plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
-
-    def on_begin(workers: WorkerPool) -> None:
-        if on_estimate is not None:
-            for times in forecast_labels(plan, workers):
-                on_estimate(times)
-
+    listener = Listener(on_estimate=on_estimate, on_progress=on_progress)
     return driver.segment(
-        plan, start, fresh=fresh, on_progress=on_progress, on_begin=on_begin, site=name, same_input=same_input
+        plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
     )
 
 
@@ -89,31 +86,6 @@ def _default_output(volume: str) -> str:
     """Return CONTAINER_KEY_labels.zarr, in this folder."""
     container, key = locate(volume)
     return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """The scores of an output against a reference.
-
-    Attributes:
-        evaluation: volumes and box that were compared.
-        scores: of labels; or of an image and of interpolations of its input, by name.
-    """
-
-    evaluation: Evaluation
-    scores: Scores
-
-    def to_json(self) -> dict[str, object]:
-        """Return the scores and their volumes as JSON values; infinite numbers are None."""
-        from volpipe.evaluation.evaluate import describe_scores
-
-        return describe_scores(self.evaluation, self.scores)
-
-    def draw(self, path: str | Path) -> None:
-        """Write slices and errors of images to the PNG at `path`."""
-        from volpipe.evaluation.panels import draw
-
-        draw(Path(path), self.evaluation)
 
 
 def evaluate(
@@ -126,8 +98,9 @@ def evaluate(
     margin: tuple[int, int, int] = (0, 0, 0),
     data_range: float | None = None,
     site: str | Path | WorkerPool = "local",
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> EvaluationResult:
+    tolerate: float = 0.1,
+    on_progress: Show = lambda progress: None,
+) -> EvaluationReport:
     """Score a volume against a reference, block by block on the site's workers.
 
     Where the output has more voxels than its input, interpolations of the input are scored beside it.
@@ -140,13 +113,19 @@ def evaluate(
         margin: voxels (z, y, x) at each face of the box that are left out.
         data_range: greatest value less least; by default of the type.
         site: a shipped name, a Python file, or a pool that is started.
-        on_progress: called with the number of finished blocks and of all.
+        tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        on_progress: called at every change and every half second.
+
+    Returns:
+        How it ended; where blocks could not be scored, its `missing` names them, and there are no scores. The same call
+        again goes on with those.
 
     Raises:
         VolpipeError: the volumes do not fit each other, or the site cannot be used.
-        RunStopped: a block cannot be scored.
+        RunStopped: too many blocks cannot be scored.
     """
     from volpipe.evaluation import evaluate as evaluating
+    from volpipe.runs.work import Listener
 
     source = str(given) if given is not None else _input_of(str(output))
     evaluation = evaluating.plan_evaluation(
@@ -154,9 +133,10 @@ def evaluate(
         kind="labels" if labels else "image", data_range=data_range,
     )  # fmt: skip
     start, _ = site_of(site)
-    with tempfile.TemporaryDirectory(prefix="volpipe-evaluate-", dir=Path.cwd()) as folder:
-        scores = evaluating.evaluate(evaluation, start, Path(folder), on_progress)
-    return EvaluationResult(evaluation, scores)
+    name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
+    return evaluating.evaluate(
+        evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=on_progress), tolerated=tolerate
+    )
 
 
 def _input_of(output: str) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,7 +231,7 @@ def run(
     from volpipe.inference.plan import Plan
     from volpipe.inference.roi import find_part
     from volpipe.workflow.driver import Listener, execute
-    from volpipe.workflow.execute import FlowListener, FlowOptions, execute_flow
+    from volpipe.workflow.execute import FlowListener, execute_flow
     from volpipe.workflow.plan import FlowPlan
 
     planned = volume
@@ -243,11 +242,11 @@ def run(
     if isinstance(planned, FlowPlan):
         if only is not None:
             raise PlanError("only is for one net; leave it out, or give the stages a roi")
-        options = FlowOptions(keep_tensors=keep_tensors, site=name, tolerated=tolerate, same_input=same_input)
-        of_stages = (
-            listener if isinstance(listener, FlowListener) else FlowListener(of_run=lambda _: nullcontext(hears))
-        )
-        return execute_flow(planned, start, fresh=fresh, options=options, listener=of_stages)
+        of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=lambda _: hears)
+        return execute_flow(
+            planned, start, listener=of_stages, fresh=fresh, keep_tensors=keep_tensors, site=name,
+            tolerated=tolerate, same_input=same_input,
+        )  # fmt: skip
     box = find_part(only, planned.out_shape) if isinstance(only, str) else only
     return execute(
         planned, start, fresh=fresh, keep_tensors=keep_tensors, site=name, only=box, tolerated=tolerate,

@@ -94,9 +94,9 @@ class _Loop:
                     INTERRUPTS.check()
         except BaseException as error:
             raised = self._leave(error)
-            if raised is error:
-                raise
-            raise raised
+            if raised is not error:
+                raise raised from raised.__cause__
+            raise
         assert self._ended is not None
         return self._ended
 

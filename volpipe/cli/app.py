@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +39,6 @@ from volpipe.cli.display.console import (
     AT_WORK,
     DONE,
     INCOMPLETE,
-    PLAIN_LINE_SECONDS,
     REFUSED,
     Notices,
     bars,
@@ -59,19 +57,28 @@ from volpipe.cli.display.plans import (
     plan_summary,
     plan_table,
 )
+from volpipe.cli.display.progress import showing
 from volpipe.cli.display.reports import (
     MOST_ROWS,
-    Rate,
-    bar_counts,
     clipped_line,
-    missing_table,
-    progress_line,
+    print_missing,
     report_table,
     seam_line,
     seam_warning,
 )
 from volpipe.cli.display.units import count
-from volpipe.cli.options import SETTINGS, START, Grouped, Parents, RecipeFile, SameInput, Settings, Site, share
+from volpipe.cli.options import (
+    SETTINGS,
+    START,
+    Grouped,
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Strict,
+    Tolerate,
+)
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import describe_error
@@ -80,7 +87,7 @@ from volpipe.sites.find import name_user
 
 if TYPE_CHECKING:
     from volpipe.api.runs import Request
-    from volpipe.blockwise.loop import Progress
+    from volpipe.blockwise.phase import Show
     from volpipe.estimation.forecast import Forecast
     from volpipe.inference.plan import Plan
     from volpipe.runs.run_folder import RunFolder
@@ -157,10 +164,6 @@ OnlyOption = Annotated[
         metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 of the output, in voxels: compute what it needs, and no more."
     ),
 ]
-TolerateOption = Annotated[
-    float,
-    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
-]
 MaskOption = Annotated[
     str | None, typer.Option(metavar="VOLUME", help="Volume of any resolution, nonzero where voxels are wanted.")
 ]
@@ -183,8 +186,8 @@ def run(
         bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
     ] = False,
     only: OnlyOption = None,
-    tolerate: TolerateOption = 0.1,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")] = False,
+    tolerate: Tolerate = 0.1,
+    strict: Strict = False,
     same_input: SameInput = False,
     details: Annotated[bool, typer.Option("--details", help="Print all of the plan, as `volpipe plan` does.")] = False,
 ) -> None:
@@ -196,16 +199,17 @@ def run(
         planned, tolerated = _plan(asked, config), 0 if strict else tolerate
         from volpipe.workflow.plan import FlowPlan
 
-        if isinstance(planned, FlowPlan):
-            is_complete = workflow.run(
-                planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated, listening=_listening,
-                details=details, tell=_tell, same_input=same_input,
-            )  # fmt: skip
-            raise typer.Exit(DONE if is_complete else INCOMPLETE)
-        with _listening(planned, config, details) as listener:
+        with showing() as show:
+            if isinstance(planned, FlowPlan):
+                is_whole = workflow.run(
+                    planned, config, fresh=fresh, keep_tensors=keep_tensors, tolerated=tolerated,
+                    listening=lambda stage, plan: _listener(plan, config, details, show, stage), tell=_tell,
+                    show=show, same_input=same_input,
+                )  # fmt: skip
+                raise typer.Exit(DONE if is_whole else INCOMPLETE)
             report = volpipe.run(
                 planned, site=config, fresh=fresh, keep_tensors=keep_tensors, only=only, tolerate=tolerated,
-                same_input=same_input, listener=listener,
+                same_input=same_input, listener=_listener(planned, config, details, show),
             )  # fmt: skip
     assert isinstance(report, volpipe.Report)
     if report.was_complete:
@@ -236,14 +240,7 @@ def _tell(report: Report, started: float | None = None) -> None:
     if report.num_held:
         held = f"{count(report.num_held, 'block')} beyond --only {'is' if report.num_held == 1 else 'are'} not done"
         out.print(f"{held}; the same command without it does the rest")
-    if report.missing:
-        err.print(missing_table(report.missing))
-        is_one = len(report.missing) == 1
-        err.print(
-            f"{count(len(report.missing), 'part')} {'is' if is_one else 'are'} missing; "
-            f"the same command again tries {'it' if is_one else 'them'} once more "
-            f"(log: {report.folder}/volpipe.log)"
-        )
+    print_missing(report)
 
 
 @app.command()
@@ -366,9 +363,11 @@ def trying() -> Iterator[Callable[[float, float], None]]:
         yield lambda seconds, most: shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
 
 
-@contextmanager
-def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
-    """Give a listener that prints the plan, all of it where `details` are asked for, and shows progress."""
+def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "") -> Listener:
+    """Return a listener that prints the plan, all of it where `details` are asked for, and shows progress.
+
+    `name` is that of the stage, of several.
+    """
     from volpipe.workflow.driver import Listener
 
     def on_estimate(found: Forecast) -> None:
@@ -380,35 +379,7 @@ def _listening(plan: Plan, config: str, details: bool) -> Iterator[Listener]:
     def on_plan(plan: Plan, folder: RunFolder) -> None:
         out.print(plan_summary(plan))
 
-    with _shown(plan) as on_progress:
-        yield Listener(on_plan, on_estimate, on_progress)
-
-
-@contextmanager
-def _shown(plan: Plan) -> Iterator[Callable[[Progress], None]]:
-    """Give a listener that shows progress: bars on a terminal, a plain line now and then elsewhere."""
-    rate = Rate(math.prod(plan.out_shape) / plan.num_active)
-    last = time.perf_counter()
-
-    def on_pipe(progress: Progress) -> None:
-        nonlocal last
-        rate.look(progress)
-        if time.perf_counter() - last >= PLAIN_LINE_SECONDS:
-            last = time.perf_counter()
-            err.print(progress_line(progress, rate))
-
-    if not err.is_terminal:
-        yield on_pipe
-        return
-    with bars() as shown:
-
-        def on_terminal(progress: Progress) -> None:
-            left, is_first = progress.seconds_left, True
-            for name, done, whole, noun in bar_counts(progress):
-                shown.show_with(name, done, whole, noun, seconds_left=left if is_first and done < whole else None)
-                is_first = is_first and done >= whole
-
-        yield on_terminal
+    return Listener(on_plan, on_estimate, show(name, math.prod(plan.out_shape) / plan.num_active))
 
 
 def _request(

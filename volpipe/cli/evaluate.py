@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.console import check_target, out
+from volpipe.cli.display.console import INCOMPLETE, check_target, interruptible, out
+from volpipe.cli.display.progress import showing
+from volpipe.cli.display.reports import print_missing
 from volpipe.cli.display.scores import label_table, score_table
-from volpipe.cli.options import Parents, Site, number
+from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
 from volpipe.errors import VolpipeError
 
 DataRange = Annotated[
@@ -42,6 +44,8 @@ def evaluate(
         typer.Option(metavar="VOLUME", help="The input of the output, if that does not name it; it is interpolated."),
     ] = None,
     data_range: DataRange = None,
+    tolerate: Tolerate = 0.1,
+    strict: Strict = False,
     json_out: JsonFile = None,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Write slices and errors to this PNG.")] = None,
     parents: Parents = False,
@@ -58,12 +62,16 @@ def evaluate(
     check_target("--picture", picture, parents=parents)
     if picture is not None and picture.suffix.lower() != ".png":
         raise VolpipeError(f"--picture {picture}: a PNG is written; give a name that ends in .png")
-    result = volpipe.evaluate(
-        output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
-        site=config,
-    )  # fmt: skip
+    with interruptible(), showing() as show:
+        result = volpipe.evaluate(
+            output, reference, labels=labels, given=given, roi=roi, margin=_sizes(margin), data_range=data_range,
+            site=config, tolerate=0 if strict else tolerate, on_progress=show(),
+        )  # fmt: skip
+    if result.scores is None:
+        print_missing(result)
+        raise typer.Exit(INCOMPLETE)
     if isinstance(result.scores, dict):
-        out.print(score_table(result.scores, result.evaluation.output))
+        out.print(score_table(result.scores, result.plan.output))
     else:
         out.print(label_table(result.scores))
     if json_out is not None:

@@ -208,3 +208,10 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise typer.BadParameter(f"{text} is not a number")
     return value
+
+
+Tolerate = Annotated[
+    float,
+    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")]

@@ -6,17 +6,17 @@ Not here: the segmentation (api.labels, segmentation). Exit codes as in app.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import volpipe
-from volpipe.cli.display.console import bars, check_folder, check_target, complete_already, interruptible, out
+from volpipe.cli.display.console import INCOMPLETE, check_folder, check_target, complete_already, interruptible, out
+from volpipe.cli.display.progress import showing
+from volpipe.cli.display.reports import print_missing
 from volpipe.cli.display.units import count, duration, size
-from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, complete_recipe
+from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,6 +49,8 @@ def segment(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete these labels and what made them, and start over.")
     ] = False,
+    tolerate: Tolerate = 0.1,
+    strict: Strict = False,
     same_input: SameInput = False,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write a summary here.")] = None,
     parents: Parents = False,
@@ -65,11 +67,15 @@ def segment(
         times.append(forecast)
         out.print(time_table(forecast, config))
 
-    with interruptible(), progress_bars() as on_progress:
+    with interruptible(), showing() as show:
         result = volpipe.segment(
             affinities, recipe, out=out_path, site=config, settings=settings or [], fresh=fresh, same_input=same_input,
-            on_plan=lambda plan: out.print(describe_plan(plan)), on_estimate=on_estimate, on_progress=on_progress,
+            tolerate=0 if strict else tolerate, on_plan=lambda plan: out.print(describe_plan(plan)),
+            on_estimate=on_estimate, on_progress=show(),
         )  # fmt: skip
+    if result.missing:
+        print_missing(result)
+        raise typer.Exit(INCOMPLETE)
     if json_out is not None:
         facts = {"out": result.out, "table": str(result.table), "objects": result.num_objects}
         facts["seconds"] = result.stage_seconds
@@ -117,10 +123,3 @@ def time_table(times: SegmentTimes, site: str) -> Table:
     table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
     table.caption_justify = "left"
     return table
-
-
-@contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a listener that shows a bar per stage on a terminal."""
-    with bars() as rows:
-        yield lambda stage, done, total: rows.show(stage, done, total, "task" if stage == "graph" else "block")

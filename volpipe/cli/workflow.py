@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,19 @@ import volpipe
 from volpipe.cli import segment
 from volpipe.cli.display.console import err, out
 from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
+from volpipe.cli.display.reports import print_missing
 from volpipe.cli.display.scores import label_table, score_table
 from volpipe.cli.display.units import duration, size
 
 if TYPE_CHECKING:
+    from volpipe.blockwise.phase import Show
     from volpipe.blockwise.pool import WorkerPool
+    from volpipe.estimation.estimate import Estimate
     from volpipe.inference.plan import Plan
     from volpipe.workflow.cost import FlowCost, ResourceNeeds, StageCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
     from volpipe.workflow.plan import FlowPlan, StagePlan
-
-    Listening = Callable[[Plan, str, bool], AbstractContextManager[Listener]]
 
 
 def run(
@@ -38,9 +38,9 @@ def run(
     fresh: bool,
     keep_tensors: bool,
     tolerated: float,
-    listening: Listening,
-    details: bool,
+    listening: Callable[[str, Plan], Listener],
     tell: Callable[[Report, float], None],
+    show: Callable[..., Show],
     same_input: bool = False,
 ) -> bool:
     """Run the stages and print how each and all ended; return whether all are complete."""
@@ -60,8 +60,7 @@ def run(
         on_stage=lambda stage: _begin(plan, stage),
         on_end=lambda report: _tell_stage(report, cost.of(report.stage), tell),
         on_workers=on_workers,
-        of_run=lambda plan: listening(plan, config, details),
-        of_labels=segment.progress_bars,
+        of_stage=lambda stage: _of_stage(stage, listening, show),
     )
     report = volpipe.run(
         plan, site=config, fresh=fresh, keep_tensors=keep_tensors, tolerate=tolerated, same_input=same_input,
@@ -72,14 +71,24 @@ def run(
         out.print(f"{plan.out} is complete already; nothing to do (--fresh starts over)")
         return True
     out.print(report_table(report, cost))
-    if not report.is_complete:
-        held = ", ".join(stage.name for stage in plan.stages[len(report.stages) :])
-        err.print(
-            f"stage {report.stages[-1].stage.name} is not complete" + (f", so {held} did not begin" if held else "")
-        )
+    if not report.is_whole:
+        begun = {each.stage.name for each in report.stages}
+        partial = ", ".join(each.stage.name for each in report.stages if not each.report.is_whole)
+        held = ", ".join(stage.name for stage in plan.stages if stage.name not in begun)
+        err.print(f"not complete: {partial}" + (f"; not begun: {held}" if held else ""))
         return False
     out.print(f"wrote {plan.result.out}")
     return True
+
+
+def _of_stage(stage: StagePlan, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]) -> Listener:
+    """Return the listener of a stage's own work."""
+    from volpipe.inference.plan import Plan
+    from volpipe.runs.work import Listener
+
+    if isinstance(stage.work, Plan):
+        return listening(stage.name, stage.work)
+    return Listener(on_progress=show(stage.name))
 
 
 def _begin(plan: FlowPlan, stage: StagePlan) -> None:
@@ -101,20 +110,24 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
     return f"\nstage {number} of {len(plan.stages)}: {stage.name}, {stage.kind} of {stage.reads}"
 
 
-def _tell_stage(report: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
+def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
+    from volpipe.evaluation.evaluate import EvaluationReport
+    from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes
 
+    report = ended.report
     if report.was_complete:
-        out.print(f"{report.stage.out} is complete already")
-    elif report.run is not None:
-        tell(report.run, time.time() - report.seconds)
-    elif report.labels is not None:
-        times = cost.times if report.is_new and isinstance(cost.times, SegmentTimes) else None
-        out.print(segment.summary(report.labels, times))
-    elif isinstance(report.scores, dict):
-        out.print(score_table(report.scores, report.stage.given))
-    elif report.scores is not None:
-        out.print(label_table(report.scores))
+        out.print(f"{ended.stage.out} is complete already")
+    elif isinstance(report, volpipe.Report):
+        tell(report, time.time() - ended.seconds)
+    elif report.missing:
+        print_missing(report)
+    elif isinstance(report, SegmentationResult):
+        times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
+        out.print(segment.summary(report, times))
+    elif isinstance(report, EvaluationReport) and report.scores is not None:
+        is_image = isinstance(report.scores, dict)
+        out.print(score_table(report.scores, ended.stage.given) if is_image else label_table(report.scores))
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:
@@ -126,9 +139,9 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
         table.add_row(
             each.stage.name,
             each.stage.kind,
-            "complete before" if each.was_complete else _took(each, cost.of(each.stage)),
+            "complete before" if each.report.was_complete else _took(each, cost.of(each.stage)),
             *_beside(each, cost.of(each.stage).need),
-            str(len(each.run.missing)) if each.run is not None else "",
+            str(len(each.report.missing)),
             str(each.stage.out),
         )
     read, written = (sum(getattr(each, name) for each in report.stages) for name in ("read_bytes", "written_bytes"))
@@ -137,25 +150,30 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
     return table
 
 
-def _took(report: StageReport, cost: StageCost) -> str:
+def _took(ended: StageReport, cost: StageCost) -> str:
     """Return how long a stage took, with what was planned where blocks were tried and all of it was done now."""
-    taken, planned = duration(report.seconds), _time(cost)
-    if report.run is not None and report.run.estimate is not None:
-        found = report.run.estimate.seconds  # by then its input was there
-        planned = "" if found is None else duration(found)
-    return f"{taken} ({planned})" if report.is_new and planned else taken
+    taken, planned, estimate = duration(ended.seconds), _time(cost), _estimate(ended)
+    if estimate is not None:
+        planned = "" if estimate.seconds is None else duration(estimate.seconds)  # by then its input was there
+    return f"{taken} ({planned})" if ended.is_new and planned else taken
 
 
-def _beside(report: StageReport, planned: ResourceNeeds | None) -> tuple[str, str]:
+def _estimate(ended: StageReport) -> Estimate | None:
+    """Return what a run of a net estimated when it began."""
+    return ended.report.estimate if isinstance(ended.report, volpipe.Report) else None
+
+
+def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str]:
     """Return what was read and what was written, each with what was planned; nothing where nothing was done."""
-    if planned is None or report.was_complete:
+    if planned is None or ended.report.was_complete:
         return "", ""
-    if report.run is not None and report.run.estimate is not None:
-        planned = planned.from_estimate(report.run.estimate)  # by then its input was there
+    estimate = _estimate(ended)
+    if estimate is not None:
+        planned = planned.from_estimate(estimate)  # by then its input was there
     bound = "" if planned.is_measured else "≤ "
     return (
-        f"{size(report.read_bytes)} ({bound}{size(planned.read_bytes)})",
-        f"{size(report.written_bytes)} ({bound}{size(planned.written_bytes)})",
+        f"{size(ended.read_bytes)} ({bound}{size(planned.read_bytes)})",
+        f"{size(ended.written_bytes)} ({bound}{size(planned.written_bytes)})",
     )
 
 

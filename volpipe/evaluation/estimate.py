@@ -12,7 +12,7 @@ from pathlib import Path
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task_pool import gather
+from volpipe.blockwise.work import Steps, each
 from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.evaluation.evaluate import BLOCK, Evaluation, score
 from volpipe.segmentation.estimate import elapsed
@@ -30,7 +30,7 @@ class ScoreTime:
 
 def calibrate_evaluation(
     evaluation: Evaluation, missing: Collection[str], workers: WorkerPool, folder: Path
-) -> ScoreTime:
+) -> Steps[ScoreTime]:
     """Return the forecast of `evaluation`, from a block that all workers score at the same time.
 
     Args:
@@ -46,8 +46,9 @@ def calibrate_evaluation(
     try:
         trial = _with_placeholders(evaluation, missing, folder)
         block = _whole_block(trial)
-        units = range(min(num_workers, MOST_WORKERS))
-        seconds = [value for (value,) in gather(workers, "try_scoring", (trial, block), units, "tried")]
+        num = min(num_workers, MOST_WORKERS)
+        records = yield from each("trial", "try_scoring", lambda number: ((trial, block), number), num)
+        seconds = [record.seconds for record in records]
     finally:
         delete(folder)
     rate = sum(seconds) / len(seconds) / trial.blocks.box(block).num_voxels
@@ -73,6 +74,5 @@ def _whole_block(evaluation: Evaluation) -> int:
 
 
 def try_block(job: tuple[Evaluation, int], number: int) -> Record:
-    """Score a block; the record's result is its seconds."""
-    record = score(*job)
-    return dataclasses.replace(record, result=(record.seconds,))
+    """Score a block of a job's evaluation; its seconds count."""
+    return dataclasses.replace(score(*job), done=(number,), result=())

@@ -7,18 +7,25 @@ for SSIM and interpolation; a block returns a few numbers, or the table of its l
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.journal import Record
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.journal import Journal, Record
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
+from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.task import Outcomes, work
-from volpipe.blockwise.task_pool import gather
+from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
 from volpipe.evaluation.image_scores import ImageSums
@@ -27,10 +34,15 @@ from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
-from volpipe.volumes.identity import fingerprint
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, Session, WorkReport
+from volpipe.volumes.identity import fingerprint, identify
+from volpipe.volumes.storage.metadata import read_json, write_json
+from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
+EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
 BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
 OUTPUT = "output"
@@ -212,41 +224,141 @@ def _check_factors(evaluation: Evaluation) -> None:
             )
 
 
+@dataclass
+class EvaluationReport(WorkReport):
+    """How an evaluation ended.
+
+    Attributes:
+        plan: the evaluation: volumes and box that were compared.
+        scores: of labels; or of an image and of interpolations of its input, by name. None where blocks are missing.
+    """
+
+    scores: Scores | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the scores and their volumes as JSON values; infinite numbers are None."""
+        assert self.scores is not None
+        return describe_scores(self.plan, self.scores)
+
+    def draw(self, path: str | Path) -> None:
+        """Write slices and errors of images to the PNG at `path`."""
+        from volpipe.evaluation.panels import draw
+
+        draw(Path(path), self.plan)
+
+
+class EvaluationWork(FolderWork[EvaluationReport]):
+    """An evaluation, block by block; what its blocks gave is kept in its folder.
+
+    Args:
+        evaluation: from `plan_evaluation`.
+        folder, options, listener: as of `FolderWork`.
+        feed: the output, where other work is still writing it.
+        to: file of the scores, None where nobody wants one.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        folder: RunFolder,
+        options: Options = PLAIN,
+        listener: Listener = SILENT,
+        feed: Feed | None = None,
+        to: Location | None = None,
+    ) -> None:
+        super().__init__(folder, options, listener, feed)
+        self.evaluation, self.to = evaluation, to
+
+    @property
+    def name(self) -> str:
+        return str(self.to or self.evaluation.output)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the scores are there, and are those of this evaluation."""
+        scores = None if self.to is None else read_json(self.to)
+        expected = self._described()
+        return scores is not None and {key: scores.get(key) for key in expected} == expected
+
+    def _described(self) -> dict[str, object]:
+        described: dict[str, object] = json.loads(json.dumps(describe_evaluation(self.evaluation)))
+        return described
+
+    def schedule(self) -> FedSchedule:
+        """Return the one stage of the evaluation."""
+        stage = Stage("evaluate", len(self.evaluation.blocks), most=1)
+        return FedSchedule(fed(stage, self.feed, self._around), feed=self.feed)
+
+    def _around(self, block: int) -> Box:
+        return around(self.evaluation, block)
+
+    def claim(self) -> None:
+        """Forget what other evaluations left: scores cost little, and are made again."""
+        mark, given = self.folder.path / EVALUATION_FILE, self._described()
+        if self.options.is_outside:  # what other work of ours writes has another state now, and the same voxels
+            given["output_state"] = identify(self.evaluation.output).model_dump(mode="json")
+        if self.options.fresh or read_json(mark) != given:
+            self.folder.clear()
+            write_json(mark, given)
+
+    def session_steps(self, session: Session) -> Steps[EvaluationReport]:
+        """Score the blocks that are left, and add up what all gave."""
+        if self.is_complete:
+            return EvaluationReport(self.evaluation, self.folder.path, was_complete=True)
+        if self.evaluation.kind == "labels":
+            for volume in (self.evaluation.output, self.evaluation.reference):
+                _check_labels(volume, self.evaluation.box)
+        pool, began, schedule = (yield POOL), time.perf_counter(), self.resumed()[0]
+        self.listener.on_plan(self.evaluation, self.folder)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+            return pool.submit("score", self.evaluation, units[0])
+
+        phase = yield from session.finish(self.phase(session, schedule, submit))
+        report = EvaluationReport(
+            self.evaluation, self.folder.path, schedule.missing(phase.reasons), session.totals,
+            time.perf_counter() - began, first_task=session.first_task,
+        )  # fmt: skip
+        if report.is_whole:
+            report.scores = self._scores(session.journal)
+            if self.to is not None:
+                write_json(self.to, describe_scores(self.evaluation, report.scores))
+        return report
+
+    def _scores(self, journal: Journal) -> Scores:
+        evaluation = self.evaluation
+        results = {unit: record.result for record in journal.records() for unit in record.done}
+        if evaluation.kind == "labels":
+            return label_scores(
+                Overlaps.total([Overlaps.from_list(result[0]) for _, result in sorted(results.items())])
+            )
+        sums = {name: ImageSums() for name in evaluation.candidates}
+        for _, result in sorted(results.items()):  # in order, for floats add up to another sum in another
+            for name, values in zip(evaluation.candidates, result, strict=True):
+                sums[name] = sums[name] + ImageSums.from_list(values)
+        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in sums.items()}
+
+
 def evaluate(
-    evaluation: Evaluation,
-    start: Start,
-    folder: Path,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Scores:
-    """Return the scores of each candidate, or of the labels, from all blocks.
+    evaluation: Evaluation, start: Start, folder: RunFolder, *, listener: Listener = SILENT, **options: Any
+) -> EvaluationReport:
+    """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
 
     Args:
         evaluation: from `plan_evaluation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
-        folder: for those files.
-        on_progress: called with the number of finished blocks and of all.
+        folder: need not exist.
+        listener: whom to tell.
+        options: those of `Options`.
 
     Raises:
         PlanError: the labels look like an image.
-        RunStopped: a block cannot be scored.
+        RunStopped: too many blocks cannot be scored.
     """
-    if evaluation.kind == "labels":
-        for volume in (evaluation.output, evaluation.reference):
-            _check_labels(volume, evaluation.box)
-    sums: dict[str, ImageSums] = {}
-    tables = Overlaps.total([])
-    with start(folder) as workers:
-        total = len(evaluation.blocks)
-        for done, result in enumerate(gather(workers, "score", evaluation, range(total)), 1):
-            on_progress(done, total)
-            if evaluation.kind == "labels":
-                tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
-                continue
-            for name, values in zip(evaluation.candidates, result, strict=True):
-                sums[name] = sums.get(name, ImageSums()) + ImageSums.from_list(values)
-    if evaluation.kind == "labels":
-        return label_scores(tables)
-    return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in sums.items()}
+    report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
+    if report.is_whole:
+        delete(folder.path)
+    return report
 
 
 def _check_labels(volume: Volume, box: Box) -> None:
@@ -282,17 +394,21 @@ def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
         output = evaluation.output.open(cache_bytes=CACHE_BYTES)
         yield Overlaps.from_labels(output.read(own)[0], truth.read(own)[0]).to_list()
         return
-    around = (
-        Box(tuple(a - image_scores.REACH for a in own.start), tuple(b + image_scores.REACH for b in own.stop))
-        & evaluation.box
-    )
-    reference = truth.read(around)[0]
-    _check_finite(evaluation.reference, reference, around)
-    inner = own.relative_to(around.start).slices
+    box = around(evaluation, block)
+    reference = truth.read(box)[0]
+    _check_finite(evaluation.reference, reference, box)
+    inner = own.relative_to(box.start).slices
     for name in evaluation.candidates:
-        data = voxels(evaluation, name, around)
-        _check_finite(evaluation.output, data, around)
+        data = voxels(evaluation, name, box)
+        _check_finite(evaluation.output, data, box)
         yield image_scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
+
+
+def around(evaluation: Evaluation, block: int) -> Box:
+    """Return the voxels of both volumes that are read to score `block`."""
+    own = evaluation.blocks.box(block).shift(evaluation.box.start)
+    reach = image_scores.REACH if evaluation.kind == "image" else 0
+    return Box(tuple(a - reach for a in own.start), tuple(b + reach for b in own.stop)) & evaluation.box
 
 
 def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:

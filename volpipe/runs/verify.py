@@ -103,18 +103,28 @@ def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
     selection = folder.load_selection(plan)
     if selection is None:
         raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
-    sums = {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
+    sums = written(folder)
     if (
         needs_sums
         and not sums
         and any(r.stage in ("infer", "reassemble") and r.done for r in read_records(folder.journal))
     ):
         raise RunError(f"{folder.journal} holds no checksums: the run is of an earlier version; --recompute K compares")
+    return RunRecord(selection, sums, metadata_of(folder))
+
+
+def written(folder: RunFolder) -> dict[tuple[int, int], str]:
+    """Return the checksums of each shard that was written, by level and number."""
+    return {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
+
+
+def metadata_of(folder: RunFolder) -> dict[str, int]:
+    """Return the checksum of each file of metadata in the output, as the last session left it; none before."""
     metadata: dict[str, int] = {}
     for record in read_records(folder.sessions):
         if record.stage == METADATA_STAGE:
             metadata = {name: int(crc, 16) for name, crc in record.result}
-    return RunRecord(selection, sums, metadata)
+    return metadata
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Journal, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError
@@ -64,10 +64,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks: the plan and its forecast before anything runs, and progress."""
+    """Callbacks: the plan, its forecast where one is asked for, before anything runs, and progress."""
 
     on_plan: Callable[[Any, RunFolder], None] = lambda plan, folder: None  # Any: a plan of the work's kind
-    on_estimate: Callable[[Any], None] = lambda forecast: None
+    on_estimate: Callable[[Any], None] | None = None
     on_progress: Callable[[Progress], None] = lambda progress: None
 
 
@@ -123,62 +123,49 @@ class Progressing:
         return self.schedule.missing(self.reasons)
 
 
-class OutputWork(ABC, Generic[P, R]):
-    """Work that makes the output of a plan.
+class FolderWork(ABC, Generic[R]):
+    """Work with a folder of its own, that holds its journal, log and lock.
 
     Args:
-        plan: what is to be done.
+        folder: that folder.
         options: of the command.
         listener: whom to tell.
         feed: the input, where other work is still writing it.
-
-    Attributes:
-        what: the work, in refusals.
-        readers: of the levels of the output that other work reads while this one writes them.
     """
 
-    what: ClassVar[str]
-
-    def __init__(
-        self, plan: P, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-    ) -> None:
-        self.plan, self.options, self.listener, self.feed = plan, options, listener, feed
-        self.folder = RunFolder.from_output(paths.locate(plan.out))
-        self.readers: list[Feed] = []
+    def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
+        self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
 
     @property
-    def name(self) -> str:
-        return self.plan.out
-
     @abstractmethod
-    def inputs(self) -> dict[str, Volume]:
-        """Return what the work reads, by what it is."""
+    def name(self) -> str:
+        """The output."""
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the stages of `schedule`."""
+        return self.folder.journal
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, as far as the journal says."""
 
     @abstractmethod
     def schedule(self) -> Schedule:
         """Return the stages that the journal speaks of, nothing of them done."""
 
     @abstractmethod
-    def shards(self) -> list[Shard]:
-        """Return the shards that were written, by the journal, with their checksums."""
+    def claim(self) -> None:
+        """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
+
+        Raises:
+            RunError: they are not.
+        """
 
     @abstractmethod
-    def phases(self, pool: WorkerPool, session: Session) -> Steps[R]:
+    def session_steps(self, session: Session) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
-
-    @abstractmethod
-    def closed(self, session: Session, report: R | None) -> R:
-        """Return the report of the session, None where all was done before, after the output is closed."""
-
-    def open_readers(self) -> None:
-        """Let other work read an output that is whole."""
-        for reader in self.readers:
-            shards = self.plan.shards(reader.level)
-            reader.open(shards, range(len(shards)))
-
-    def announce(self) -> None:
-        """Tell of what begins."""
-        self.listener.on_plan(self.plan, self.folder)
 
     def steps(self) -> Steps[R]:
         """Make the output, or what is missing of it, and return how that ended.
@@ -187,70 +174,14 @@ class OutputWork(ABC, Generic[P, R]):
             RunError: another run's folder or output is in the way, or the input has changed.
             RunStopped: too much fails.
         """
-        try:
-            return (yield from self._steps())
-        finally:
-            for reader in self.readers:
-                reader.close()
-
-    def _steps(self) -> Steps[R]:
         with self.folder.locked() as name:
             self.claim()
-            inputs = self._recognised()
             with (
                 logging_to(self.folder.log),
                 present(self.folder.path, name) as presence,
                 Journal(self.folder.journal) as journal,
             ):
-                session = Session(self, name, presence, journal, inputs)
-                if self.is_complete:
-                    check_present(self.plan.out, self.shards())
-                    self.open_readers()
-                    return self.closed(session, None)
-                self.announce()
-                pool: WorkerPool = yield POOL
-                self.folder.store(self.plan)
-                store_identities(self.folder.inputs, inputs)
-                begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
-                report = yield from self.phases(pool, session)
-                yield RELEASED
-                return self.closed(session, report)
-
-    def claim(self) -> None:
-        """Make sure that folder and output are this plan's to write, emptied if the user asked for a fresh start.
-
-        Raises:
-            RunError: they are not.
-        """
-        out = paths.locate(self.plan.out)
-        check_free(self.folder, out, self.plan.FILE, self.what)
-        if isinstance(out, Remote):
-            try_writing(out)
-        if self.options.fresh:
-            paths.delete(out)  # first: without its run's folder, nobody would know any more whose it is
-            self.folder.clear()
-        self.folder.check_same(self.plan, self.what)
-        if not paths.exists(out) and self.shards():
-            raise RunError(
-                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
-            )
-
-    def _recognised(self) -> dict[str, Identity]:
-        options = self.options
-        return recognise(
-            self.folder, self.inputs(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
-        )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to do, as far as the journal says."""
-        old = self.folder.load(type(self.plan))
-        return old is not None and old.identity == self.plan.identity and self.resumed()[0].is_complete
-
-    @property
-    def journal(self) -> Path:
-        """The journal of the stages of `schedule`."""
-        return self.folder.journal
+                return (yield from self.session_steps(Session(self, name, presence, journal)))
 
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
@@ -279,10 +210,106 @@ class OutputWork(ABC, Generic[P, R]):
             schedule.by_name[name].failed.add(unit)
         return Progressing(schedule, latest, totals)
 
-    def phase(self, session: Session, schedule: Schedule, submit: Any, **options: Any) -> Phase:  # Any: of Phase
+    def phase(self, session: Session, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
         """Return a phase of `schedule` in the work's journal, of which listeners are told."""
-        options = {"tolerated": self.options.tolerated} | options
-        return Phase(schedule, submit, session.journal, session.show, **options)
+        return Phase(
+            schedule, submit, session.journal, session.show, **({"tolerated": self.options.tolerated} | options)
+        )
+
+
+class OutputWork(FolderWork[R], Generic[P, R]):
+    """Work that makes the volume of a plan; arguments as of `FolderWork`.
+
+    Attributes:
+        what: the work, in refusals.
+        readers: of the levels of the output that other work reads while this one writes them.
+    """
+
+    what: ClassVar[str]
+
+    def __init__(
+        self, plan: P, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+    ) -> None:
+        super().__init__(RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
+        self.plan, self.readers = plan, list[Feed]()
+        self.inputs: dict[str, Identity] = {}
+
+    @property
+    def name(self) -> str:
+        return self.plan.out
+
+    @abstractmethod
+    def volumes(self) -> dict[str, Volume]:
+        """Return what the work reads, by what it is."""
+
+    @abstractmethod
+    def shards(self) -> list[Shard]:
+        """Return the shards that were written, by the journal, with their checksums."""
+
+    @abstractmethod
+    def phases(self, pool: WorkerPool, session: Session) -> Steps[R]:
+        """Do what is not done yet, and return how that ended."""
+
+    @abstractmethod
+    def closed(self, session: Session, report: R | None) -> R:
+        """Return the report of the session, None where all was done before, after the output is closed."""
+
+    def announce(self) -> None:
+        """Tell of what begins."""
+        self.listener.on_plan(self.plan, self.folder)
+
+    def open_readers(self) -> None:
+        """Let other work read an output that is whole."""
+        for reader in self.readers:
+            shards = self.plan.shards(reader.level)
+            reader.open(shards, range(len(shards)))
+
+    def steps(self) -> Steps[R]:
+        """Make the output; see `FolderWork`."""
+        try:
+            return (yield from super().steps())
+        finally:
+            for reader in self.readers:
+                reader.close()
+
+    def session_steps(self, session: Session) -> Steps[R]:
+        """Do what is not done yet, and return how that ended."""
+        if self.is_complete:
+            check_present(self.plan.out, self.shards())
+            self.open_readers()
+            return self.closed(session, None)
+        self.announce()
+        pool: WorkerPool = yield POOL
+        self.folder.store(self.plan)
+        store_identities(self.folder.inputs, self.inputs)
+        begin_session(self.folder, self.options.site, getattr(self.plan, "code_sha256", ""))
+        report = yield from self.phases(pool, session)
+        yield RELEASED
+        return self.closed(session, report)
+
+    def claim(self) -> None:
+        """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
+        out, options = paths.locate(self.plan.out), self.options
+        check_free(self.folder, out, self.plan.FILE, self.what)
+        if isinstance(out, Remote):
+            try_writing(out)
+        if options.fresh:
+            paths.delete(out)  # first: without its run's folder, nobody would know any more whose it is
+            self.folder.clear()
+        self.folder.check_same(self.plan, self.what)
+        if not paths.exists(out) and self.shards():
+            raise RunError(
+                f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
+            )
+        self.inputs = recognise(
+            self.folder, self.volumes(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, as far as the journal says."""
+        old = self.folder.load(type(self.plan))
+        return old is not None and old.identity == self.plan.identity and self.resumed()[0].is_complete
 
     def clean(self) -> None:
         """Delete what killed writers left in the output."""
@@ -301,11 +328,10 @@ class Session:
         reasons: of failures, by stage and unit.
     """
 
-    work: OutputWork[Any, Any]
+    work: FolderWork[Any]
     name: str
     presence: Presence
     journal: Journal
-    inputs: dict[str, Identity]
     totals: dict[str, Totals] = field(default_factory=dict)
     first_task: float = 0.0
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)

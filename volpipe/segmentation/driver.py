@@ -11,100 +11,161 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
-from volpipe.blockwise.journal import Journal, Record, Totals, read_records
-from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.task_pool import finished
-from volpipe.errors import PlanError, RunError, RunStopped
+from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.work import Steps
+from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import level_key, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
-from volpipe.runs.presence import Presence, StageNote, present
-from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
+from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import METADATA_STAGE, Shard, check_present, metadata_sums
+from volpipe.runs.verify import Shard, written
+from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
-from volpipe.segmentation.output import create_output
-from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan, check_offsets, fit
+from volpipe.segmentation.estimate import forecast_labels
+from volpipe.segmentation.output import FORMAT, create_output
+from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
-from volpipe.volumes.formats.container import create_groups
-from volpipe.volumes.identity import store_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.metadata import merge_json, plain
-from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location, delete
-from volpipe.volumes.volume import open_volume
+from volpipe.volumes.volume import Volume, open_volume
 
 __all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
-OnProgress = Callable[[str, int, int], None]
+APPS = {
+    "pieces": "find_fragments", "edges": "find_edges", "graph": "agglomerate", "paint": "paint",
+    "pyramid": "coarsen_labels",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SegmentStage:
-    """A pass over the volume: `app` for each shard of `level`, or once; `verb` is for messages."""
+class SegmentSchedule(FedSchedule):
+    """The stages of a segmentation, and what releases what.
 
-    name: str
-    app: str
-    verb: str
-    once: bool = False
-    level: int = 0
-
-    def num_units(self, plan: SegmentPlan) -> int:
-        """Return the number of its tasks in `plan`."""
-        return 1 if self.once else len(plan.shards(self.level))
-
-    def box(self, plan: SegmentPlan, unit: int) -> Box:
-        """Return the box of the task `unit`, in voxels of its level."""
-        return plan.box if self.once else plan.shards(self.level).box(unit)
-
-
-PASSES = (
-    SegmentStage("pieces", "find_fragments", "cut into fragments"),
-    SegmentStage("edges", "find_edges", "compared with its neighbours"),
-    SegmentStage("graph", "agglomerate", "agglomerated", once=True),
-    SegmentStage("paint", "paint", "labelled"),
-)
-
-
-def stages_of(plan: SegmentPlan) -> tuple[SegmentStage, ...]:
-    """Return the stages of `plan`; each depends on those before it."""
-    levels = range(1, len(plan.factors))
-    return (
-        *PASSES,
-        *(SegmentStage(f"pyramid {n}", "coarsen_labels", f"written at level {n}", level=n) for n in levels),
-    )
-
-
-@dataclass(frozen=True)
-class SegmentationResult:
-    """The result of a segmentation.
-
-    Attributes:
-        out: the labels.
-        table: the CSV file of objects.
-        num_objects: rows of the table.
-        seconds: of this call.
-        stage_seconds: of workers, by stage, over all sessions.
-        was_complete: whether this call had nothing to do.
+    Args:
+        plan: of the segmentation.
+        feed: the volume, where other work is still writing it.
+        readers: of the labels' levels, where other work reads them meanwhile.
     """
 
-    out: str
-    table: Path
-    num_objects: int
-    seconds: float
+    def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
+        self.plan, self.readers, num_blocks = plan, readers, len(plan.blocks)
+        self.pieces = fed(Stage("pieces", num_blocks, most=1), feed, self._around)
+        self.edges = Stage("edges", num_blocks, most=1, waits=self._lacks_fragments)
+        self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
+        self.paint = Stage("paint", num_blocks, most=1, waits=lambda block: not self.graph.num_done)
+        self.pyramid = [
+            Stage(f"pyramid {n}", len(plan.shards(n)), most=1, waits=partial(self._lacks_finer, n))
+            for n in range(1, len(plan.factors))
+        ]
+        stages = (*reversed(self.pyramid), self.paint, self.graph, self.edges, self.pieces)
+        super().__init__(*stages, feed=feed)
+
+    @property
+    def fed_stages(self) -> list[Stage]:
+        """The stage that reads the volume first."""
+        return [self.pieces]
+
+    def finish(self, stage: Stage, unit: int) -> None:
+        """Mark `unit` done and offer what waited for it."""
+        stage.mark(unit)
+        if stage is self.pieces:
+            for block in self.plan.blocks.touching(self._around(unit)):
+                self.edges.offer(block)
+        elif stage is self.edges and self.edges.num_done == self.edges.num_units:
+            self.graph.offer(0)
+        elif stage is self.graph:
+            self.paint.look_again()
+        elif stage not in (self.edges, self.graph):
+            self._finish_shard([self.paint, *self.pyramid].index(stage), unit)
+
+    def _finish_shard(self, level: int, shard: int) -> None:
+        for reader in self.readers:
+            if reader.level == level:
+                reader.add(shard)
+        if level < len(self.pyramid):
+            step = self.plan.step(level + 1)
+            corner = tuple(a // s for a, s in zip(self.plan.shards(level).box(shard).start, step, strict=True))
+            for coarser in self.plan.shards(level + 1).touching(Box(corner, tuple(c + 1 for c in corner))):
+                self.pyramid[level].offer(coarser)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the box of the task `unit` in voxels (z, y, x) of its level."""
+        if stage is self.graph:
+            return self.plan.box
+        return self.plan.shards(self.pyramid.index(stage) + 1 if stage in self.pyramid else 0).box(unit)
+
+    def kept_back(self) -> Iterator[tuple[Stage, int]]:
+        """Yield the units that cannot be done because something that they need was not made."""
+        yield from self.starved()
+        if self.pieces.num_done < self.pieces.num_units or self.edges.num_done < self.edges.num_units:
+            yield self.graph, 0
+        lost = self.paint.failed
+        for level, stage in enumerate(self.pyramid, 1):
+            boxes = [self.plan.shards(level - 1).box(shard) for shard in lost]
+            corners = [tuple(a // s for a, s in zip(b.start, self.plan.step(level), strict=True)) for b in boxes]
+            lost = {n for c in corners for n in self.plan.shards(level).touching(Box(c, tuple(a + 1 for a in c)))}
+            yield from ((stage, shard) for shard in sorted(lost))
+            lost |= stage.failed
+
+    def open_readers(self) -> None:
+        """Let other work read the labels, whose metadata are there now."""
+        for reader in self.readers:
+            stage = [self.paint, *self.pyramid][reader.level]
+            reader.open(self.plan.shards(reader.level), (n for n in range(stage.size) if stage.done[n]))
+
+    def _around(self, block: int) -> Box:
+        """Return the box that the tasks of `block` read, which is clipped to the volume."""
+        own, reach = self.plan.blocks.box(block), self.plan.reach
+        start = tuple(a - r for a, r in zip(own.start, reach, strict=True))
+        return Box(start, tuple(b + r for b, r in zip(own.stop, reach, strict=True))) & self.plan.box
+
+    def _lacks_fragments(self, block: int) -> bool:
+        return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self._around(block)))
+
+    def _lacks_finer(self, level: int, shard: int) -> bool:
+        box = self.plan.shards(level).box(shard).scaled(self.plan.step(level))
+        finer = self.paint if level == 1 else self.pyramid[level - 2]
+        return not all(finer.done[n] for n in self.plan.shards(level - 1).touching(box))
+
+
+@dataclass
+class SegmentationResult(WorkReport):
+    """How a segmentation ended.
+
+    Attributes:
+        plan: of the segmentation.
+        num_objects: rows of the table, 0 before there is one.
+        stage_seconds: of workers, by stage, over all sessions.
+    """
+
+    num_objects: int = 0
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    was_complete: bool = False
+
+    @property
+    def out(self) -> str:
+        """The labels."""
+        return str(self.plan.out)
+
+    @property
+    def table(self) -> Path:
+        """The CSV file of objects."""
+        return self.folder / TABLE
 
 
 def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:
@@ -129,163 +190,116 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
     return plan
 
 
-def segment(
-    plan: SegmentPlan,
-    start: Start,
-    *,
-    fresh: bool = False,
-    on_progress: OnProgress = lambda stage, done, total: None,
-    on_begin: Callable[[WorkerPool], None] = lambda workers: None,
-    site: str = "",
-    same_input: bool = False,
-    is_outside: bool = True,
-) -> SegmentationResult:
+class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
+    """A segmentation of a volume; arguments as of `OutputWork`."""
+
+    what: ClassVar[str] = "segmentation"
+
+    def volumes(self) -> dict[str, Volume]:
+        """Return what the plan reads, by what it is."""
+        return {"volume": self.plan.source()}
+
+    def schedule(self) -> SegmentSchedule:
+        """Return the stages of the segmentation."""
+        return SegmentSchedule(self.plan, self.feed, self.readers)
+
+    def shards(self) -> list[Shard]:
+        """Return the shards that were written, by the journal, with their checksums."""
+        boxes = ((level, self.plan.shards(level).box(n), sums) for (level, n), sums in written(self.folder).items())
+        return [Shard(level, box, box, sums) for level, box, sums in boxes]
+
+    def phases(self, pool: WorkerPool, session: Session) -> Steps[SegmentationResult]:
+        """Do the stages that are not done yet."""
+        plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
+        assert isinstance(schedule, SegmentSchedule)
+        check_memory(plan, pool.worker_bytes)
+        job = SegmentJob(str(self.folder.path), plan.identity, session.name)
+        tasks.prepare(job)
+        if not any(stage.num_done for stage in schedule.stages):
+            yield from self._estimate(pool)
+        submit = partial(_submit, pool, job)
+        yield from session.finish(self.phase(session, schedule, submit, only=("pieces", "edges")))
+        if schedule.edges.num_done == schedule.edges.num_units:
+            if not schedule.graph.num_done:
+                _check_graph(plan, session.journal)
+            schedule.graph.look_again()
+            yield from session.finish(self.phase(session, schedule, submit, only=("graph",)))
+        if schedule.graph.num_done:
+            create_output(plan)
+            schedule.open_readers()
+            schedule.paint.look_again()
+            rest = ("paint", *(stage.name for stage in schedule.pyramid))
+            yield from session.finish(self.phase(session, schedule, submit, only=rest))
+        return self._report(session, schedule.missing(session.reasons), time.perf_counter() - began)
+
+    def _estimate(self, pool: WorkerPool) -> Steps[None]:
+        if self.listener.on_estimate is not None and self.feed is None:
+            for times in (yield from forecast_labels(self.plan, pool)):
+                self.listener.on_estimate(times)
+
+    def _report(self, session: Session, missing: list[Missing], seconds: float) -> SegmentationResult:
+        _, totals, _ = self.resumed()
+        result = graph_result(self.folder)
+        return SegmentationResult(
+            self.plan,
+            self.folder.path,
+            missing,
+            session.totals,
+            seconds,
+            first_task=session.first_task,
+            num_objects=0 if result is None else result[0],
+            stage_seconds={name: took.seconds for name, took in totals.items()},
+        )
+
+    def closed(self, session: Session, report: SegmentationResult | None) -> SegmentationResult:
+        """Return the report, after scratch was deleted and the output was given what it says of how it was made."""
+        was_complete = report is None
+        report = report or self._report(session, [], 0.0)
+        report.was_complete = was_complete
+        if report.is_whole:
+            self._delete_scratch()
+            if not (was_complete and is_sealed(self.folder)):
+                seal(self.folder, self.plan, FORMAT, {})
+        return report
+
+    def _delete_scratch(self) -> None:
+        self.clean()
+        for name in (IDS, FRAGMENTS, EDGES):
+            if (self.folder.path / name).exists():
+                delete(self.folder.path / name)
+        (self.folder.path / NAMES).unlink(missing_ok=True)
+        for path in paths.partial_files(self.folder.path):
+            path.unlink(missing_ok=True)
+
+
+def _submit(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int]) -> Future[Record]:
+    """Submit a task of `stage`; that of a coarser level says which in its name."""
+    name, _, level = stage.partition(" ")
+    return pool.submit(APPS[name], dataclasses.replace(job, level=int(level or 0)), units[0])
+
+
+def graph_result(folder: RunFolder) -> tuple[int, int] | None:
+    """Return the number of objects and the checksum of their table, None before the graph is done."""
+    records = (record for record in read_records(folder.journal) if record.stage == "graph" and record.done)
+    return next((record.result for record in records), None)  # type: ignore[return-value]
+
+
+def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:
     """Do the tasks of `plan` that are not done yet, and return the result.
 
     Args:
         plan: from `plan_segmentation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
-        fresh: delete the output and its run's folder, and start over.
-        on_progress: called with a stage, the number of its finished tasks, and the number of its tasks.
-        on_begin: called with the workers before the first task of a new segmentation.
-        site: name of the site, for the output's attributes.
-        same_input, is_outside: as of `workflow.driver.execute`.
+        listener: whom to tell; one that asks for an estimate gets it before the first task of a new segmentation.
+        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way.
         PlanError: a task needs more memory than a worker has.
-        RunStopped: a block fails, or the graph needs more memory than the recipe gives it.
+        RunStopped: too many blocks fail, or the graph needs more memory than the recipe gives it.
     """
-    began = time.perf_counter()
-    folder = RunFolder.from_output(paths.locate(plan.out))
-    with folder.locked() as session:
-        _claim(folder, plan, fresh)
-        inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
-        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
-            done = LabelProgress.from_journal(folder.journal)
-            was_complete = done.is_complete(plan)
-            if was_complete:
-                check_present(plan.out, done.shards(plan))
-            else:
-                plan.store(folder.path)
-                store_identities(folder.inputs, inputs)
-                job = SegmentJob(str(folder.path), plan.identity, session)
-                tasks.prepare(job)
-                with start(folder.parsl) as workers:
-                    check_memory(plan, getattr(workers, "worker_bytes", None))
-                    if not any(done.results.values()):
-                        on_begin(workers)
-                    for stage in stages_of(plan):
-                        listener = _listener(on_progress, presence)
-                        _do(stage, dataclasses.replace(job, level=stage.level), workers, journal, listener)
-            progress = LabelProgress.from_journal(folder.journal)
-            if not progress.metadata:
-                _close(folder, plan, journal, site)
-            seconds = time.perf_counter() - began
-            by_stage = {name: totals.seconds for name, totals in progress.totals.items()}
-            table = folder.path / TABLE
-            return SegmentationResult(plan.out, table, progress.num_objects, seconds, by_stage, was_complete)
-
-
-def _listener(on_progress: OnProgress, presence: Presence) -> OnProgress:
-    """Return a listener that calls `on_progress` at once, and updates the run's folder now and then."""
-
-    def report(stage: str, done: int, total: int) -> None:
-        on_progress(stage, done, total)
-        presence.tell({stage: StageNote(done, total)})
-
-    return report
-
-
-@dataclass
-class LabelProgress:
-    """Progress of a segmentation, from its journal.
-
-    Attributes:
-        results: results of finished units, by stage and unit.
-        totals: time and memory of tasks, by stage.
-        failed: reasons of the latest failures, by stage and unit, of units that are not done.
-        sums: `checksums.take` of each written shard, by level and shard.
-        metadata: checksum of each file of metadata in the output; empty before it is closed.
-    """
-
-    results: defaultdict[str, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
-    totals: dict[str, Totals] = field(default_factory=dict)
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)
-    sums: dict[tuple[int, int], str] = field(default_factory=dict)
-    metadata: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def from_journal(cls, path: Path) -> LabelProgress:
-        """Return the progress in the journal at `path`; none where there is no journal."""
-        progress = cls()
-        for record in read_records(path):
-            if record.stage == METADATA_STAGE:
-                progress.metadata = {name: int(crc, 16) for name, crc in record.result}
-            else:
-                progress._add(record)
-        return progress
-
-    def _add(self, record: Record) -> None:
-        self.results[record.stage].update(dict.fromkeys(record.done, record.result))
-        self.failed |= {(record.stage, unit): reason for unit, reason in record.failed}
-        for unit in record.done:
-            self.failed.pop((record.stage, unit), None)
-        self.sums |= {(level, shard): sums for level, shard, sums in record.sums}
-        if record.done:
-            self.totals.setdefault(record.stage, Totals()).add(record)
-
-    @property
-    def num_objects(self) -> int:
-        """Number of objects, from the finished graph."""
-        return self.results["graph"][0][0]
-
-    @property
-    def table_sum(self) -> int | None:
-        """Checksum of the table of objects; None before the graph is done, and of earlier versions."""
-        return next(iter(self.results["graph"].get(0, ())[1:]), None)
-
-    def shards(self, plan: SegmentPlan) -> list[Shard]:
-        """Return each written shard with its checksums."""
-        boxes = ((level, plan.shards(level).box(shard), sums) for (level, shard), sums in self.sums.items())
-        return [Shard(level, box, box, sums) for level, box, sums in boxes]
-
-    def is_complete(self, plan: SegmentPlan) -> bool:
-        """Return whether every level of `plan` is written."""
-        return all(len(self.results[stage.name]) == stage.num_units(plan) for stage in stages_of(plan))
-
-
-def _claim(folder: RunFolder, plan: SegmentPlan, fresh: bool) -> None:
-    """Refuse a folder or output of another run; delete both for a fresh start."""
-    out = paths.locate(plan.out)
-    if isinstance(out, Remote):
-        try_writing(out)
-    is_ours = (folder.path / LABEL_FILE).is_file()
-    if folder.plan_file.is_file():
-        raise RunError(f"{folder.path} holds a run of a net; choose another --out")
-    if paths.exists(out) and not is_ours:
-        raise RunError(f"{out} exists and no segmentation in {folder.path} made it; choose another --out")
-    if fresh:
-        delete(out)  # first: only its folder knows whose it is
-        folder.clear()
-        return
-    check_same(folder, plan)
-    if not paths.exists(out) and LabelProgress.from_journal(folder.journal).results["paint"]:
-        raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
-
-
-def check_same(folder: RunFolder, plan: SegmentPlan) -> None:
-    """Refuse to resume a segmentation other than `plan`.
-
-    Raises:
-        RunError: naming the differences.
-    """
-    old = SegmentPlan.load(folder.path)
-    if old is not None and old.identity != plan.identity:
-        raise RunError(
-            f"{folder.path} holds a segmentation with another recipe or input ({'; '.join(old.changes(plan))}); "
-            "restore it to go on, choose another --out, or use --fresh to start over"
-        )
+    work = SegmentWork(plan, Options(**options), listener)
+    return perform(work, partial(start, work.folder.parsl))
 
 
 def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:
@@ -302,36 +316,18 @@ def check_memory(plan: SegmentPlan, worker_bytes: int | None) -> None:
         )
 
 
-def _do(stage: SegmentStage, job: SegmentJob, workers: WorkerPool, journal: Journal, on_progress: OnProgress) -> None:
-    """Do the unfinished tasks of `stage`."""
-    plan, done = job.plan, LabelProgress.from_journal(journal.path)
-    total = stage.num_units(plan)
-
-    def note(unit: int, reason: str) -> None:
-        journal.append(Record(stage.name, (), ((unit, reason),), started=time.time()))
-
-    if stage.name == "graph" and not done.results["graph"]:
-        _check_graph(plan, done, note)
-    if stage.name == "paint":
-        create_output(plan)
-    num_done = len(done.results[stage.name])
-    on_progress(stage.name, num_done, total)
-    units = [unit for unit in range(total) if unit not in done.results[stage.name]]
-    for _, record in finished(workers, stage.app, job, units, stage.verb, on_failure=note):
-        journal.append(record)
-        num_done += 1
-        on_progress(stage.name, num_done, total)
-
-
-def _check_graph(plan: SegmentPlan, done: LabelProgress, note: Callable[[int, str], None]) -> None:
-    """Refuse a graph that needs more memory than the recipe gives it, and `note` the reason.
+def _check_graph(plan: SegmentPlan, journal: Journal) -> None:
+    """Refuse a graph that needs more memory than the recipe gives it, and note the reason.
 
     Raises:
         RunStopped: naming both.
     """
-    num_fragments = sum(number for number, _ in done.results["pieces"].values())
-    num_joins = sum(joins for joins, _ in done.results["edges"].values())
-    num_edges = sum(edges for _, edges in done.results["edges"].values())
+    num_fragments = num_joins = num_edges = 0
+    for record in journal.records():
+        if record.stage == "pieces" and record.done:
+            num_fragments += record.result[0]
+        elif record.stage == "edges" and record.done:
+            num_joins, num_edges = num_joins + record.result[0], num_edges + record.result[1]
     needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
     if needed > plan.recipe.output.graph_gib * GIB:
         reason = (
@@ -339,40 +335,5 @@ def _check_graph(plan: SegmentPlan, done: LabelProgress, note: Callable[[int, st
             f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
             "a larger objects.background, or more objects.smooth"
         )
-        note(0, reason)
+        journal.append(Record("graph", (), ((0, reason),), started=time.time()))
         raise RunStopped(reason)
-
-
-def is_segmented(plan: SegmentPlan, folder: RunFolder) -> bool:
-    """Return whether the labels of `plan` are complete, by the journal in `folder`."""
-    if SegmentPlan.load(folder.path) != plan:
-        return False
-    return LabelProgress.from_journal(folder.journal).is_complete(plan)
-
-
-def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) -> None:
-    """Delete scratch and leftovers of killed writers, write the run's attributes, and note the metadata's checksums."""
-    out = paths.locate(plan.out)
-    for path in remove_leftovers(out):
-        log.info("deleted %s, which a killed writer left", path)
-    for name in (IDS, FRAGMENTS, EDGES):
-        if (folder.path / name).exists():
-            delete(folder.path / name)
-    (folder.path / NAMES).unlink(missing_ok=True)
-    for path in paths.partial_files(folder.path):
-        path.unlink(missing_ok=True)
-    records = [record for record in journal.records() if record.done]
-    time_format = "%Y-%m-%dT%H:%M:%SZ"
-    attributes = {
-        "site": site,
-        "started": time.strftime(time_format, time.gmtime(min(record.started for record in records))),
-        "ended": time.strftime(time_format, time.gmtime(max(record.started + record.seconds for record in records))),
-        "hosts": sorted({record.host for record in records}),
-        "output": plan.out,
-        "folder": plan.search_path,
-    }
-    create_groups(out, f"{RUN_KEY}/attributes", "zarr3")
-    merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": attributes})})
-    keys = (level_key(level) for level in range(len(plan.factors)))
-    sums = metadata_sums(out, ["", *keys, RUN_KEY], METADATA_NAMES)
-    journal.append(Record(METADATA_STAGE, (), result=sums, started=time.time()))

@@ -20,7 +20,7 @@ import numpy as np
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.task import Outcomes, work
-from volpipe.blockwise.task_pool import gather
+from volpipe.blockwise.work import Steps, each
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
@@ -113,7 +113,7 @@ class SegmentTrial:
     folder: str
 
 
-def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> SegmentTimes:
+def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[SegmentTimes]:
     """Return the forecast of `trial`'s segmentation, from blocks that all workers try at the same time.
 
     Raises:
@@ -122,20 +122,21 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> SegmentT
     num_workers, folder = max(1, workers.slots["cpu"]), Path(trial.folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        results = gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried")
-        costs = [SegmentCosts(*values) for values in results]
+        num = min(num_workers, MOST_WORKERS)
+        records = yield from each("trial", "try_segmentation", lambda number: (trial, number), num)
+        costs = [SegmentCosts(*record.result) for record in records]
     finally:
         delete(folder)
     return segment_times(trial, _mean(costs), num_workers)
 
 
-def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> list[SegmentTimes]:
+def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[SegmentTimes]]:
     """Return the forecast of `plan`; [] where trying blocks would cost much of the whole, or fails."""
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
     folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
     try:
-        return [calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers)]
+        return [(yield from calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers))]
     except RunStopped as error:  # the segmentation names the blocks that fail
         log.warning("no block could be tried: %s", error)
         return []
@@ -277,7 +278,7 @@ def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path)
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
     """Return the costs of segmenting all of `plan` in `folder`; `read_seconds` and `start_seconds` are 0."""
-    plan.store(folder)
+    RunFolder(folder).store(plan)
     job = SegmentJob(str(folder), plan.identity, HELD)
     label_tasks.prepare(job)
     for level in range(len(plan.factors)):

@@ -6,22 +6,22 @@ Not here: the tasks (tasks). Blocks are computed from their number, never listed
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from volpipe.errors import PlanError, RunError
+from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up
 from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
-from volpipe.volumes.storage.paths import atomic_write
+from volpipe.recipes.toml import differences
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import View, Volume, open_volume, with_view
 
-LABEL_FILE = "label.json"
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
 MANY = 1 << 30  # voxels of a volume with large blocks
 # Per voxel of a block, beside its input: indices, ids, keys of pairs. 39 - 18, 55 - 18 and 127 - 18 were measured on
@@ -47,6 +47,7 @@ class SegmentPlan(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True)
+    FILE: ClassVar[str] = "label.json"  # in a run's folder
 
     recipe: SegmentRecipe
     path: str

@@ -6,52 +6,22 @@ Not here: the segmentation (driver), or printing (cli.segment, cli.verify).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from volpipe.blockwise.failures import Missing, last_line
-from volpipe.blockwise.journal import Totals
 from volpipe.errors import RunError
 from volpipe.inference.output import level_key
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import Recomputed, Verdict, check_files, judge
-from volpipe.segmentation.driver import LabelProgress, stages_of
+from volpipe.runs.verify import Recomputed, Verdict, check_files, judge, metadata_of, written
+from volpipe.segmentation.driver import SegmentWork, graph_result
 from volpipe.segmentation.fragments import find_fragments
-from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import TABLE
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_writer
-
-
-@dataclass(frozen=True)
-class LabelStatus:
-    """The status of a segmentation, from its journal.
-
-    Attributes:
-        units: number of tasks by stage, in order.
-        totals: time and memory of finished tasks by stage, in order.
-        missing: units whose latest try failed.
-        num_objects: None before the graph is done.
-        is_complete: whether every level is written and the output exists.
-        is_gone: whether the journal notes labels and the output does not exist.
-    """
-
-    plan: SegmentPlan
-    folder: Path
-    units: dict[str, int]
-    totals: dict[str, Totals]
-    missing: list[Missing]
-    num_objects: int | None
-    is_complete: bool
-    is_gone: bool
-
-    @property
-    def table(self) -> Path:
-        return self.folder / TABLE
 
 
 def find_labels(output: str | Path) -> tuple[RunFolder, SegmentPlan] | None:
@@ -61,33 +31,10 @@ def find_labels(output: str | Path) -> tuple[RunFolder, SegmentPlan] | None:
         RunError: the plan is damaged, or of another version.
     """
     place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
-    is_folder = isinstance(place, Path) and (place / LABEL_FILE).is_file()
+    is_folder = isinstance(place, Path) and (place / SegmentPlan.FILE).is_file()
     folder = RunFolder(place) if is_folder and isinstance(place, Path) else RunFolder.from_output(place)
-    plan = SegmentPlan.load(folder.path)
+    plan = folder.load(SegmentPlan)
     return None if plan is None else (folder, plan)
-
-
-def inspect_labels(output: str | Path) -> LabelStatus | None:
-    """Return the status of the labels `output`, or of that run folder; None of anything else."""
-    labels = find_labels(output)
-    if labels is None:
-        return None
-    folder, plan = labels
-    progress, stages = LabelProgress.from_journal(folder.journal), {stage.name: stage for stage in stages_of(plan)}
-    is_gone = bool(progress.results["paint"]) and not paths.exists(paths.locate(plan.out))
-    return LabelStatus(
-        plan,
-        folder.path,
-        {name: stage.num_units(plan) for name, stage in stages.items()},
-        {name: progress.totals.get(name, Totals()) for name in stages},
-        [
-            Missing(name, unit, stages[name].box(plan, unit), last_line(reason))
-            for (name, unit), reason in sorted(progress.failed.items())
-        ],
-        progress.num_objects if progress.results["graph"] else None,
-        progress.is_complete(plan) and not is_gone,
-        is_gone,
-    )
 
 
 def verify_labels(folder: RunFolder, plan: SegmentPlan) -> Verdict:
@@ -101,14 +48,14 @@ def verify_labels(folder: RunFolder, plan: SegmentPlan) -> Verdict:
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
             "restore the folder, or segment with --fresh to make both again"
         )
-    progress = LabelProgress.from_journal(folder.journal)
-    if not progress.sums:
+    shards, result = SegmentWork(plan).shards(), graph_result(folder)
+    if not shards:
         raise RunError(f"the segmentation in {folder.path} has written no labels; `volpipe segment` goes on with it")
-    verdict = check_files(plan.out, progress.shards(plan), progress.metadata, len(plan.factors))
-    if progress.table_sum is not None and progress.table_sum != checksums.ABSENT:
+    verdict = check_files(plan.out, shards, metadata_of(folder), len(plan.factors))
+    if result is not None and result[1] != checksums.ABSENT:
         verdict.num_files += 1
-        judge(verdict.differences, folder.path / TABLE, progress.table_sum, "")
-    verdict.num_unwritten = sum(len(plan.shards(level)) for level in range(len(plan.factors))) - len(progress.sums)
+        judge(verdict.differences, folder.path / TABLE, result[1], "")
+    verdict.num_unwritten = sum(len(plan.shards(level)) for level in range(len(plan.factors))) - len(shards)
     return verdict
 
 
@@ -121,9 +68,9 @@ def recompute_labels(folder: RunFolder, plan: SegmentPlan, num_blocks: int, seed
         RunError: the input volume has another shape or type now.
     """
     reader = _reader(plan)
-    written = sorted(LabelProgress.from_journal(folder.journal).results["paint"])
+    blocks = sorted(shard for level, shard in written(folder) if level == 0)
     rng = np.random.default_rng(seed)
-    sample = rng.choice(written, size=min(num_blocks, len(written)), replace=False)
+    sample = rng.choice(blocks, size=min(num_blocks, len(blocks)), replace=False)
     for block in sorted(map(int, sample)):
         box = plan.blocks.box(block)
         labels = open_writer(plan.out, level_key(0)).read(box)

@@ -9,11 +9,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError
 from volpipe.estimation.calibrate import TooSlowError, calibrate
 from volpipe.estimation.estimate import Estimate, timed_alone
@@ -223,7 +225,17 @@ def _highest(stages: Iterable[tuple[float, float]]) -> float:
     return most
 
 
-def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None, *, tries: bool = False) -> FlowCost:
+def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None) -> FlowCost:
+    """Return the forecast of the stages of `plan`, by what is known of times; arguments as of `forecast_stages`."""
+    steps = forecast_stages(plan, pool, tries=False)
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("without trials nothing is waited for")
+
+
+def forecast_stages(plan: FlowPlan, pool: WorkerPool | None, *, tries: bool) -> Steps[FlowCost]:
     """Return the forecast of the stages of `plan`.
 
     Args:
@@ -238,47 +250,48 @@ def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None, *, tries: bool
     costs: list[StageCost] = []
     for stage in plan.stages:
         with named(stage.name):
-            costs.append(_forecast_stage(stage, costs, pool, plan.folder.rehearsal if tries else None))
+            cost = yield from _forecast_stage(stage, costs, pool, plan.folder.rehearsal if tries else None)
+            costs.append(cost)
     known = {} if pool is None or tries else known_times(plan, pool.slots["cpu"])
     return FlowCost(plan, tuple(replace(cost, times=known.get(cost.stage.name, cost.times)) for cost in costs))
 
 
 def _forecast_stage(
     stage: StagePlan, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
-) -> StageCost:
+) -> Steps[StageCost]:
     """Return the forecast of `stage`; blocks are tried in the folder `trials`, if it is given.
 
     Complete stages are tried too, where their input exists.
     """
     if isinstance(stage.work, Evaluation):
-        return StageCost(stage, times=_try_scores(stage, stage.work, earlier, pool, trials))
+        return StageCost(stage, times=(yield from _try_scores(stage.work, earlier, pool, trials)))
     pending, share_left = _pending_input(stage, earlier), 0.0 if is_complete(stage) else 1.0
     if isinstance(stage.work, SegmentPlan):
         _check_label_memory(stage.work, pool)
         voxel_bytes = pending.voxel_bytes if pending is not None else _whole_voxel(stage.given)
         times = None
         if pool is not None and trials is not None:
-            times = calibrate_segmentation(SegmentTrial(stage.work, stage.given, pending is None, str(trials)), pool)
+            trial = SegmentTrial(stage.work, stage.given, pending is None, str(trials))
+            times = yield from calibrate_segmentation(trial, pool)
         return StageCost(stage, ResourceNeeds.from_labels(stage.work, voxel_bytes), None, share_left, times)
     if pool is None or trials is None or not share_left:
         return StageCost.from_forecast(stage, forecast(stage.work, stage.folder, pool, pending=pending), share_left)
     with stage.folder.locked():
         if pending is None:
-            return StageCost.from_forecast(stage, forecast_calibrated(stage.work, stage.folder, pool))
-        return StageCost.from_forecast(stage, _forecast_pending(stage, stage.work, pending, pool))
+            return StageCost.from_forecast(stage, (yield from forecast_calibrated(stage.work, stage.folder, pool)))
+        return StageCost.from_forecast(stage, (yield from _forecast_pending(stage, stage.work, pending, pool)))
 
 
 def _try_scores(
-    stage: StagePlan,
     evaluation: Evaluation,
     earlier: Sequence[StageCost],
     pool: WorkerPool | None,
     trials: Path | None,
-) -> ScoreTime | None:
+) -> Steps[ScoreTime | None]:
     if pool is None or trials is None:
         return None
     missing = {str(cost.stage.out) for cost in earlier if not is_complete(cost.stage)}
-    return calibrate_evaluation(evaluation, missing, pool, trials)
+    return (yield from calibrate_evaluation(evaluation, missing, pool, trials))
 
 
 def _check_label_memory(plan: SegmentPlan, pool: WorkerPool | None) -> None:
@@ -303,7 +316,7 @@ def _pending_input(stage: StagePlan, earlier: Sequence[StageCost]) -> PendingInp
     return PendingInput(stage.given, rates.output_bytes if rates is not None else _whole_voxel(stage.given))
 
 
-def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, pool: WorkerPool) -> Forecast:
+def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, pool: WorkerPool) -> Steps[Forecast]:
     """Return the forecast of `plan` after blocks of it were tried over an array of zeros, which is deleted.
 
     It gives times and memory. Bytes stay upper bounds, for zeros do not compress as real voxels do.
@@ -316,13 +329,13 @@ def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, pool:
     zeros_like(stage.given, place)
     try:
         stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        rates = calibrate(stand_in, result.sample.normalise, pool, result.slots.gpu, stage.folder.rehearsal).rates
+        calibration = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, stage.folder.rehearsal)
     except TooSlowError as error:
         log.warning("%s", error)
         return result
     finally:
         delete(place)
-    return forecast(plan, stage.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
+    return forecast(plan, stage.folder, pool, pending=replace(pending, rates=timed_alone(calibration.rates, plan)))
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
@@ -334,8 +347,13 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
         PlanError: a worker cannot hold a block.
         RunStopped: a block cannot be computed.
     """
-    with plan.folder.locked(), logging_to(plan.folder.log), start(plan.folder.parsl) as pool:
-        result = forecast_flow(plan, pool, tries=True)
-        times = [(cost.stage, cost.times) for cost in result.stages if cost.times is not None]
-        store_times(plan, times, pool.slots["cpu"])
-        return result
+
+    def steps() -> Steps[FlowCost]:
+        with plan.folder.locked(), logging_to(plan.folder.log):
+            pool: WorkerPool = yield POOL
+            result = yield from forecast_stages(plan, pool, tries=True)
+            times = [(cost.stage, cost.times) for cost in result.stages if cost.times is not None]
+            store_times(plan, times, pool.slots["cpu"])
+            return result
+
+    return perform(Errand("plan", steps), partial(start, plan.folder.parsl))

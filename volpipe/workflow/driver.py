@@ -112,7 +112,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     what: ClassVar[str] = "run"
 
-    def inputs(self) -> dict[str, Volume]:
+    def volumes(self) -> dict[str, Volume]:
         """Return what the plan reads, by what it is."""
         plan, inputs = self.plan, {"volume": self.plan.source.volume()}
         return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
@@ -180,11 +180,12 @@ class RunWork(OutputWork[Plan, Report]):
             forecast = yield from forecast_run(
                 selection, folder, pool, schedule.share_left, is_pending=self.feed is not None
             )
-            self.listener.on_estimate(forecast)
+            if self.listener.on_estimate is not None:
+                self.listener.on_estimate(forecast)
             forecast.check(schedule.share_left)
             job = dataclasses.replace(job, cells=selection.fingerprint)
             normalise = yield from measured(self, session, pool, job)
-            self._create_output(session, selection, normalise)
+            self._create_output(selection, normalise)
             schedule.open_readers()
             job = dataclasses.replace(job, shift=normalise.shift, scale=normalise.scale)
             job.tensors.create()
@@ -220,8 +221,8 @@ class RunWork(OutputWork[Plan, Report]):
             )
         schedule.limit(only)
 
-    def _create_output(self, session: Session, selection: Selection, normalise: Affine) -> None:
-        create_output(self.plan, origin(selection, normalise, session.inputs["volume"].fingerprint))
+    def _create_output(self, selection: Selection, normalise: Affine) -> None:
+        create_output(self.plan, origin(selection, normalise, self.inputs["volume"].fingerprint))
 
     def closed(self, session: Session, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
@@ -235,7 +236,7 @@ class RunWork(OutputWork[Plan, Report]):
             self._delete_scratch()
         if not (was_complete and is_sealed(self.folder)):
             if is_whole:
-                self._know_input(session, selection, report)
+                self._know_input(selection, report)
                 report.seams = _seams(selection)
                 _write_displays(self.plan)
             seal(self.folder, self.plan, ARRAY_FORMATS[self.plan.recipe.output.format], _findings(report))
@@ -246,13 +247,13 @@ class RunWork(OutputWork[Plan, Report]):
         if not self.options.keep_tensors:
             Tensors(self.plan, self.folder.path).remove()
 
-    def _know_input(self, session: Session, selection: Selection, report: Report) -> None:
+    def _know_input(self, selection: Selection, report: Report) -> None:
         """Note what the input is, which other work has written by now."""
         if self.feed is None or report.normalise is None:
             return
-        session.inputs["volume"] = identify(self.plan.source.volume())
-        store_identities(self.folder.inputs, session.inputs)
-        self._create_output(session, selection, report.normalise)
+        self.inputs["volume"] = identify(self.plan.source.volume())
+        store_identities(self.folder.inputs, self.inputs)
+        self._create_output(selection, report.normalise)
 
 
 def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options: Any) -> Report:  # Any: of Options

@@ -1,53 +1,44 @@
-"""A flow, run: its stages one after the other on one site, which is started once; interrupted, it goes on where it was.
+"""A flow, run: its stages side by side on one site, each as far as what it reads is written; resumed stage by stage.
 
-Not here: how one stage runs (driver, evaluation.evaluate), or what all of them take (cost). Each stage keeps a run of
-its own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the lock.
+Not here: how one stage runs (driver, segmentation, evaluation), or what all of them take (cost). Each stage keeps a run
+of its own beside its output, and is resumed by that; the flow's folder holds the names of the stages, a log and the
+lock.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from volpipe.blockwise.journal import Totals, read_records
+from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.logs import logging_to
-from volpipe.blockwise.loop import TOLERATED_SHARE
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation, Scores, describe_evaluation, describe_scores, evaluate
+from volpipe.evaluation.evaluate import Evaluation, EvaluationWork
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import present
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.worker import PLAN_FILE
-from volpipe.segmentation import driver
-from volpipe.segmentation.driver import OnProgress, SegmentationResult, is_segmented, segment
-from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, OutputWork, WorkReport, check_free
+from volpipe.segmentation.driver import SegmentWork
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow.driver import SILENT, Listener, Report, delete_output, execute, inspect_run
+from volpipe.workflow.driver import RunWork
 from volpipe.workflow.plan import FlowPlan, StagePlan
 
 FLOW_FILE = "flow.json"
-
-
-@dataclass(frozen=True)
-class FlowOptions:
-    """What holds for every stage that is a run; as the arguments of `execute`."""
-
-    keep_tensors: bool = False
-    site: str = ""
-    tolerated: float = TOLERATED_SHARE
-    same_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,33 +46,23 @@ class StageReport:
     """How one stage ended.
 
     Attributes:
-        is_whole: whether later stages may read what it made.
-        was_complete: whether there was nothing left to do.
+        report: of its work.
         seconds: that it took in this session.
-        run: how its run ended, of one that ran.
-        labels: how a labelling ended.
-        scores: of an evaluation that was done now.
-        totals: what tasks took in this session, by what they did; of an evaluation nobody knows.
         is_new: whether all of it was done in this session.
     """
 
     stage: StagePlan
-    is_whole: bool
-    was_complete: bool
+    report: WorkReport
     seconds: float
-    run: Report | None = None
-    labels: SegmentationResult | None = None
-    scores: Scores | None = None
-    totals: Mapping[str, Totals] = field(default_factory=dict)
     is_new: bool = True
 
     @property
     def read_bytes(self) -> int:
-        return sum(each.read_bytes for each in self.totals.values())
+        return sum(each.read_bytes for each in self.report.totals.values())
 
     @property
     def written_bytes(self) -> int:
-        return sum(each.written_bytes for each in self.totals.values())
+        return sum(each.written_bytes for each in self.report.totals.values())
 
 
 @dataclass
@@ -93,29 +74,29 @@ class FlowReport:
     seconds: float = 0.0
 
     @property
-    def is_complete(self) -> bool:
-        return len(self.stages) == len(self.plan.stages) and all(stage.is_whole for stage in self.stages)
+    def is_whole(self) -> bool:
+        """Whether all stages are complete."""
+        return len(self.stages) == len(self.plan.stages) and all(stage.report.is_whole for stage in self.stages)
 
     @property
     def was_complete(self) -> bool:
-        return self.is_complete and all(stage.was_complete for stage in self.stages)
+        return self.is_whole and all(stage.report.was_complete for stage in self.stages)
 
 
 @dataclass(frozen=True)
 class FlowListener:
-    """Whom the driver tells: of the workers when they are started, of the stage that begins, and of how it ended.
+    """Callbacks: the workers when they are started, a stage that begins, and how it ended.
 
-    `of_run` listens to a run, `of_labels` to a labelling. What they raise ends the flow.
+    `of_stage` returns the listener of a stage's own work. What they raise ends the stage.
     """
 
     on_stage: Callable[[StagePlan], None] = lambda stage: None
     on_end: Callable[[StageReport], None] = lambda report: None
     on_workers: Callable[[WorkerPool], None] = lambda workers: None
-    of_run: Callable[[Plan], AbstractContextManager[Listener]] = lambda plan: nullcontext(SILENT)
-    of_labels: Callable[[], AbstractContextManager[OnProgress]] = lambda: nullcontext(lambda name, done, total: None)
+    of_stage: Callable[[StagePlan], Listener] = lambda stage: SILENT
 
 
-QUIET, PLAIN = FlowListener(), FlowOptions()
+QUIET = FlowListener()
 
 
 class Entry(BaseModel):
@@ -134,59 +115,155 @@ class Entry(BaseModel):
         return RunFolder(Path(self.folder))
 
 
-def execute_flow(
-    plan: FlowPlan,
-    start: Start,
-    *,
-    fresh: bool = False,
-    options: FlowOptions = PLAIN,
-    listener: FlowListener = QUIET,
-) -> FlowReport:
-    """Run the stages of `plan` that are not complete, in order, and return how that ended.
+class StageWork:
+    """The work of a stage, begun when what it reads has begun to be written."""
 
-    A stage with parts missing is the last that is begun.
+    def __init__(self, stage: StagePlan, options: Options, listener: FlowListener, source: Feed | None) -> None:
+        self.stage, self.listener, self.source = stage, listener, source
+        options = dataclasses.replace(options, fresh=False, is_outside=stage.reads == VOLUME)
+        self.work = work_of(stage, options, listener.of_stage(stage), source)
+        self.began = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    def steps(self) -> Steps[StageReport | None]:
+        """Do the work and return how it ended; None where what it reads was never begun."""
+        with named(self.stage.name):
+            source = self.source
+            if source is not None:
+                yield Until(lambda: source.is_closed or (source.is_open and not self._needs_all))
+                if not source.is_open:
+                    return None
+                _check_given(self.stage)
+            is_new = isinstance(self.stage.work, Evaluation) or not is_begun(self.stage)
+            self.listener.on_stage(self.stage)
+            self.began = time.monotonic()
+            report = yield from self.work.steps()
+        return StageReport(self.stage, report, time.monotonic() - self.began, is_new)
+
+    @property
+    def _needs_all(self) -> bool:
+        """Whether it must wait for all of what it reads: scores of labels look at them first."""
+        work = self.stage.work
+        return isinstance(work, Evaluation) and (work.kind == "labels" or work.given is not None)
+
+
+class FlowWork:
+    """The stages of a plan that are not complete, side by side.
+
+    Args:
+        plan: as `plan_flow` made it.
+        options: for every stage; `fresh` deletes the outputs of all and the runs that made them.
+        listener: whom to tell.
+    """
+
+    def __init__(self, plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> None:
+        self.plan, self.options, self.listener, self.folder = plan, options, listener, plan.folder
+
+    @property
+    def name(self) -> str:
+        return str(self.plan.out)
+
+    def steps(self) -> Steps[FlowReport]:
+        """Do what is not done yet, and return how that ended.
+
+        Raises:
+            VolpipeError: a stage cannot be done; the message names it.
+        """
+        plan, began, ended = self.plan, time.monotonic(), dict[str, Ended[StageReport | None]]()
+
+        def on_end(of_stage: Ended[Any]) -> None:  # Any: how a stage ended, None where it was not begun
+            ended[of_stage.work.name] = of_stage
+            if of_stage.result is not None:
+                self.listener.on_end(of_stage.result)
+
+        with self.folder.locked() as session:
+            self._claim()
+            with logging_to(self.folder.log), present(self.folder.path, session):
+                if not all(map(is_complete, plan.stages)):
+                    self.listener.on_workers((yield POOL))
+                works = self._works()
+                yield Together(works, on_end, at_once=len(works), latest_first=True)
+                errors = [ended[stage.name].error for stage in plan.stages]
+                for error in filter(None, errors):
+                    raise error
+        results = [ended[stage.name].result for stage in plan.stages]
+        return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
+
+    def _works(self) -> list[StageWork]:
+        """Return the work of each stage, which feeds those that read its output."""
+        works: dict[str, StageWork] = {}
+        for stage in self.plan.stages:
+            feed = None
+            if stage.reads != VOLUME:
+                feed = Feed(stage.level)
+                maker = works[stage.reads].work
+                assert isinstance(maker, OutputWork)
+                maker.readers.append(feed)
+            works[stage.name] = StageWork(stage, self.options, self.listener, feed)
+        return list(works.values())
+
+    def _claim(self) -> None:
+        """Make sure that what is there is of this flow, and that no stage is older than what it read."""
+        plan = self.plan
+        _check_out(plan)
+        if self.options.fresh:
+            _clear(plan)
+        for stage in plan.stages:
+            with named(stage.name):
+                _check_same(stage)
+                _check_later(plan, stage)
+        for stage in plan.stages:
+            if isinstance(stage.out, Remote) and not isinstance(stage.work, Evaluation):
+                stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # so that the run finds it, not that of another
+        if isinstance(plan.out, Path):
+            plan.out.mkdir(parents=True, exist_ok=True)
+        entries = [
+            Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
+        ]
+        write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
+
+
+def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET, **options: Any) -> FlowReport:
+    """Run the stages of `plan` that are not complete, and return how that ended.
 
     Args:
         plan: as `plan_flow` made it.
         start: starts the workers once, and stops them on every way out; it is given a folder for their files.
-        fresh: delete the outputs of all stages and the runs that made them, and start over.
-        options: for every run.
         listener: whom to tell.
+        options: those of `Options`.
 
     Raises:
         RunError: another run's folder or output is in the way, or too much of a stage fails; the message names it.
         SiteError: the site cannot be used.
         VolumeError: a bucket may not be written to, or does not answer.
     """
-    folder, started = plan.folder, time.monotonic()
-    report = FlowReport(plan)
-    with folder.locked() as session:
-        _check_out(plan)
-        if fresh:
-            _clear(plan)
-        _claim(plan)
-        with logging_to(folder.log), present(folder.path, session), _kept(plan, start, listener) as kept:
-            for stage in plan.stages:
-                with named(stage.name):
-                    is_new = isinstance(stage.work, Evaluation) or not _is_begun(stage)
-                    done = replace(_finish(stage, kept, options, listener), is_new=is_new)
-                report.stages.append(done)
-                listener.on_end(done)
-                if not done.is_whole:
-                    break
-    report.seconds = time.monotonic() - started
-    return report
+    return perform(FlowWork(plan, Options(**options), listener), partial(start, plan.folder.parsl))
 
 
-@contextmanager
-def _kept(plan: FlowPlan, start: Start, listener: FlowListener) -> Iterator[Start]:
-    """Give what stands for `start` in each stage: the same workers; they are started where something is left to do."""
-    if all(map(is_complete, plan.stages)):
-        yield start
-        return
-    with start(plan.folder.parsl) as workers:
-        listener.on_workers(workers)
-        yield lambda folder: nullcontext(workers)
+def work_of(
+    stage: StagePlan, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+) -> FolderWork[Any]:
+    """Return the work of `stage`."""
+    if isinstance(stage.work, Plan):
+        return RunWork(stage.work, options, listener, feed)
+    if isinstance(stage.work, SegmentPlan):
+        return SegmentWork(stage.work, options, listener, feed)
+    return EvaluationWork(stage.work, stage.folder, options, listener, feed, to=stage.out)
+
+
+def is_complete(stage: StagePlan) -> bool:
+    """Return whether nothing is left to do of `stage`, as far as its journal says."""
+    return work_of(stage).is_complete
+
+
+def is_begun(stage: StagePlan) -> bool:
+    """Return whether something of `stage` was made."""
+    if isinstance(stage.work, Evaluation):
+        return paths.exists(stage.out)
+    return (stage.folder.path / stage.work.FILE).is_file()
 
 
 def _check_out(plan: FlowPlan) -> None:
@@ -198,9 +275,9 @@ def _check_out(plan: FlowPlan) -> None:
     elif plan.out.is_file():
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
-        with named(stage.name):
-            if not isinstance(stage.work, Evaluation) and paths.exists(stage.out) and not _is_begun(stage):
-                raise RunError(f"{stage.out} exists and no run in {stage.folder.path} made it; choose another --out")
+        if not isinstance(stage.work, Evaluation):
+            with named(stage.name):
+                check_free(stage.folder, stage.out, stage.work.FILE, "run")
 
 
 def _clear(plan: FlowPlan) -> None:
@@ -209,42 +286,18 @@ def _clear(plan: FlowPlan) -> None:
         with named(stage.name):
             if isinstance(stage.work, Evaluation):
                 paths.delete_file(stage.out)
-            else:
-                delete_output(stage.out, stage.folder, _mark(stage.work))
-
-
-def _mark(work: Plan | SegmentPlan) -> str:
-    """Return the file by which the folder of a stage's run is known."""
-    return PLAN_FILE if isinstance(work, Plan) else LABEL_FILE
-
-
-def _claim(plan: FlowPlan) -> None:
-    """Make sure that what is there is of this flow, and that no stage is older than what it read.
-
-    Scores of what is to be made again are deleted.
-    """
-    for stage in plan.stages:
-        with named(stage.name):
-            _check_same(stage)
-            _check_later(plan, stage)
-    for stage in plan.stages:
-        if isinstance(stage.out, Remote) and not isinstance(stage.work, Evaluation):
-            stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # so that the run finds it, not that of another
-    if isinstance(plan.out, Path):
-        plan.out.mkdir(parents=True, exist_ok=True)
-    entries = [
-        Entry(name=s.name, kind=s.kind, out=str(s.out), folder=str(s.folder.path)).model_dump() for s in plan.stages
-    ]
-    write_json(plan.folder.path / FLOW_FILE, {"recipe": plan.source, "volume": plan.volume, "stages": entries})
+            if stage.folder.path.is_dir():
+                with stage.folder.locked():
+                    paths.delete(stage.out)  # first: without its run's folder, nobody would know any more whose it is
+                    stage.folder.clear()
 
 
 def _check_same(stage: StagePlan) -> None:
     """Refuse to go on with another recipe than that of what is there; an evaluation is done again."""
+    if isinstance(stage.work, Evaluation):
+        return
     try:
-        if isinstance(stage.work, Plan):
-            stage.folder.check_same(stage.work)
-        elif isinstance(stage.work, SegmentPlan):
-            driver.check_same(stage.folder, stage.work)
+        stage.folder.check_same(stage.work, "run" if isinstance(stage.work, Plan) else "segmentation")
     except RunError as error:
         raise RunError(
             f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
@@ -253,71 +306,17 @@ def _check_same(stage: StagePlan) -> None:
 
 
 def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
-    """Refuse to make again what a later stage has read: it would be of another input."""
-    begun = [later for later in plan.after(stage.name) if _is_begun(later)]
-    if not begun or is_complete(stage):
-        return
-    for later in begun:
-        if not isinstance(later.work, Evaluation):
+    """Refuse to make again what a later stage has read: it would be of another input. Scores are deleted."""
+    for later in filter(is_begun, plan.after(stage.name)):
+        if isinstance(later.work, Evaluation):
+            if not is_complete(stage):
+                paths.delete_file(later.out)
+        elif not is_begun(stage):
             raise RunError(
                 f"it is not complete, but stage {later.name}, which needs it, was begun: {stage.out} or its run was "
                 f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
                 "start all stages over"
             )
-        paths.delete_file(later.out)
-
-
-def _is_begun(stage: StagePlan) -> bool:
-    if isinstance(stage.work, Evaluation):
-        return paths.exists(stage.out)
-    return (stage.folder.path / _mark(stage.work)).is_file()
-
-
-def is_complete(stage: StagePlan) -> bool:
-    """Return whether nothing is left to do of `stage`, as far as its journal says."""
-    if isinstance(stage.work, Evaluation):
-        scores = read_json(stage.out)
-        expected: dict[str, object] = json.loads(json.dumps(describe_evaluation(stage.work)))
-        return scores is not None and {key: scores.get(key) for key in expected} == expected
-    if isinstance(stage.work, SegmentPlan):
-        return is_segmented(stage.work, stage.folder)
-    begun = stage.folder.load_plan()
-    return begun is not None and begun.identity == stage.work.identity and inspect_run(stage.folder.path).is_complete
-
-
-def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: FlowListener) -> StageReport:
-    """Do what is left of `stage`."""
-    began = time.monotonic()
-    if stage.reads != VOLUME:
-        _check_given(stage)
-    listener.on_stage(stage)
-    if isinstance(stage.work, Evaluation):
-        return _score(stage, stage.work, start, began)
-    if isinstance(stage.work, SegmentPlan):
-        known = sum(1 for _ in read_records(stage.folder.journal))
-        with listener.of_labels() as on_progress:
-            result = segment(
-                stage.work, start, on_progress=on_progress, site=options.site, same_input=options.same_input,
-                is_outside=stage.reads == VOLUME,
-            )  # fmt: skip
-        took = _totals(stage.folder, known)
-        return StageReport(stage, True, result.was_complete, time.monotonic() - began, labels=result, totals=took)
-    with listener.of_run(stage.work) as of_run:
-        report = execute(
-            stage.work, start, keep_tensors=options.keep_tensors, listener=of_run, site=options.site,
-            tolerated=options.tolerated, same_input=options.same_input, is_outside=stage.reads == VOLUME,
-        )  # fmt: skip
-    is_whole = report.was_complete or not report.missing
-    return StageReport(stage, is_whole, report.was_complete, time.monotonic() - began, report, totals=report.totals)
-
-
-def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
-    """Return the totals of the tasks in the journal in `folder`, by stage, without its first `known` records."""
-    totals: dict[str, Totals] = {}
-    for record in islice(read_records(folder.journal), known, None):
-        if record.done:
-            totals.setdefault(record.stage, Totals()).add(record)
-    return totals
 
 
 def _check_given(stage: StagePlan) -> None:
@@ -328,14 +327,6 @@ def _check_given(stage: StagePlan) -> None:
             f"its input {volume} is {volume.dtype} {volume.shape} and was to be {stage.given.dtype} "
             f"{stage.given.shape}; something else wrote it: use --fresh to start over"
         )
-
-
-def _score(stage: StagePlan, evaluation: Evaluation, start: Start, began: float) -> StageReport:
-    if is_complete(stage):
-        return StageReport(stage, is_whole=True, was_complete=True, seconds=0.0)
-    scores = evaluate(evaluation, start, stage.folder.path)
-    write_json(stage.out, describe_scores(evaluation, scores))
-    return StageReport(stage, is_whole=True, was_complete=False, seconds=time.monotonic() - began, scores=scores)
 
 
 def find_entries(output: str | Path) -> list[Entry] | None:
@@ -351,21 +342,27 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     if tree is None:
         return None
     try:
-        return [Entry.model_validate(_with_folder(entry)) for entry in tree["stages"]]
+        return [Entry.model_validate(entry) for entry in tree["stages"]]
     except (ValidationError, KeyError, TypeError) as error:
         raise RunError(f"{path} cannot be understood (written by another version?)") from error
-
-
-def _with_folder(entry: dict[str, str]) -> dict[str, str]:
-    """Return `entry` with the folder of its run, which earlier versions did not say: all outputs lay on a disk."""
-    return {"folder": str(RunFolder.for_stage(paths.locate(entry["out"])).path)} | entry
 
 
 def is_done(entry: Entry) -> bool:
     """Return whether the stage `entry` is complete."""
     if entry.kind == "evaluate":
         return paths.is_file(paths.locate(entry.out))
-    if entry.kind == "label":
-        plan = SegmentPlan.load(entry.run.path)
-        return plan is not None and is_segmented(plan, entry.run)
-    return entry.run.plan_file.is_file() and inspect_run(entry.run.path).is_complete
+    work = find_work(entry.run)
+    return work is not None and work.is_complete
+
+
+def find_work(folder: RunFolder) -> RunWork | SegmentWork | None:
+    """Return the work whose plan lies in `folder`, None where there is none.
+
+    Raises:
+        RunError: what is stored there is damaged.
+    """
+    plan, labels = folder.load(Plan), folder.load(SegmentPlan)
+    work = SegmentWork(labels) if labels is not None else RunWork(plan) if plan is not None else None
+    if work is not None:
+        work.folder = folder  # both may have been moved
+    return work

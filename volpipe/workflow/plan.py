@@ -52,6 +52,11 @@ class StagePlan:
         """The folder of the run that writes the output."""
         return RunFolder.for_stage(self.out)
 
+    @property
+    def level(self) -> int:
+        """Which level it reads of what an earlier stage makes."""
+        return 0 if isinstance(self.work, Evaluation) else self.work.recipe.input.level
+
 
 @dataclass(frozen=True)
 class FlowPlan:

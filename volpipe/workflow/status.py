@@ -13,10 +13,14 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
+from volpipe.errors import RunError
+from volpipe.inference.plan import Plan
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.verify import inspect_labels
+from volpipe.segmentation.driver import SegmentWork, graph_result
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.tasks import TABLE as OBJECTS
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import last_step
 from volpipe.training.search.grid import SWEEP_FILE
@@ -24,8 +28,8 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE
 from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
-from volpipe.workflow.driver import inspect_run
-from volpipe.workflow.execute import Entry, find_entries, is_done
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
@@ -103,35 +107,35 @@ def find_status(output: str) -> Status:
     Raises:
         RunError: nobody began anything there, or what is stored is damaged.
     """
-    return _of_stages(output) or _of_training(output) or _of_trials(output) or _of_labels(output) or _of_run(output)
+    return _of_stages(output) or _of_training(output) or _of_trials(output) or _of_run(output)
 
 
-def _of_run(output: str) -> Status:
-    place = paths.locate(output) if "://" in output else Path(output).absolute()
+def _of_run(output: str | Path) -> Status:
+    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
     folder = RunFolder.from_output(place)
+    if isinstance(place, Path) and any((place / plan.FILE).is_file() for plan in (Plan, SegmentPlan)):
+        folder = RunFolder(place)
     driver = find_driver(folder.path, folder.journal)
-    if driver.state == "running" and not folder.plan_file.is_file():  # its site is being started
-        return Status("run", output, is_complete=False, driver=driver)
-    run = inspect_run(output)
-    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in run.stages}
-    stages = _with_flights(notes, run.driver)
-    return Status("run", run.plan.out, run.is_complete, run.driver, stages, run.totals, run.missing)
+    work = find_work(folder)
+    if work is not None:
+        return _of_work(work, driver)
+    if driver.state == "running":  # its site is being started
+        return Status("run", str(output), is_complete=False, driver=driver)
+    raise RunError(f"no run of {output} was started: {folder.path} holds no plan")
 
 
-def _of_labels(output: str | Path) -> Status | None:
-    labels = inspect_labels(output)
-    if labels is None:
-        return None
-    remark = ""
-    if labels.is_gone:
-        remark = "its output is gone; `volpipe segment --fresh` makes it again"
-    elif labels.is_complete:
-        remark = f"{labels.num_objects:,} objects; what each is, is in {labels.table}"
-    totals = {name: took for name, took in labels.totals.items() if took.tasks}
-    done = {name: labels.totals[name].units for name in labels.units}
-    notes = {name: StageNote(done[name], units) for name, units in labels.units.items()}
-    driver = find_driver(labels.folder, RunFolder(labels.folder).journal)
-    return Status("labels", labels.plan.out, labels.is_complete, driver, notes, totals, labels.missing, remark)
+def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
+    progress, out = work.progress(), work.plan.out
+    notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
+    stages, is_whole, remark = _with_flights(notes, driver), work.is_complete, ""
+    kind: Kind = "run" if isinstance(work, RunWork) else "labels"
+    if isinstance(work, SegmentWork):
+        result = graph_result(work.folder)
+        if work.shards() and not paths.exists(paths.locate(out)):
+            is_whole, remark = False, "its output is gone; `volpipe segment --fresh` makes it again"
+        elif is_whole and result is not None:
+            remark = f"{result[0]:,} objects; what each is, is in {work.folder.path / OBJECTS}"
+    return Status(kind, out, is_whole, driver, stages, progress.totals, progress.missing, remark)
 
 
 def _of_stages(output: str) -> Status | None:
@@ -147,12 +151,9 @@ def _of_stages(output: str) -> Status | None:
 
 
 def _of_entry(entry: Entry) -> Status:
-    if entry.kind == "run" and entry.run.plan_file.is_file():
-        return _of_run(str(entry.folder))
-    labels = _of_labels(entry.folder) if entry.kind == "label" else None
-    if labels is not None:
-        return labels
-    driver = find_driver(entry.run.path, entry.run.journal)
+    work, driver = find_work(entry.run), find_driver(entry.run.path, entry.run.journal)
+    if work is not None:
+        return _of_work(work, driver)
     kinds: dict[str, Kind] = {"run": "run", "label": "labels", "evaluate": "evaluation"}
     return Status(kinds[entry.kind], entry.out, is_done(entry), driver)
 

@@ -1,93 +1,32 @@
 """How far a run is, what it took, and what is missing or remarkable of it, as tables and lines.
 
-Not here: printing. Every function returns something that Rich can print.
+Not here: printing, but for what is missing. Every other function returns something that Rich can print.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.cli.display.units import count, duration, size, voxel_rate
+from volpipe.cli.display.console import err
+from volpipe.cli.display.units import count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
     from volpipe.blockwise.journal import Totals
-    from volpipe.blockwise.loop import Progress
     from volpipe.estimation.estimate import Estimate
     from volpipe.runs.presence import Driver, Note, StageNote
     from volpipe.runs.seams import Score
+    from volpipe.runs.work import WorkReport
     from volpipe.workflow.driver import Report
 
 MOST_ROWS = 20
 WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
-UNITS = {"infer": "block", "factor": "block", "scan": "block", "measure": "block", "histogram": "block"}
-
-
-def progress_line(progress: Progress, rate: Rate) -> str:
-    """Return how far a run is as one plain line."""
-    parts = [
-        f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
-        for stage in progress.stages
-        if stage.num_done or progress.running[stage.name] or stage.failed
-    ]
-    running = count(sum(progress.running.values()), "task")
-    part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
-    done = f"{', '.join(parts) or 'starting'}{part}"
-    return f"{duration(progress.seconds)}: {done}; {running} in flight{_speed(progress, rate)}"
-
-
-@dataclass
-class Rate:
-    """How fast the net goes in this session.
-
-    Attributes:
-        voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
-    """
-
-    voxels_per_block: float = 0.0
-    _first: dict[str, int] = field(default_factory=dict)
-
-    def look(self, progress: Progress) -> None:
-        """Take note of where the stages were at first."""
-        for stage in progress.stages:
-            self._first.setdefault(stage.name, stage.num_done)
-
-    def voxels_per_second(self, progress: Progress) -> float:
-        """Return the output voxels that went through the net, per second since the first task began."""
-        blocks = sum(
-            s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
-            for s in progress.stages
-            if s.name == "infer"
-        )
-        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
-
-
-def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
-    """Yield of each stage its name, how much is done and how much there is, and of what; the net's in windows."""
-    for stage in progress.stages:
-        done, whole = stage.num_done + progress.parts.get(stage.name, 0.0), float(stage.num_units)
-        if stage.name == "infer" and progress.num_windows and whole:
-            scale = progress.num_windows / whole
-            yield stage.name, done * scale, whole * scale, "window"
-        else:
-            yield stage.name, done, whole, UNITS.get(stage.name, "shard")
-
-
-def _speed(progress: Progress, rate: Rate) -> str:
-    speed, left = rate.voxels_per_second(progress), progress.seconds_left
-    return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
-
-
-def _working(progress: Progress) -> float:
-    """Return the seconds since the first task began."""
-    return max(1e-6, time.time() - progress.first_task)
 
 
 def report_table(report: Report, started: float) -> Table:
@@ -241,3 +180,16 @@ def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> T
     if most is not None and len(missing) > most:
         table.add_row("…", f"{len(missing) - most} more", "", "`volpipe status --all` lists them")
     return table
+
+
+def print_missing(report: WorkReport) -> None:
+    """Print what is missing, if anything is, and how to get it."""
+    if not report.missing:
+        return
+    err.print(missing_table(report.missing))
+    is_one = len(report.missing) == 1
+    err.print(
+        f"{count(len(report.missing), 'part')} {'is' if is_one else 'are'} missing; "
+        f"the same command again tries {'it' if is_one else 'them'} once more "
+        f"(log: {report.folder}/volpipe.log)"
+    )

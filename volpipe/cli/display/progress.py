@@ -1,0 +1,111 @@
+"""Progress of a command: bars on a terminal, a plain line now and then elsewhere.
+
+Not here: progress itself (blockwise.phase), or the bars (console).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from volpipe.cli.display.console import PLAIN_LINE_SECONDS, bars, err
+from volpipe.cli.display.units import count, duration, voxel_rate
+
+if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
+    from volpipe.blockwise.phase import Progress, Show
+
+OF_BLOCKS = ("scan", "measure", "histogram", "factor", "infer", "pieces", "edges", "paint", "evaluate")
+
+
+@contextmanager
+def showing() -> Iterator[Callable[..., Show]]:
+    """Give a function that returns a listener of progress.
+
+    It takes the name of the work, "" where there is no other, and the output voxels of its average block, 0 of work
+    without a net.
+    """
+    with bars() as shown:
+
+        def listener(name: str = "", voxels_per_block: float = 0.0) -> Show:
+            rate, last, before = Rate(voxels_per_block), time.perf_counter(), f"{name}: " if name else ""
+
+            def on_pipe(progress: Progress) -> None:
+                nonlocal last
+                rate.look(progress)
+                if time.perf_counter() - last >= PLAIN_LINE_SECONDS:
+                    last = time.perf_counter()
+                    err.print(before + progress_line(progress, rate), markup=False)
+
+            def on_terminal(progress: Progress) -> None:
+                left, is_first = progress.seconds_left, True
+                for stage, done, whole, noun in bar_counts(progress):
+                    own = left if is_first and done < whole else None
+                    shown.show_with(before + stage, done, whole, noun, seconds_left=own)
+                    is_first = is_first and done >= whole
+
+            return on_terminal if err.is_terminal else on_pipe
+
+        yield listener
+
+
+def progress_line(progress: Progress, rate: Rate) -> str:
+    """Return how far a run is as one plain line."""
+    parts = [
+        f"{stage.name} {stage.num_done}/{stage.num_units}" + (f" ({len(stage.failed)} failed)" if stage.failed else "")
+        for stage in progress.stages
+        if stage.num_done or progress.running[stage.name] or stage.failed
+    ]
+    running = count(sum(progress.running.values()), "task")
+    part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
+    done = f"{', '.join(parts) or 'starting'}{part}"
+    return f"{duration(progress.seconds)}: {done}; {running} in flight{_speed(progress, rate)}"
+
+
+@dataclass
+class Rate:
+    """How fast the net goes in this session.
+
+    Attributes:
+        voxels_per_block: output voxels of the average block, to speak of voxels per second; 0 where unknown.
+    """
+
+    voxels_per_block: float = 0.0
+    _first: dict[str, int] = field(default_factory=dict)
+
+    def look(self, progress: Progress) -> None:
+        """Take note of where the stages were at first."""
+        for stage in progress.stages:
+            self._first.setdefault(stage.name, stage.num_done)
+
+    def voxels_per_second(self, progress: Progress) -> float:
+        """Return the output voxels that went through the net, per second since the first task began."""
+        blocks = sum(
+            s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
+            for s in progress.stages
+            if s.name == "infer"
+        )
+        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
+
+
+def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
+    """Yield of each stage its name, how much is done and how much there is, and of what; the net's in windows."""
+    for stage in progress.stages:
+        done, whole = stage.num_done + progress.parts.get(stage.name, 0.0), float(stage.num_units)
+        if stage.name == "infer" and progress.num_windows and whole:
+            scale = progress.num_windows / whole
+            yield stage.name, done * scale, whole * scale, "window"
+        else:
+            yield stage.name, done, whole, "block" if stage.name in OF_BLOCKS else "shard"
+
+
+def _speed(progress: Progress, rate: Rate) -> str:
+    speed, left = rate.voxels_per_second(progress), progress.seconds_left
+    return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
+
+
+def _working(progress: Progress) -> float:
+    """Return the seconds since the first task began."""
+    return max(1e-6, time.time() - progress.first_task)
