@@ -1,4 +1,4 @@
-from .api.labels import EvaluationResult, evaluate, segment
+from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
 from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
@@ -6,6 +6,7 @@ from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import VolpipeError
+from .evaluation.evaluate import EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
 from .recipes.inference import Recipe

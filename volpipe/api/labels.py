@@ -21,7 +21,7 @@ from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
-    from volpipe.evaluation.evaluate import EvaluationReport
+    from volpipe.evaluation.evaluate import EvaluationResult
     from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
     from volpipe.segmentation.estimate import SegmentTimes
 
@@ -100,7 +100,7 @@ def evaluate(
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
     on_progress: Show = lambda progress: None,
-) -> EvaluationReport:
+) -> EvaluationResult:
     """Score a volume against a reference, block by block on the site's workers.
 
     Where the output has more voxels than its input, interpolations of the input are scored beside it.

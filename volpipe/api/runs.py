@@ -22,7 +22,7 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
-    from volpipe.blockwise.loop import Progress
+    from volpipe.blockwise.phase import Progress
     from volpipe.blockwise.pool import WorkerPool
     from volpipe.estimation.calibrate import OnTry
     from volpipe.estimation.forecast import Forecast

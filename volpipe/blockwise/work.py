@@ -13,10 +13,12 @@ a segmentation, an evaluation, a training, a rehearsal, or many of them together
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from volpipe.blockwise.journal import Record
@@ -131,7 +133,7 @@ def each(
     pool: WorkerPool = yield POOL
 
     def submit(stage: str, units: Sequence[int]) -> Future[Record]:
-        return pool.submit(app, *arguments(units[0]))
+        return followed(pool.submit(app, *arguments(units[0])), partial(_numbered, stage, units[0]))
 
     def keep(units: Sequence[int], record: Record) -> None:
         records[units[0]] = record
@@ -139,3 +141,24 @@ def each(
     stage = Stage(name, num, label=label, marked=False, most=1)
     yield Phase(Schedule(stage), submit, show=show, tolerated=0, on_record=keep)
     return [records[unit] for unit in range(num)]
+
+
+def followed(future: Future[Record], change: Callable[[Record], Record]) -> Future[Record]:
+    """Return the future of what `change` makes of the record of `future`; of an error, it has the same."""
+    changed: Future[Record] = Future()
+
+    def hand_on(done: Future[Record]) -> None:
+        error = done.exception()
+        if error is None:
+            changed.set_result(change(done.result()))
+        else:
+            changed.set_exception(error)
+
+    future.add_done_callback(hand_on)
+    return changed
+
+
+def _numbered(stage: str, unit: int, record: Record) -> Record:
+    """Return the record of a task that has units of its own, as that of the one `unit` of `stage`."""
+    failed = tuple((unit, reason) for _, reason in record.failed[:1])
+    return dataclasses.replace(record, stage=stage, done=() if failed else (unit,), failed=failed, hopeless=())

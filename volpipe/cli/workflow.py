@@ -111,7 +111,7 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.evaluation.evaluate import EvaluationReport
+    from volpipe.evaluation.evaluate import EvaluationResult
     from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes
 
@@ -125,9 +125,10 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
     elif isinstance(report, SegmentationResult):
         times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
         out.print(segment.summary(report, times))
-    elif isinstance(report, EvaluationReport) and report.scores is not None:
-        is_image = isinstance(report.scores, dict)
-        out.print(score_table(report.scores, ended.stage.given) if is_image else label_table(report.scores))
+    elif isinstance(report, EvaluationResult) and isinstance(report.scores, dict):
+        out.print(score_table(report.scores, ended.stage.given))
+    elif isinstance(report, EvaluationResult) and report.scores is not None:
+        out.print(label_table(report.scores))
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:

@@ -22,7 +22,7 @@ import numpy as np
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.pool import Start
+from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.blockwise.work import POOL, Steps
@@ -225,7 +225,7 @@ def _check_factors(evaluation: Evaluation) -> None:
 
 
 @dataclass
-class EvaluationReport(WorkReport):
+class EvaluationResult(WorkReport):
     """How an evaluation ended.
 
     Attributes:
@@ -247,7 +247,7 @@ class EvaluationReport(WorkReport):
         draw(Path(path), self.plan)
 
 
-class EvaluationWork(FolderWork[EvaluationReport]):
+class EvaluationWork(FolderWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
     Args:
@@ -301,21 +301,22 @@ class EvaluationWork(FolderWork[EvaluationReport]):
             self.folder.clear()
             write_json(mark, given)
 
-    def session_steps(self, session: Session) -> Steps[EvaluationReport]:
+    def session_steps(self, session: Session) -> Steps[EvaluationResult]:
         """Score the blocks that are left, and add up what all gave."""
         if self.is_complete:
-            return EvaluationReport(self.evaluation, self.folder.path, was_complete=True)
+            return EvaluationResult(self.evaluation, self.folder.path, was_complete=True)
         if self.evaluation.kind == "labels":
             for volume in (self.evaluation.output, self.evaluation.reference):
                 _check_labels(volume, self.evaluation.box)
-        pool, began, schedule = (yield POOL), time.perf_counter(), self.resumed()[0]
+        pool: WorkerPool = yield POOL
+        began, schedule = time.perf_counter(), self.resumed()[0]
         self.listener.on_plan(self.evaluation, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record]:
             return pool.submit("score", self.evaluation, units[0])
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
-        report = EvaluationReport(
+        report = EvaluationResult(
             self.evaluation, self.folder.path, schedule.missing(phase.reasons), session.totals,
             time.perf_counter() - began, first_task=session.first_task,
         )  # fmt: skip
@@ -341,7 +342,7 @@ class EvaluationWork(FolderWork[EvaluationReport]):
 
 def evaluate(
     evaluation: Evaluation, start: Start, folder: RunFolder, *, listener: Listener = SILENT, **options: Any
-) -> EvaluationReport:
+) -> EvaluationResult:
     """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
 
     Args:

@@ -101,7 +101,7 @@ def sessions_of(folder: RunFolder) -> list[Session]:
 def seal(folder: RunFolder, plan: StoredPlan, format: str, findings: Mapping[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
     out = paths.locate(plan.out)
-    attributes = {"volpipe": plain(_history(folder, plan) | findings)}
+    attributes = {"volpipe": plain(_history(folder, plan) | dict(findings))}
     create_groups(out, f"{RUN_KEY}/attributes", format)
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
     folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]

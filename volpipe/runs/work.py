@@ -264,14 +264,6 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
-    def steps(self) -> Steps[R]:
-        """Make the output; see `FolderWork`."""
-        try:
-            return (yield from super().steps())
-        finally:
-            for reader in self.readers:
-                reader.close()
-
     def session_steps(self, session: Session) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
         if self.is_complete:

@@ -281,7 +281,7 @@ def _submit(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int])
 def graph_result(folder: RunFolder) -> tuple[int, int] | None:
     """Return the number of objects and the checksum of their table, None before the graph is done."""
     records = (record for record in read_records(folder.journal) if record.stage == "graph" and record.done)
-    return next((record.result for record in records), None)  # type: ignore[return-value]
+    return next((record.result for record in records), None)
 
 
 def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -123,7 +123,7 @@ class StageCost:
 class FlowCost:
     """Forecast of the stages, in order, and of all together.
 
-    Outputs of all stages stay; the scratch of a stage is deleted when the stage ends.
+    Outputs of all stages stay; the scratch of a stage is deleted when the stage ends, and stages run side by side.
     """
 
     plan: FlowPlan
@@ -158,17 +158,17 @@ class FlowCost:
 
     @property
     def scratch_bytes(self) -> float:
-        """Scratch at its highest, of one stage at a time."""
-        return max((needs.scratch_bytes for needs, _ in self._known), default=0.0)
+        """Scratch at its highest, of all stages at a time."""
+        return self._sum(lambda needs: needs.scratch_bytes)
 
     @property
     def most_bytes(self) -> float:
         """Bytes on the disk at their highest."""
-        return _highest((needs.output_bytes, needs.scratch_bytes) for needs, _ in self._known)
+        return self.output_bytes + self.scratch_bytes
 
     @property
     def most_files(self) -> int:
-        return round(_highest((needs.output_files, needs.scratch_files) for needs, _ in self._known))
+        return round(self._sum(lambda needs: needs.output_files + needs.scratch_files))
 
     @property
     def is_measured(self) -> bool:
@@ -199,7 +199,7 @@ class FlowCost:
                 with named(cost.stage.name):
                     cost.forecast.check(cost.share_left)
         limits = disk_limits(self.plan.out)
-        files = _highest((s * needs.output_files, s * needs.scratch_files) for needs, s in self._known)
+        files = sum(s * (needs.output_files + needs.scratch_files) for needs, s in self._known)
         if limits.free_files is not None and files > limits.free_files:
             raise PlanError(
                 f"outputs and scratch of all stages need {files:,.0f} files and {self.plan.out} may have "
@@ -207,22 +207,13 @@ class FlowCost:
                 "another --out"
             )
         measured = [(needs, share) for needs, share in self._known if needs.is_measured]
-        needed = _highest((s * needs.output_bytes, s * needs.scratch_bytes) for needs, s in measured)
+        needed = sum(s * (needs.output_bytes + needs.scratch_bytes) for needs, s in measured)
         if limits.free_bytes is not None and needed > limits.free_bytes:
             raise PlanError(
                 f"outputs and scratch of all stages need {needed / GIB:.1f} GiB and {self.plan.out} has "
                 f"{limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}; free some, choose another --out, or "
                 "store less (output.dtype, output.codec_level)"
             )
-
-
-def _highest(stages: Iterable[tuple[float, float]]) -> float:
-    """Return the highest total over `stages`, in order: outputs, which stay, and scratch, which does not."""
-    total = most = 0.0
-    for output, scratch in stages:
-        total += output
-        most = max(most, total + scratch)
-    return most
 
 
 def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None) -> FlowCost:

@@ -130,6 +130,13 @@ class StageWork:
 
     def steps(self) -> Steps[StageReport | None]:
         """Do the work and return how it ended; None where what it reads was never begun."""
+        try:
+            return (yield from self._steps())
+        finally:
+            for reader in self.work.readers if isinstance(self.work, OutputWork) else ():
+                reader.close()
+
+    def _steps(self) -> Steps[StageReport | None]:
         with named(self.stage.name):
             source = self.source
             if source is not None:
@@ -307,11 +314,13 @@ def _check_same(stage: StagePlan) -> None:
 
 def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
     """Refuse to make again what a later stage has read: it would be of another input. Scores are deleted."""
-    for later in filter(is_begun, plan.after(stage.name)):
+    for later in plan.after(stage.name):
         if isinstance(later.work, Evaluation):
             if not is_complete(stage):
                 paths.delete_file(later.out)
-        elif not is_begun(stage):
+            if not is_begun(stage) and later.folder.path.is_dir():
+                later.folder.clear()
+        elif is_begun(later) and not is_begun(stage):
             raise RunError(
                 f"it is not complete, but stage {later.name}, which needs it, was begun: {stage.out} or its run was "
                 f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
