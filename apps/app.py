@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from volpipe.blockwise.journal import Record
 
@@ -19,6 +20,6 @@ Resources = Mapping[str, int]
 class App:
     """A function, the label of its executors ("cpu" or "gpu"), and its priority: lower goes first, to free scratch."""
 
-    function: Callable[..., Record]
+    function: Callable[..., Record[Any]]  # Any: the app's own
     label: str
     priority: int = 5

@@ -81,7 +81,7 @@ class ParslPool:
     def is_here(self) -> bool:
         return self.address == LOOPBACK
 
-    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the future record of the app of that name; its errors are translated for the user.
 
         Raises:
@@ -97,11 +97,11 @@ class ParslPool:
         return future
 
 
-def translate_future(future: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
+def translate_future(future: Future[Record[Any]], executors: Sequence[ParslExecutor]) -> Future[Record[Any]]:
     """Return a future that ends as `future` does, with its error translated for the user."""
-    translated: Future[Record] = Future()
+    translated: Future[Record[Any]] = Future()
 
-    def hand_on(done: Future[Record]) -> None:
+    def hand_on(done: Future[Record[Any]]) -> None:
         error = done.exception()
         if error is None:
             translated.set_result(done.result())

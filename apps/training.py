@@ -11,7 +11,9 @@ from volpipe.training import task
 from volpipe.training.rank_info import RankInfo
 
 
-def train(folder: str, session: str, rank: RankInfo, parsl_resource_specification: Resources) -> Record:
+def train(
+    folder: str, session: str, rank: RankInfo, parsl_resource_specification: Resources
+) -> Record[task.RankResult]:
     return task.train_task(folder, session, rank)
 
 

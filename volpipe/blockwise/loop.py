@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
 from volpipe.blockwise.heartbeat import Beat, read_beats
@@ -116,7 +117,7 @@ class Loop:
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
         self._reported = set() if reported is None else reported
-        self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record]]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[Stage, list[int], Future[Record[Any]]]] = queue.SimpleQueue()
         self._in_flight = 0
         self._per_label: Counter[str] = Counter()
         self._units_in_flight: Counter[str] = Counter()
@@ -214,26 +215,27 @@ class Loop:
         share = num_left / (2 * self.slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(size, math.ceil(share)))
 
-    def _learn(self, record: Record) -> None:
+    def _learn(self, record: Record[object]) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
         if record.done:
-            latest = record.seconds / len(record.done)
+            latest = record.usage.seconds / len(record.done)
             self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
 
-    def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+    def _receive(self, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
         error = future.exception()
         if error is not None:
-            record = Record(stage.name, (), tuple((unit, f"{type(error).__name__}: {error}") for unit in units))
+            failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
+            record: Record[Any] = Record(stage.name, (), failed)
         else:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self._learn(record)
         self._log_warnings(record)
-        self.progress.first_task = self.progress.first_task or record.started
-        self.progress.scratch_bytes += record.scratch_bytes
+        self.progress.first_task = self.progress.first_task or record.usage.started
+        self.progress.scratch_bytes += record.usage.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
-            self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
+            self.journal.append(dataclasses.replace(record, failed=()))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
         if record.fatal:
@@ -242,11 +244,11 @@ class Loop:
             raise RunStopped(f"the run stops: {message_of(reason)}", reason)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
-            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
+            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
 
-    def _log_warnings(self, record: Record) -> None:
+    def _log_warnings(self, record: Record[object]) -> None:
         """Log a worker's warnings, once for all workers of its node."""
-        for word in (f"{record.host}: {word}" for word in record.told):
+        for word in (f"{record.usage.host}: {word}" for word in record.warnings):
             if word not in self._reported:
                 log.warning("%s", word)
             self._reported.add(word)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from volpipe.blockwise.journal import Record
 
-Submit = Callable[[str, Sequence[int]], "Future[Record]"]  # of a stage and its units
+Submit = Callable[[str, Sequence[int]], "Future[Record[Any]]"]  # of a stage and its units; Any: its own
 
 
 class WorkerPool(Protocol):
@@ -59,7 +59,7 @@ class WorkerPool(Protocol):
         """Address at which workers reach the driver, and ranks of a training each other."""
         ...
 
-    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the record to come of the app of that name (see apps/), on a worker.
 
         Raises:

@@ -19,13 +19,13 @@ ATTEMPTS = 3
 
 def gather(
     pool: WorkerPool, app: str, job: object, units: Sequence[int], verb: str = "scored"
-) -> Iterator[tuple[Any, ...]]:  # Any: plain values
+) -> Iterator[Any]:  # Any: the app's own
     """Yield the app's results for `job` and each unit, in the order of units; a bounded number is under way at a time.
 
     Raises:
         RunStopped: a unit failed, or its workers were lost too often.
     """
-    ready: dict[int, tuple[Any, ...]] = {}
+    ready: dict[int, Any] = {}
     remaining = iter(units)
     expected = next(remaining, None)
     for unit, record in finished(pool, app, job, units, verb, lambda: len(ready)):
@@ -43,7 +43,7 @@ def finished(
     verb: str,
     num_held: Callable[[], int] = lambda: 0,
     on_failure: Callable[[int, str], None] = lambda unit, reason: None,
-) -> Iterator[tuple[int, Record]]:
+) -> Iterator[tuple[int, Record[Any]]]:
     """Yield each unit as it ends, with the record that the app gave.
 
     Args:
@@ -59,7 +59,7 @@ def finished(
         RunStopped: a unit failed, or its workers were lost too often.
     """
     most = 2 * max(1, pool.slots["cpu"])
-    under_way: dict[Future[Record], int] = {}
+    under_way: dict[Future[Record[Any]], int] = {}
     attempts: dict[int, int] = {}
     left = iter(units)
     while True:
@@ -80,7 +80,7 @@ def finished(
                 yield unit, record
 
 
-def _record(future: Future[Record], unit: int, attempts: dict[int, int], verb: str) -> Record | None:
+def _record(future: Future[Record[Any]], unit: int, attempts: dict[int, int], verb: str) -> Record[Any] | None:
     """Return the record, None if the unit is worth another try."""
     try:
         record = future.result()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task_pool import gather
+from volpipe.blockwise.task_pool import finished
 from volpipe.estimation.calibrate import MOST_WORKERS
 from volpipe.evaluation.evaluate import BLOCK, Evaluation, score
 from volpipe.segmentation.estimate import elapsed
@@ -47,7 +47,7 @@ def calibrate_evaluation(
         trial = _with_placeholders(evaluation, missing, folder)
         block = _whole_block(trial)
         units = range(min(num_workers, MOST_WORKERS))
-        seconds = [value for (value,) in gather(workers, "try_scoring", (trial, block), units, "tried")]
+        seconds = [r.usage.seconds for _, r in finished(workers, "try_scoring", (trial, block), units, "tried")]
     finally:
         delete(folder)
     rate = sum(seconds) / len(seconds) / trial.blocks.box(block).num_voxels
@@ -72,7 +72,6 @@ def _whole_block(evaluation: Evaluation) -> int:
     return evaluation.blocks.number(middle)
 
 
-def try_block(job: tuple[Evaluation, int], number: int) -> Record:
-    """Score a block; the record's result is its seconds."""
-    record = score(*job)
-    return dataclasses.replace(record, result=(record.seconds,))
+def try_block(job: tuple[Evaluation, int], number: int) -> Record[object]:
+    """Score a block, for what that takes alone."""
+    return dataclasses.replace(score(*job), result=None)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Start
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_once
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
@@ -239,11 +238,10 @@ def evaluate(
         total = len(evaluation.blocks)
         for done, result in enumerate(gather(workers, "score", evaluation, range(total)), 1):
             on_progress(done, total)
-            if evaluation.kind == "labels":
-                tables = Overlaps.total([tables, Overlaps.from_list(result[0])])
-                continue
-            for name, values in zip(evaluation.candidates, result, strict=True):
-                sums[name] = sums.get(name, ImageSums()) + ImageSums.from_list(values)
+            if isinstance(result, Overlaps):
+                tables = Overlaps.total([tables, result])
+            else:
+                sums = {name: sums.get(name, ImageSums()) + part for name, part in result.sums.items()}
     if evaluation.kind == "labels":
         return label_scores(tables)
     return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in sums.items()}
@@ -264,24 +262,24 @@ def _check_labels(volume: Volume, box: Box) -> None:
         )
 
 
-def score(evaluation: Evaluation, block: int) -> Record:
+@dataclass(frozen=True)
+class CandidateSums:
+    """The sums of a block of images, of each candidate by its name."""
+
+    sums: dict[str, ImageSums]
+
+
+def score(evaluation: Evaluation, block: int) -> Record[CandidateSums | Overlaps]:
     """Return the sums of each candidate in `block`, or its table of labels; on a worker."""
-    results: list[Any] = []
-
-    def outcomes() -> Outcomes:
-        results.extend(_scored(evaluation, block))
-        yield block, None
-
-    return dataclasses.replace(work("evaluate", [block], outcomes()), result=tuple(results))
+    return work_once("evaluate", block, lambda: _scored(evaluation, block))
 
 
-def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
+def _scored(evaluation: Evaluation, block: int) -> CandidateSums | Overlaps:
     own = evaluation.blocks.box(block).shift(evaluation.box.start)
     truth = evaluation.reference.open(cache_bytes=CACHE_BYTES)
     if evaluation.kind == "labels":
         output = evaluation.output.open(cache_bytes=CACHE_BYTES)
-        yield Overlaps.from_labels(output.read(own)[0], truth.read(own)[0]).to_list()
-        return
+        return Overlaps.from_labels(output.read(own)[0], truth.read(own)[0])
     around = (
         Box(tuple(a - image_scores.REACH for a in own.start), tuple(b + image_scores.REACH for b in own.stop))
         & evaluation.box
@@ -289,10 +287,12 @@ def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
     reference = truth.read(around)[0]
     _check_finite(evaluation.reference, reference, around)
     inner = own.relative_to(around.start).slices
+    sums = {}
     for name in evaluation.candidates:
         data = voxels(evaluation, name, around)
         _check_finite(evaluation.output, data, around)
-        yield image_scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
+        sums[name] = image_scores.image_sums(data, reference, inner, evaluation.data_range)
+    return CandidateSums(sums)
 
 
 def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:

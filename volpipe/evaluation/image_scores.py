@@ -49,15 +49,6 @@ class ImageSums:
             self.spectra + other.spectra,
         )
 
-    def to_list(self) -> list[object]:
-        """Return plain values, to travel as JSON."""
-        return [self.num, self.squares, self.num_windows, self.similarity, self.spectra.tolist()]
-
-    @classmethod
-    def from_list(cls, values: list[object]) -> ImageSums:
-        num, squares, num_windows, similarity, spectra = values
-        return cls(int(num), float(squares), int(num_windows), float(similarity), np.array(spectra))  # type: ignore[call-overload,arg-type]
-
 
 def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data_range: float) -> ImageSums:
     """Return the sums of a block.

@@ -39,15 +39,6 @@ class Overlaps:
             np.concatenate([empty.astype(np.int64), *(t.counts for t in parts)]),
         )
 
-    def to_list(self) -> list[object]:
-        """Return plain values, to travel as JSON."""
-        return [self.truth.tolist(), self.labels.tolist(), self.counts.tolist()]
-
-    @classmethod
-    def from_list(cls, values: list[list[int]]) -> Overlaps:
-        truth, labels, counts = values
-        return cls(np.array(truth, np.uint64), np.array(labels, np.uint64), np.array(counts, np.int64))
-
     def without_background(self) -> Overlaps:
         """Return the table of the voxels that have a label in the reference: others do not count."""
         inside = self.truth != 0

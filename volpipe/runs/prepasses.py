@@ -23,7 +23,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.worker import Job, submitter
+from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +88,9 @@ def scanned(passes: Passes, folder: RunFolder) -> Selection:
         PlanError: nothing is; the folder is as if nobody had begun.
     """
     plan = passes.job.plan
-    with Journal(folder.scan) as journal:
+    with Journal(folder.scan, RESULTS) as journal:
         passes.finish(scan_stage(plan), journal)
-        selection = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
+        selection = gather(plan, (entry for result in journal.results(Cells) for entry in result.cells))
     if not selection.num_cells:
         folder.plan_file.unlink()
         folder.inputs.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def normalisation(passes: Passes, journal: Journal, selection: Selection) -> Aff
 
     def measured(name: str, job: Job) -> Statistics:
         passes.finish(Stage(name, len(plan.blocks)), journal, job)
-        return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+        return join(r.result for r in journal.records() if r.stage == name and r.result is not None)
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)

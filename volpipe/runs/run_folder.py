@@ -26,6 +26,24 @@ from volpipe.runs.worker import PLAN_FILE, SELECTION_FILE
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
 
+
+@dataclass(frozen=True)
+class Session:
+    """One driver's time on a run: its site, when it began, seconds since 1970, and the hash of the net's code."""
+
+    site: str
+    began: float
+    code_sha256: str
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Checksum of each file of metadata in an output, by its path there, as a driver left it."""
+
+    checksums: dict[str, int]
+
+
+NOTES = (Session, Metadata)  # the journal of sessions holds them
 CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 

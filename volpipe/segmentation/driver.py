@@ -15,11 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from volpipe.blockwise.journal import Journal, Record, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.task_pool import finished
+from volpipe.blockwise.usage import Usage
 from volpipe.errors import PlanError, RunError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
@@ -27,13 +29,24 @@ from volpipe.inference.output import level_key, remove_leftovers
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import ATTRIBUTE_FILES, METADATA_NAMES, RUN_KEY, recognise, stored_offsets
-from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import METADATA_STAGE, Shard, check_present, metadata_sums
+from volpipe.runs.run_folder import Metadata, RunFolder
+from volpipe.runs.verify import Shard, check_present, metadata_sums
+from volpipe.runs.worker import Written
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.output import create_output
 from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan, check_offsets, fit
-from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
+from volpipe.segmentation.tasks import (
+    EDGES,
+    FRAGMENTS,
+    IDS,
+    NAMES,
+    TABLE,
+    EdgeCounts,
+    FragmentCounts,
+    Objects,
+    SegmentJob,
+)
 from volpipe.volumes.formats.container import create_groups
 from volpipe.volumes.identity import store_identities
 from volpipe.volumes.storage import paths
@@ -48,6 +61,7 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 OnProgress = Callable[[str, int, int], None]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -161,7 +175,11 @@ def segment(
     with folder.locked() as session:
         _claim(folder, plan, fresh)
         inputs = recognise(folder, {"volume": plan.source()}, plan.out, same_input=same_input, is_outside=is_outside)
-        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
+        with (
+            logging_to(folder.log),
+            present(folder.path, session) as presence,
+            Journal(folder.journal, tasks.RESULTS) as journal,
+        ):
             done = LabelProgress.from_journal(folder.journal)
             was_complete = done.is_complete(plan)
             if was_complete:
@@ -184,7 +202,9 @@ def segment(
             seconds = time.perf_counter() - began
             by_stage = {name: totals.seconds for name, totals in progress.totals.items()}
             table = folder.path / TABLE
-            return SegmentationResult(plan.out, table, progress.num_objects, seconds, by_stage, was_complete)
+            assert progress.objects is not None, "its graph is done"
+            num_objects = progress.objects.num_objects
+            return SegmentationResult(plan.out, table, num_objects, seconds, by_stage, was_complete)
 
 
 def _listener(on_progress: OnProgress, presence: Presence) -> OnProgress:
@@ -209,7 +229,7 @@ class LabelProgress:
         metadata: checksum of each file of metadata in the output; empty before it is closed.
     """
 
-    results: defaultdict[str, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    results: defaultdict[str, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
     totals: dict[str, Totals] = field(default_factory=dict)
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
     sums: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -219,31 +239,31 @@ class LabelProgress:
     def from_journal(cls, path: Path) -> LabelProgress:
         """Return the progress in the journal at `path`; none where there is no journal."""
         progress = cls()
-        for record in read_records(path):
-            if record.stage == METADATA_STAGE:
-                progress.metadata = {name: int(crc, 16) for name, crc in record.result}
+        for record in read_records(path, tasks.RESULTS):
+            if isinstance(record.result, Metadata):
+                progress.metadata = record.result.checksums
             else:
                 progress._add(record)
         return progress
 
-    def _add(self, record: Record) -> None:
-        self.results[record.stage].update(dict.fromkeys(record.done, record.result))
+    def _add(self, record: Record[object]) -> None:
+        self.results[record.stage] |= dict.fromkeys(record.done, record.result)
         self.failed |= {(record.stage, unit): reason for unit, reason in record.failed}
         for unit in record.done:
             self.failed.pop((record.stage, unit), None)
-        self.sums |= {(level, shard): sums for level, shard, sums in record.sums}
+        if isinstance(record.result, Written):
+            self.sums |= {(level, shard): sums for level, shard, sums in record.result.checksums}
         if record.done:
             self.totals.setdefault(record.stage, Totals()).add(record)
 
-    @property
-    def num_objects(self) -> int:
-        """Number of objects, from the finished graph."""
-        return self.results["graph"][0][0]
+    def of(self, kind: type[R]) -> list[R]:
+        """Return the results of `kind`."""
+        return [result for units in self.results.values() for result in units.values() if isinstance(result, kind)]
 
     @property
-    def table_sum(self) -> int | None:
-        """Checksum of the table of objects; None before the graph is done, and of earlier versions."""
-        return next(iter(self.results["graph"].get(0, ())[1:]), None)
+    def objects(self) -> Objects | None:
+        """The objects, from the finished graph; None before."""
+        return next(iter(self.of(Objects)), None)
 
     def shards(self, plan: SegmentPlan) -> list[Shard]:
         """Return each written shard with its checksums."""
@@ -308,7 +328,7 @@ def _do(stage: SegmentStage, job: SegmentJob, workers: WorkerPool, journal: Jour
     total = stage.num_units(plan)
 
     def note(unit: int, reason: str) -> None:
-        journal.append(Record(stage.name, (), ((unit, reason),), started=time.time()))
+        journal.append(Record(stage.name, (), ((unit, reason),), usage=Usage(started=time.time())))
 
     if stage.name == "graph" and not done.results["graph"]:
         _check_graph(plan, done, note)
@@ -329,9 +349,9 @@ def _check_graph(plan: SegmentPlan, done: LabelProgress, note: Callable[[int, st
     Raises:
         RunStopped: naming both.
     """
-    num_fragments = sum(number for number, _ in done.results["pieces"].values())
-    num_joins = sum(joins for joins, _ in done.results["edges"].values())
-    num_edges = sum(edges for _, edges in done.results["edges"].values())
+    num_fragments = sum(counts.num_fragments for counts in done.of(FragmentCounts))
+    num_joins = sum(counts.num_joins for counts in done.of(EdgeCounts))
+    num_edges = sum(counts.num_edges for counts in done.of(EdgeCounts))
     needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
     if needed > plan.recipe.output.graph_gib * GIB:
         reason = (
@@ -361,13 +381,13 @@ def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) ->
     (folder.path / NAMES).unlink(missing_ok=True)
     for path in paths.partial_files(folder.path):
         path.unlink(missing_ok=True)
-    records = [record for record in journal.records() if record.done]
+    usages = [record.usage for record in journal.records() if record.done]
     time_format = "%Y-%m-%dT%H:%M:%SZ"
     attributes = {
         "site": site,
-        "started": time.strftime(time_format, time.gmtime(min(record.started for record in records))),
-        "ended": time.strftime(time_format, time.gmtime(max(record.started + record.seconds for record in records))),
-        "hosts": sorted({record.host for record in records}),
+        "started": time.strftime(time_format, time.gmtime(min(usage.started for usage in usages))),
+        "ended": time.strftime(time_format, time.gmtime(max(usage.started + usage.seconds for usage in usages))),
+        "hosts": sorted({usage.host for usage in usages}),
         "output": plan.out,
         "folder": plan.search_path,
     }
@@ -375,4 +395,4 @@ def _close(folder: RunFolder, plan: SegmentPlan, journal: Journal, site: str) ->
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES["zarr3"], {"attributes": plain({"volpipe": attributes})})
     keys = (level_key(level) for level in range(len(plan.factors)))
     sums = metadata_sums(out, ["", *keys, RUN_KEY], METADATA_NAMES)
-    journal.append(Record(METADATA_STAGE, (), result=sums, started=time.time()))
+    journal.append(Record("metadata", (), result=sums))

@@ -19,7 +19,7 @@ import numpy as np
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_once
 from volpipe.blockwise.task_pool import gather
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
@@ -122,8 +122,7 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> SegmentT
     num_workers, folder = max(1, workers.slots["cpu"]), Path(trial.folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        results = gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried")
-        costs = [SegmentCosts(*values) for values in results]
+        costs = list(gather(workers, "try_segmentation", trial, range(min(num_workers, MOST_WORKERS)), "tried"))
     finally:
         delete(folder)
     return segment_times(trial, _mean(costs), num_workers)
@@ -200,15 +199,9 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
     return min(size, -(-high // cell) * cell) - low // cell * cell
 
 
-def try_blocks(trial: SegmentTrial, number: int) -> Record:
-    """Segment some blocks in a folder of the worker's own; the record's result is the fields of `SegmentCosts`."""
-    result: list[float] = []
-
-    def outcomes() -> Outcomes:
-        result.extend(dataclasses.astuple(_try(trial, number)))
-        yield number, None
-
-    return dataclasses.replace(work("rehearse", [number], outcomes()), result=tuple(result))
+def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
+    """Segment some blocks in a folder of the worker's own."""
+    return work_once("rehearse", number, lambda: _try(trial, number))
 
 
 def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
@@ -306,7 +299,7 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
     )
 
 
-def _seconds(records: Iterable[Record]) -> float:
+def _seconds(records: Iterable[Record[object]]) -> float:
     """Return the summed seconds of tasks.
 
     Raises:
@@ -316,7 +309,7 @@ def _seconds(records: Iterable[Record]) -> float:
     for record in records:
         for _, reason in record.failed:
             raise RunStopped(reason)
-        total += record.seconds
+        total += record.usage.seconds
     return total
 
 

@@ -11,20 +11,21 @@ Not here: the order of stages (driver). Tasks hand over files in the run's folde
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_once
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import NEAREST
+from volpipe.runs.run_folder import Metadata
+from volpipe.runs.worker import Written
 from volpipe.segmentation.agglomerate import Edges, solve
 from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
@@ -66,6 +67,34 @@ class SegmentJob:
         return self.path / stage / f"{block}.npz"
 
 
+@dataclass(frozen=True)
+class FragmentCounts:
+    """Number of fragments of a block, and of their joins to neighbouring blocks."""
+
+    num_fragments: int
+    num_joins: int
+
+
+@dataclass(frozen=True)
+class EdgeCounts:
+    """Number of joins and of edges of a block's fragments."""
+
+    num_joins: int
+    num_edges: int
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Number of objects, and the checksum of their table."""
+
+    num_objects: int
+    table_checksum: int
+
+
+RESULTS = (FragmentCounts, EdgeCounts, Objects, Written, Metadata)
+R = TypeVar("R")
+
+
 def prepare(job: SegmentJob) -> None:
     """Create the folders and the array that tasks write to, unless they exist."""
     plan = job.plan
@@ -75,30 +104,30 @@ def prepare(job: SegmentJob) -> None:
     create_array(job.path / IDS, "", spec, "zarr3")
 
 
-def fragments(job: SegmentJob, block: int) -> Record:
-    """Write the fragments of `block`; the result is their number and that of their joins."""
+def fragments(job: SegmentJob, block: int) -> Record[FragmentCounts]:
+    """Write the fragments of `block`."""
 
-    def do() -> tuple[int, ...]:
+    def do() -> FragmentCounts:
         plan = job.plan
         result = find_fragments(plan, job.reader(), block)
         check_session(job)
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
-        return len(result.table), len(result.joins)
+        return FragmentCounts(len(result.table), len(result.joins))
 
     return _task("pieces", job, block, do)
 
 
-def edges(job: SegmentJob, block: int) -> Record:
-    """Write the joins and the edges of the fragments of `block`; the result is the number of each."""
+def edges(job: SegmentJob, block: int) -> Record[EdgeCounts]:
+    """Write the joins and the edges of the fragments of `block`."""
 
-    def do() -> tuple[int, ...]:
+    def do() -> EdgeCounts:
         near = Neighbourhood.load(job, block)
         joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
         result = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NO_EDGES)
         check_session(job)
         save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
-        return len(joins), len(result.pairs)
+        return EdgeCounts(len(joins), len(result.pairs))
 
     return _task("edges", job, block, do)
 
@@ -132,22 +161,22 @@ class FragmentGraph:
         return cls(np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
 
 
-def graph(job: SegmentJob, unit: int) -> Record:
-    """Write the label of every fragment and the table of objects; the result is their number and its checksum."""
+def graph(job: SegmentJob, unit: int) -> Record[Objects]:
+    """Write the label of every fragment and the table of objects."""
 
-    def do() -> tuple[int, ...]:
+    def do() -> Objects:
         plan, whole = job.plan, FragmentGraph.load(job)
         solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
         check_session(job)
         atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
         save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
-        return len(solution.objects), checksums.checksum(job.path / TABLE)
+        return Objects(len(solution.objects), checksums.checksum(job.path / TABLE))
 
     return _task("graph", job, unit, do)
 
 
-def paint(job: SegmentJob, block: int) -> Record:
-    """Write the labels of `block` to the output; the record has the checksums of its files."""
+def paint(job: SegmentJob, block: int) -> Record[Written]:
+    """Write the labels of `block` to the output."""
 
     def labels() -> np.ndarray:
         plan, names = job.plan, _load(job.path / NAMES)
@@ -159,8 +188,8 @@ def paint(job: SegmentJob, block: int) -> Record:
     return _write("paint", job, block, labels)
 
 
-def coarsen(job: SegmentJob, shard: int) -> Record:
-    """Write `shard` of the job's level from the level before it; the record has the checksums of its files."""
+def coarsen(job: SegmentJob, shard: int) -> Record[Written]:
+    """Write `shard` of the job's level from the level before it."""
 
     def labels() -> np.ndarray:
         return coarse_labels(job.plan, job.level, job.plan.shards(job.level).box(shard))
@@ -168,18 +197,16 @@ def coarsen(job: SegmentJob, shard: int) -> Record:
     return _write(f"pyramid {job.level}", job, shard, labels)
 
 
-def _write(stage: str, job: SegmentJob, shard: int, labels: Callable[[], np.ndarray]) -> Record:
+def _write(stage: str, job: SegmentJob, shard: int, labels: Callable[[], np.ndarray]) -> Record[Written]:
     """Write the result of `labels` (z, y, x) to `shard` of the job's level."""
-    sums: list[tuple[int, int, str]] = []
 
-    def do() -> tuple[int, ...]:
+    def do() -> Written:
         data = labels()
         check_session(job)
-        sums.append((job.level, shard, write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)))
-        return ()
+        sums = write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
+        return Written(((job.level, shard, sums),))
 
-    record = _task(stage, job, shard, do)
-    return dataclasses.replace(record, sums=tuple(sums))
+    return _task(stage, job, shard, do)
 
 
 def check_session(job: SegmentJob) -> None:
@@ -187,15 +214,12 @@ def check_session(job: SegmentJob) -> None:
     check_holder(job.path, job.session)
 
 
-def _task(stage: str, job: SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
-    result: list[int] = []
-
-    def outcomes() -> Outcomes:
+def _task(stage: str, job: SegmentJob, unit: int, do: Callable[[], R]) -> Record[R]:
+    def checked() -> R:
         check_session(job)
-        result.extend(do())
-        yield unit, None
+        return do()
 
-    return dataclasses.replace(work(stage, [unit], outcomes()), result=tuple(result))
+    return work_once(stage, unit, checked)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from volpipe.segmentation.driver import LabelProgress, stages_of
 from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
 from volpipe.segmentation.tasks import TABLE
-from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_writer
@@ -84,7 +83,7 @@ def inspect_labels(output: str | Path) -> LabelStatus | None:
             Missing(name, unit, stages[name].box(plan, unit), last_line(reason))
             for (name, unit), reason in sorted(progress.failed.items())
         ],
-        progress.num_objects if progress.results["graph"] else None,
+        None if progress.objects is None else progress.objects.num_objects,
         progress.is_complete(plan) and not is_gone,
         is_gone,
     )
@@ -105,9 +104,9 @@ def verify_labels(folder: RunFolder, plan: SegmentPlan) -> Verdict:
     if not progress.sums:
         raise RunError(f"the segmentation in {folder.path} has written no labels; `volpipe segment` goes on with it")
     verdict = check_files(plan.out, progress.shards(plan), progress.metadata, len(plan.factors))
-    if progress.table_sum is not None and progress.table_sum != checksums.ABSENT:
+    if progress.objects is not None:
         verdict.num_files += 1
-        judge(verdict.differences, folder.path / TABLE, progress.table_sum, "")
+        judge(verdict.differences, folder.path / TABLE, progress.objects.table_checksum, "")
     verdict.num_unwritten = sum(len(plan.shards(level)) for level in range(len(plan.factors))) - len(progress.sums)
     return verdict
 

@@ -43,7 +43,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import Schedule
 from volpipe.runs.seams import Score, seam_scores
 from volpipe.runs.verify import check_present, load_run_record, shards_of
-from volpipe.runs.worker import PLAN_FILE, Job, submitter
+from volpipe.runs.worker import PLAN_FILE, RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -166,10 +166,14 @@ def execute(
         _claim(folder, plan, fresh=fresh)
         inputs = recognise(folder, _inputs(plan), plan.out, same_input=same_input, is_outside=is_outside)
         _agree_on_tensors(folder, keep_tensors)
-        with logging_to(folder.log), present(folder.path, session) as presence, Journal(folder.journal) as journal:
+        with (
+            logging_to(folder.log),
+            present(folder.path, session) as presence,
+            Journal(folder.journal, RESULTS) as journal,
+        ):
             selection = folder.load_selection(plan)
             if selection is not None and _schedule(selection, journal, keep_tensors).is_complete:
-                check_present(plan.out, list(shards_of(load_run_record(folder, needs_sums=False))))
+                check_present(plan.out, list(shards_of(load_run_record(folder))))
                 return _close(selection, folder, journal, keep_tensors)
             _announce(plan, folder, listener)
             asked = time.time()
@@ -367,13 +371,13 @@ def _findings(report: Report) -> dict[str, object]:
 
 def kept_in(journal: Journal) -> Nonfinite:
     """Return how many voxels of all sessions are not finite, and were kept."""
-    counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
-    return sum(counts, ALL_FINITE)
+    entries = (entry for result in journal.results(Inferred) for entry in result.nonfinite)
+    return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
 
 
 def clipped_in(journal: Journal, selection: Selection) -> tuple[int, float]:
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
-    num = sum(record.clipped for record in journal.records())
+    num = sum(result.clipped for result in journal.results(Written))
     return num, num / (selection.num_voxels * selection.plan.net.out_channels)
 
 
@@ -414,7 +418,7 @@ def inspect_run(output: str | Path) -> RunStatus:
     driver = find_driver(folder.path, folder.journal)
     selection = folder.load_selection(plan)
     schedule = SingleStage(scan_stage(plan)) if selection is None else Schedule(plan, selection)
-    for record in read_records(folder.scan if selection is None else folder.journal):
+    for record in read_records(folder.scan if selection is None else folder.journal, RESULTS):
         if record.done:
             totals.setdefault(record.stage, Totals()).add(record)
         schedule.resume(record.units)
@@ -465,7 +469,7 @@ def _claim(folder: RunFolder, plan: Plan, *, fresh: bool) -> None:
     started = folder.journal.is_file() and folder.plan_file.is_file()
     if paths.exists(out) and not started:
         raise RunError(f"{out} exists and no run in {folder.path} made it; choose another --out")
-    if started and not paths.exists(out) and any(r.stage != "measure" for r in read_records(folder.journal)):
+    if started and not paths.exists(out) and any(r.stage != "measure" for r in read_records(folder.journal, RESULTS)):
         raise RunError(f"the journal in {folder.path} speaks of an output that is gone; use --fresh to start over")
 
 

@@ -30,6 +30,7 @@ from volpipe.runs.worker import PLAN_FILE
 from volpipe.segmentation import driver
 from volpipe.segmentation.driver import OnProgress, SegmentationResult, is_segmented, segment
 from volpipe.segmentation.plan import LABEL_FILE, SegmentPlan
+from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -294,7 +295,7 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
     if isinstance(stage.work, Evaluation):
         return _score(stage, stage.work, start, began)
     if isinstance(stage.work, SegmentPlan):
-        known = sum(1 for _ in read_records(stage.folder.journal))
+        known = sum(1 for _ in read_records(stage.folder.journal, RESULTS))
         with listener.of_labels() as on_progress:
             result = segment(
                 stage.work, start, on_progress=on_progress, site=options.site, same_input=options.same_input,
@@ -314,7 +315,7 @@ def _finish(stage: StagePlan, start: Start, options: FlowOptions, listener: Flow
 def _totals(folder: RunFolder, known: int) -> dict[str, Totals]:
     """Return the totals of the tasks in the journal in `folder`, by stage, without its first `known` records."""
     totals: dict[str, Totals] = {}
-    for record in islice(read_records(folder.journal), known, None):
+    for record in islice(read_records(folder.journal, RESULTS), known, None):
         if record.done:
             totals.setdefault(record.stage, Totals()).add(record)
     return totals
