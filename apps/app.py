@@ -1,24 +1,41 @@
-"""An app: a plain function that workers run, and where and how urgently they do.
+"""An app: a function of volpipe that workers run, and where and how urgently they do.
 
 Not here: any app (inference, training, segmentation, evaluation), or how one is submitted (pool). The functions are
 wrapped for Parsl when a pool starts, not decorated: so they ship to workers by name, and their executors are those of
-the site. Parsl takes a task's priority from their last argument, which they do not use.
+the site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from volpipe.blockwise.journal import Record
-
-Resources = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class App:
-    """A function, the label of its executors ("cpu" or "gpu"), and its priority: lower goes first, to free scratch."""
+    """An app.
 
-    function: Callable[..., Record]
+    Attributes:
+        function: module:name; it returns a `Record`. Its module is imported where it runs, when it runs.
+        label: of its executors, "cpu" or "gpu".
+        priority: lower goes first, to free scratch.
+    """
+
+    function: str
     label: str
     priority: int = 5
+
+
+def perform(
+    function: str,
+    *arguments: Any,  # Any: the app's own
+    parsl_resource_specification: Mapping[str, int],
+) -> Record[Any]:
+    """Do what an app does, on a worker; Parsl takes a task's priority from the last argument."""
+    module, _, name = function.partition(":")
+    record: Record[Any] = getattr(import_module(module), name)(*arguments)
+    return record

@@ -1,59 +1,17 @@
-"""The apps of a run: from a volume to windows, through the net, to the output and its coarser levels.
-
-Not here: what they do (volpipe.runs.worker).
-"""
+"""The apps of a run: from a volume to windows, through the net, to the output and its coarser levels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from volpipe.apps.app import App, Resources
-from volpipe.blockwise.journal import Record
-from volpipe.estimation.calibrate import try_blocks
-from volpipe.runs import worker
-from volpipe.runs.worker import Job
-
-
-def measure(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return worker.measure(job, units)
-
-
-def calibrate(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return try_blocks(job, units)
-
-
-def scan(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return worker.scan(job, units)
-
-
-def factor(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return worker.factor(job, units)
-
-
-def infer(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return worker.infer(job, units)
-
-
-def reassemble(job: Job, units: Sequence[int], parsl_resource_specification: Resources) -> Record:
-    return worker.reassemble(job, units)
-
-
-def coarsen(job: Job, units: Sequence[int], level: int, parsl_resource_specification: Resources) -> Record:
-    return worker.coarsen(job, units, level)
-
-
-def discard(job: Job, units: Sequence[int], what: str, parsl_resource_specification: Resources) -> Record:
-    return worker.discard(job, units, what)
-
+from volpipe.apps.app import App
 
 APPS = {
-    "rehearse": App(calibrate, "gpu", 9),
-    "scan": App(scan, "cpu", 9),
-    "measure": App(measure, "cpu", 9),
-    "histogram": App(measure, "cpu", 9),
-    "factor": App(factor, "cpu", 9),
-    "infer": App(infer, "gpu", 5),
-    "reassemble": App(reassemble, "cpu", 2),
-    "pyramid": App(coarsen, "cpu", 1),
-    "discard": App(discard, "cpu", 0),
+    "rehearse": App("volpipe.estimation.calibrate:try_blocks", "gpu", 9),
+    "scan": App("volpipe.runs.worker:scan", "cpu", 9),
+    "measure": App("volpipe.runs.worker:measure", "cpu", 9),
+    "histogram": App("volpipe.runs.worker:measure", "cpu", 9),
+    "factor": App("volpipe.runs.worker:factor", "cpu", 9),
+    "infer": App("volpipe.runs.worker:infer", "gpu", 5),
+    "reassemble": App("volpipe.runs.worker:reassemble", "cpu", 2),
+    "pyramid": App("volpipe.runs.worker:coarsen", "cpu", 1),
+    "discard": App("volpipe.runs.worker:discard", "cpu", 0),
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ from parsl.providers import LocalProvider
 
 import volpipe
 from volpipe.apps import evaluation, inference, segmentation, training
+from volpipe.apps.app import perform
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.pool import Start
+from volpipe.blockwise.pool import Start, followed
 from volpipe.sites.find import find_site, name_user, try_site
 from volpipe.volumes.node_cache import VARIABLE
 
@@ -71,7 +73,7 @@ class ParslPool:
     on_gpu: bool = False
 
     def __post_init__(self) -> None:
-        self._apps = {name: python_app(app.function, executors=self.labels[app.label]) for name, app in APPS.items()}
+        self._apps = {label: python_app(perform, executors=names) for label, names in self.labels.items()}
 
     @property
     def shared(self) -> bool:
@@ -81,35 +83,20 @@ class ParslPool:
     def is_here(self) -> bool:
         return self.address == LOOPBACK
 
-    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the future record of the app of that name; its errors are translated for the user.
 
         Raises:
             RunStopped, SiteError: what the watch has noticed.
         """
         self.watch.check()
-        labels, priority = self.labels[APPS[app].label], APPS[app].priority
-        resources = {"priority": priority} if set(labels) <= self.prioritised else {}
-        future = translate_future(
-            self._apps[app](*arguments, parsl_resource_specification=resources), self.watch.executors
-        )
+        chosen, translate = APPS[app], partial(translate_error, executors=self.watch.executors)
+        labels = self.labels[chosen.label]
+        resources = {"priority": chosen.priority} if set(labels) <= self.prioritised else {}
+        task = self._apps[chosen.label](chosen.function, *arguments, parsl_resource_specification=resources)
+        future = followed(task, translate=translate)
         future.add_done_callback(lambda done: None if done.exception() else self.watch.proven.update(labels))
         return future
-
-
-def translate_future(future: Future[Record], executors: Sequence[ParslExecutor]) -> Future[Record]:
-    """Return a future that ends as `future` does, with its error translated for the user."""
-    translated: Future[Record] = Future()
-
-    def hand_on(done: Future[Record]) -> None:
-        error = done.exception()
-        if error is None:
-            translated.set_result(done.result())
-        else:
-            translated.set_exception(translate_error(error, executors))
-
-    future.add_done_callback(hand_on)
-    return translated
 
 
 def on_site(name: str, folder: Path | None = None) -> Start:

@@ -1,61 +1,14 @@
-"""The apps of a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels.
-
-Not here: what they do (volpipe.segmentation.tasks, volpipe.segmentation.estimate).
-"""
+"""The apps of a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from volpipe.apps.app import App, Resources
-from volpipe.blockwise.journal import Record
-
-if TYPE_CHECKING:
-    from volpipe.segmentation.estimate import SegmentTrial
-    from volpipe.segmentation.tasks import SegmentJob
-
-
-def find_fragments(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import tasks
-
-    return tasks.fragments(job, unit)
-
-
-def find_edges(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import tasks
-
-    return tasks.edges(job, unit)
-
-
-def agglomerate(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import tasks
-
-    return tasks.graph(job, unit)
-
-
-def paint(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import tasks
-
-    return tasks.paint(job, unit)
-
-
-def coarsen_labels(job: SegmentJob, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import tasks
-
-    return tasks.coarsen(job, unit)
-
-
-def try_segmentation(trial: SegmentTrial, unit: int, parsl_resource_specification: Resources) -> Record:
-    from volpipe.segmentation import estimate
-
-    return estimate.try_blocks(trial, unit)
-
+from volpipe.apps.app import App
 
 APPS = {
-    "find_fragments": App(find_fragments, "cpu"),
-    "find_edges": App(find_edges, "cpu"),
-    "agglomerate": App(agglomerate, "cpu"),
-    "paint": App(paint, "cpu"),
-    "coarsen_labels": App(coarsen_labels, "cpu"),
-    "try_segmentation": App(try_segmentation, "cpu"),
+    "find_fragments": App("volpipe.segmentation.tasks:fragments", "cpu"),
+    "find_edges": App("volpipe.segmentation.tasks:edges", "cpu"),
+    "agglomerate": App("volpipe.segmentation.tasks:graph", "cpu"),
+    "paint": App("volpipe.segmentation.tasks:paint", "cpu"),
+    "coarsen_labels": App("volpipe.segmentation.tasks:coarsen", "cpu"),
+    "try_segmentation": App("volpipe.segmentation.estimate:try_blocks", "cpu"),
 }

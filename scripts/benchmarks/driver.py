@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,9 @@ MIB = 2**20
 def nothing(stage: str, units: Sequence[int]) -> object:
     """Say that `units` are done; sent to workers."""
     from volpipe.blockwise.journal import Record
+    from volpipe.blockwise.usage import Usage
 
-    return Record(stage, tuple(units), seconds=1e-6 * len(units))
+    return Record(stage, tuple(units), usage=Usage(seconds=1e-6 * len(units)))
 
 
 def drive(folder: Path, side: int) -> dict[str, float]:
@@ -48,11 +50,11 @@ def drive(folder: Path, side: int) -> dict[str, float]:
         [*IDENTITY, f"windows.shape={[window] * 3}", "windows.block=[1,1,1]", "tensors.mode=streamed"],
     )
     plan = prepare(f"{folder}/in.zarr/raw", recipe, folder / "out.zarr", folder)
-    with on_site("local")(folder / "parsl") as executors, Journal(folder / "journal") as journal:
+    with on_site("local")(folder / "parsl") as executors, Journal(folder / "journal", ()) as journal:
         app = python_app(nothing)
 
-        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
-            future: Future[Record] = app(stage, list(units))
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            future: Future[Record[Any]] = app(stage, list(units))
             return future
 
         schedule = Schedule(plan)

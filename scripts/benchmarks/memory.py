@@ -9,6 +9,7 @@ from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import command, run_folder
 from volpipe.blockwise.journal import read_records
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import RESULTS
 
 MIB = 2**20
 
@@ -17,8 +18,8 @@ def worker_peak(setting: Setting, side: int) -> float:
     """Return the highest resident memory of any worker of a run over side³ voxels, in MiB."""
     out = setting.scratch / "out.zarr"
     command(inputs.volume(setting, (side, side, side)), out, ["net.name=identity"])
-    records = read_records(RunFolder(run_folder(out)).journal)
-    return max(record.peak_bytes for record in records) / MIB
+    records = read_records(RunFolder(run_folder(out)).journal, RESULTS)
+    return max(record.usage.peak_bytes for record in records) / MIB
 
 
 def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:

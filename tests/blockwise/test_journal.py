@@ -4,35 +4,110 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import KEYS, Journal, Kinds, Record, read_records, read_results
+from volpipe.blockwise.usage import Usage
+from volpipe.errors import RunError
+from volpipe.runs import run_folder, worker
+from volpipe.segmentation import tasks
 
+
+@dataclass(frozen=True)
+class Sums:
+    """A result with fields of every type that results have."""
+
+    total: Fraction
+    counts: dict[int, int]
+    shards: tuple[tuple[int, int, str], ...] = ()
+
+    @property
+    def finished(self) -> Iterator[tuple[str, int]]:
+        return (("reassemble", shard) for _, shard, _ in self.shards)
+
+
+KINDS = (Sums,)
+USAGE = Usage(1.5, 2.5, 3.5, 4, 5, 6, -7, "cpu", 0.25, 7, "host", 8)
 FULL = Record(
-    "infer", (3, 4), ((5, "ValueError: no"),), ("1/3", [1, 2]), 1.5, 2.5, 3.5, 4, 5, 6, "cpu", 0.25, 7, "host", 8,
-    nonfinite=((3, 1, 2),), sums=((0, 3, "0123abcd"),), hopeless=(5,),
+    "infer", (3, 4), ((5, "ValueError: no"),), Sums(Fraction(1, 3), {255: 2}, ((0, 3, "0123abcd"),)), USAGE
 )  # fmt: skip
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", KINDS) as journal:
         journal.append(FULL)
         journal.append(Record("factor", ()))
-    assert list(read_records(tmp_path / "journal")) == [FULL, Record("factor", ())]
+    assert list(read_records(tmp_path / "journal", KINDS)) == [FULL, Record("factor", ())]
+
+
+def test_what_the_loop_alone_needs_is_not_written(tmp_path: Path) -> None:
+    sent = replace(FULL, permanent=(5,), warnings=("the disk is nearly full",), fatal=True)
+    assert pickle.loads(pickle.dumps(sent)) == sent
+    assert Record.from_line(sent.to_line(), KINDS) == FULL
+
+
+def test_numbers_of_numpy_come_back_as_numbers() -> None:
+    record = Record("infer", (1,), result=Sums(Fraction(1), {}, ((0, np.int64(7), "ab"),)))  # type: ignore[arg-type]
+    assert Record.from_line(record.to_line(), KINDS) == record
+
+
+def test_a_result_names_units_of_other_stages_that_its_task_finished() -> None:
+    assert list(FULL.units) == [("reassemble", 3), ("infer", 3), ("infer", 4)]
+    assert list(Record("factor", (1,)).units) == [("factor", 1)]
+
+
+@pytest.mark.parametrize("kinds", [worker.RESULTS, tasks.RESULTS, run_folder.NOTES])
+def test_no_two_parts_of_a_line_have_one_name(kinds: Kinds) -> None:
+    taken = KEYS | {"result"} | {field.name for field in fields(Usage)}
+    assert len({kind.__name__ for kind in kinds}) == len(kinds)
+    for kind in kinds:
+        assert taken.isdisjoint(field.name for field in fields(kind))
+
+
+BAD_LINES = {
+    "cut in the middle": b'{"stage":"infer","do\n',
+    "zeros": b"\0" * 64 + b"\n",
+    "no text": b"\xff\xfe\n",
+    "no object": b"[1]\n",
+    "empty": b"\n",
+    "without its units": b'{"stage":"infer"}\n',
+    "units that are no numbers": b'{"stage":"infer","done":["x"]}\n',
+    "without a part of its result": b'{"stage":"infer","done":[1],"result":"Sums","counts":{}}\n',
+    "a wrong result": b'{"stage":"infer","done":[1],"result":"Sums","total":"a","counts":{}}\n',
+    "a result of another kind": b'{"stage":"infer","done":[1],"result":"Cells","cells":[]}\n',
+    "a result as it was": b'{"stage":"infer","done":[1],"result":[3]}\n',
+    "a key of another version": b'{"stage":"infer","done":[1],"sums":[[0,1,"ab"]]}\n',
+    "a usage that is no number": b'{"stage":"infer","done":[1],"seconds":"long"}\n',
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES.values(), ids=BAD_LINES)
+def test_a_damaged_line_is_named_and_ends_the_reading(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(FULL.to_line().encode() + line + FULL.to_line().encode())
+    with pytest.raises(RunError, match=rf"^line 2 of {path} is damaged, or another version wrote it; .* --fresh"):
+        list(read_records(path, KINDS))
+    with pytest.raises(RunError, match="line 2"):
+        list(read_results(path, KINDS, Sums))
 
 
 @pytest.mark.parametrize("cut", range(1, len(FULL.to_line()) + 1))
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_is_whole(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
-    with Journal(path) as journal:
+    with Journal(path, KINDS) as journal:
         journal.append(Record("infer", (1,)))
         journal.append(FULL)
     path.write_bytes(path.read_bytes()[:-cut])
-    with Journal(path) as journal:
+    with Journal(path, KINDS) as journal:
         journal.append(Record("infer", (2,)))
-    assert [record.done for record in read_records(path)] == [(1,), (2,)]
+    assert [record.done for record in read_records(path, KINDS)] == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 30])
@@ -47,23 +122,23 @@ def test_of_a_line_that_a_full_disk_took_a_part_of_nothing_stays(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data[:left])
 
-    with Journal(path) as journal:
+    with Journal(path, KINDS) as journal:
         journal.append(Record("infer", (1,)))
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", nearly_full)
             with pytest.raises(OSError, match="No space left"):
                 journal.append(FULL)
         journal.append(Record("infer", (2,)))
-    assert [record.done for record in read_records(path)] == [(1,), (2,)]
+    assert [record.done for record in read_records(path, KINDS)] == [(1,), (2,)]
 
 
 def test_a_journal_without_a_whole_line_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b"x" * 200_000)
-    with Journal(path) as journal:
+    with Journal(path, KINDS) as journal:
         assert list(journal.records()) == []
     assert path.stat().st_size == 0
 
 
 def test_no_file_no_records(tmp_path: Path) -> None:
-    assert list(read_records(tmp_path / "none")) == []
+    assert list(read_records(tmp_path / "none", KINDS)) == []

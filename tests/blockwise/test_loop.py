@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from plans import planned, volume
@@ -25,6 +26,7 @@ from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.phase import LARGEST_BUNDLE, RETRIES, Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.usage import Usage
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import ManagerLost, RunStopped, TaskLost, WorkerLost
 from volpipe.runs.schedule import RunSchedule
@@ -36,23 +38,23 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def succeed(stage: str, units: Sequence[int]) -> Record:
-    return Record(stage, tuple(units), seconds=0.001 * len(units))
+def succeed(stage: str, units: Sequence[int]) -> Record[Any]:
+    return Record(stage, tuple(units), usage=Usage(seconds=0.001 * len(units)))
 
 
 @dataclass
 class Workers:
     """Tasks that are in flight until `show` finishes one of them at random."""
 
-    work: Callable[[str, Sequence[int]], Record] = succeed
+    work: Callable[[str, Sequence[int]], Record[Any]] = succeed
     random: random.Random = field(default_factory=lambda: random.Random(0))
     tasks: list[tuple[str, list[int]]] = field(default_factory=list)
-    in_flight: list[tuple[Future[Record], str, list[int]]] = field(default_factory=list)
+    in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
     most_in_flight: Counter[str] = field(default_factory=Counter)
     num_shows: int = 0
 
-    def submit(self, stage: str, units: Sequence[int]) -> Future[Record]:
-        future: Future[Record] = Future()
+    def submit(self, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+        future: Future[Record[Any]] = Future()
         self.tasks.append((stage, list(units)))
         self.in_flight.append((future, stage, list(units)))
         self.most_in_flight[stage] = max(self.most_in_flight[stage], sum(s == stage for _, s, _ in self.in_flight))
@@ -102,11 +104,13 @@ class Flaky:
     failures: dict[int, int]
     attempts: Counter[int] = field(default_factory=Counter)
 
-    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+    def __call__(self, stage: str, units: Sequence[int]) -> Record[Any]:
         self.attempts.update(units)
         failed = [unit for unit in units if self.attempts[unit] <= self.failures.get(unit, 0)]
         reasons = tuple((unit, f"Traceback\nValueError: unit {unit} is bad") for unit in failed)
-        return Record(stage, tuple(u for u in units if u not in failed), reasons, seconds=0.001 * len(units))
+        return Record(
+            stage, tuple(u for u in units if u not in failed), reasons, usage=Usage(seconds=0.001 * len(units))
+        )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
@@ -138,7 +142,7 @@ def test_what_fails_twice_and_then_succeeds_is_done() -> None:
 def test_what_fails_for_good_is_set_aside_with_its_reason_and_harms_no_other(tmp_path: Path) -> None:
     flaky = Flaky({7: 99, 300: 99})
     workers = Workers(flaky)
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", ()) as journal:
         loop, _ = loop_over(stage := Stage("work", 500), workers, journal=journal)
         loop.run()
     assert stage.failed == {7, 300}
@@ -148,7 +152,7 @@ def test_what_fails_for_good_is_set_aside_with_its_reason_and_harms_no_other(tmp
     assert max(flaky.attempts[unit] for unit in range(500) if unit not in (7, 300)) == 1
     for bad in (7, 300):  # after its first failure a unit goes alone
         assert [len(units) for _, units in workers.tasks if bad in units][1:] == [1] * RETRIES
-    marked = [unit for record in read_records(tmp_path / "journal") for unit in record.done]
+    marked = [unit for record in read_records(tmp_path / "journal", ()) for unit in record.done]
     assert sorted(marked) == [unit for unit in range(500) if unit not in (7, 300)]
 
 
@@ -164,7 +168,7 @@ def test_a_run_stops_when_everything_fails_alike(size: int) -> None:
 class Ours:
     """Work that raises an error of ours for every unit."""
 
-    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+    def __call__(self, stage: str, units: Sequence[int]) -> Record[Any]:
         reason = "Traceback\nvolpipe.errors.PlanError: 3 voxels are NaN; mend the volume"
         return Record(stage, (), tuple((unit, reason) for unit in units))
 
@@ -204,7 +208,7 @@ def test_a_run_stops_when_more_than_the_tolerated_share_fails(every: int, stops:
 def test_failures_that_differ_do_not_stop_a_run_at_its_start() -> None:
     kinds = ["no memory", "no disk", "no voxel", "no idea"]
 
-    def fail(stage: str, units: Sequence[int]) -> Record:
+    def fail(stage: str, units: Sequence[int]) -> Record[Any]:
         return Record(stage, (), tuple((unit, f"ValueError: {kinds[unit]}") for unit in units))
 
     loop, _ = loop_over(stage := Stage("work", 4), Workers(fail))
@@ -224,17 +228,17 @@ def test_a_strict_run_stops_at_the_first_unit_that_fails_for_good() -> None:
 def test_what_is_hopeless_is_tried_once_and_counts_in_the_share_alone(tmp_path: Path) -> None:
     attempts: Counter[int] = Counter()
 
-    def work(stage: str, units: Sequence[int]) -> Record:
+    def work(stage: str, units: Sequence[int]) -> Record[Any]:
         attempts.update(units)
         bad = tuple(unit for unit in units if unit < 5)
-        return Record(stage, tuple(u for u in units if u >= 5), tuple((u, f"in chunk {u}") for u in bad), hopeless=bad)
+        return Record(stage, tuple(u for u in units if u >= 5), tuple((u, f"in chunk {u}") for u in bad), permanent=bad)
 
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", ()) as journal:
         loop, _ = loop_over(stage := Stage("work", 100), Workers(work), journal=journal)
         loop.run()
     assert stage.failed == {0, 1, 2, 3, 4}
     assert set(attempts.values()) == {1}
-    told = [failed for record in read_records(tmp_path / "journal") for failed in record.failed]
+    told = [failed for record in read_records(tmp_path / "journal", ()) for failed in record.failed]
     assert sorted(told) == [(unit, f"in chunk {unit}") for unit in range(5)]
 
 
@@ -248,7 +252,7 @@ def test_what_an_earlier_session_did_counts_as_success() -> None:
 def test_the_units_of_a_lost_worker_are_tried_again_one_by_one() -> None:
     lost: list[list[int]] = []
 
-    def lose_one(stage: str, units: Sequence[int]) -> Record:
+    def lose_one(stage: str, units: Sequence[int]) -> Record[Any]:
         if len(units) > 5 and not lost:
             lost.append(list(units))
             raise RuntimeError("worker 3 was lost")
@@ -271,7 +275,7 @@ class Losing:
     losses: int
     attempts: Counter[int] = field(default_factory=Counter)
 
-    def __call__(self, stage: str, units: Sequence[int]) -> Record:
+    def __call__(self, stage: str, units: Sequence[int]) -> Record[Any]:
         self.attempts.update(units)
         if any(self.attempts[unit] <= self.losses for unit in units):
             raise self.reason("gone")
@@ -322,7 +326,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
         with pytest.raises(KeyboardInterrupt):
             loop.run()
     assert len(workers.tasks) < 30
-    marked = [unit for record in read_records(tmp_path / "journal") for unit in record.done]
+    marked = [unit for record in read_records(tmp_path / "journal", ()) for unit in record.done]
     assert sorted(marked) == sorted(unit for _, units in workers.tasks for unit in units)
 
 
@@ -379,20 +383,20 @@ def test_bundles_grow_while_tasks_are_short_and_shrink_at_the_end() -> None:
 
 
 def test_long_tasks_go_alone() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=9.0 * len(units)))
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=9.0 * len(units))))
     loop_over(Stage("work", 40), workers)[0].run()
     assert [len(units) for _, units in workers.tasks] == [1] * 40
 
 
 def test_units_that_take_a_second_go_ten_at_a_time() -> None:
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=1.0 * len(units)))
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=1.0 * len(units))))
     loop_over(Stage("work", 400), workers)[0].run()
     assert max(len(units) for _, units in workers.tasks) == 10
 
 
 def test_bundles_follow_when_units_become_slow() -> None:
-    def work(stage: str, units: Sequence[int]) -> Record:
-        return Record(stage, tuple(units), seconds=sum(2.0 if unit >= 2000 else 0.001 for unit in units))
+    def work(stage: str, units: Sequence[int]) -> Record[Any]:
+        return Record(stage, tuple(units), usage=Usage(seconds=sum(2.0 if unit >= 2000 else 0.001 for unit in units)))
 
     workers = Workers(work)
     loop_over(Stage("work", 4000), workers, slots=2)[0].run()
@@ -434,7 +438,7 @@ def test_ten_to_the_five_units_cost_few_calls_and_no_memory(tmp_path: Path) -> N
     stage = Stage("work", num_units, waits=waits)
     stage.look_again()
     workers = Workers()
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", ()) as journal:
         loop, _ = loop_over(stage, workers, journal=journal)
         tracemalloc.start()
         loop.run()
@@ -446,7 +450,7 @@ def test_ten_to_the_five_units_cost_few_calls_and_no_memory(tmp_path: Path) -> N
     assert num_looks == num_units
     assert num_tasks < num_units / LARGEST_BUNDLE + 100
     assert workers.num_shows < 2 * num_tasks + 100
-    assert sum(1 for _ in read_records(tmp_path / "journal")) == num_tasks
+    assert sum(1 for _ in read_records(tmp_path / "journal", ())) == num_tasks
     assert left < 50_000
 
 
@@ -476,10 +480,10 @@ def test_whoever_shows_progress_hears_of_every_task_and_of_silence() -> None:
 def test_totals_add_up_and_keep_the_highest_peak() -> None:
     peaks = iter([5, 9, 2])
 
-    def work(stage: str, units: Sequence[int]) -> Record:
+    def work(stage: str, units: Sequence[int]) -> Record[Any]:
         return Record(
-            stage, tuple(units), started=100.0, seconds=20.0, cpu_seconds=2.0, peak_bytes=next(peaks), read_bytes=10,
-            written_bytes=7,
+            stage, tuple(units),
+            usage=Usage(100.0, seconds=20.0, cpu_seconds=2.0, peak_bytes=next(peaks), read_bytes=10, written_bytes=7),
         )  # fmt: skip
 
     loop, _ = loop_over(Stage("work", 3), Workers(work))
@@ -496,4 +500,4 @@ def test_discards_are_done_and_leave_no_mark(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal") as journal:
         Looped(Phase(schedule, workers.submit, journal, workers.show), {"cpu": 1, "gpu": 1}).run()
     assert sorted(u for stage, units in workers.tasks if stage == "discard windows" for u in units) == list(range(10))
-    assert {record.stage for record in read_records(tmp_path / "journal")} == {"factor", "infer"}
+    assert {record.stage for record in read_records(tmp_path / "journal", ())} == {"factor", "infer"}

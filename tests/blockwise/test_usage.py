@@ -21,6 +21,7 @@ from volpipe.estimation.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel
 from volpipe.recipes.inference import NetChoice, load_recipe
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import RESULTS
 from volpipe.workflow.driver import prepare, preview
 
 # What importing took and gave back is no part of what is held before: the system is told to count anew.
@@ -52,7 +53,7 @@ def test_a_worker_takes_no_more_memory_than_is_planned_before_anything_is_tried(
     assert planned.has_net
     process = begin(tmp_path, "run", "--recipe", str(recipe), "-o", "out.zarr", "in.n5", VOLPIPE_WORKERS="1")
     assert finish(tmp_path, process).code == 0
-    peak = max(record.peak_bytes for record in read_records(tmp_path / "out.zarr.run" / "journal.jsonl"))
+    peak = max(record.usage.peak_bytes for record in read_records(tmp_path / "out.zarr.run" / "journal.jsonl", RESULTS))
     assert peak <= planned.memory_bytes
     assert planned.memory_bytes < 2 * peak  # nor so much that what fits would be refused
 

@@ -164,11 +164,11 @@ def test_a_process_keeps_one_net_and_loads_it_once() -> None:
 def test_a_task_counts_the_seconds_of_the_net_that_it_loads() -> None:
     with measured("infer") as before:
         pass
-    assert (before["device"], before["device_seconds"]) == ("", 0.0)
-    with measured("infer") as usage:
+    assert (before.usage.device, before.usage.device_seconds) == ("", 0.0)
+    with measured("infer") as meter:
         runner = load_runner(planned(IDENTITY))
         runner(windows(1))
-    assert (usage["device"], usage["device_seconds"]) == ("cpu", runner.seconds)
+    assert (meter.usage.device, meter.usage.device_seconds) == ("cpu", runner.seconds)
     assert runner.seconds > 0
 
 

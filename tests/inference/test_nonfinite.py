@@ -10,10 +10,11 @@ from command import Give, giver, set_each
 from plans import planned
 from volumes import windowed, write_volume
 
-from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.journal import read_results
 from volpipe.errors import PlanError
 from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import RESULTS, Inferred
 from volpipe.volumes.volume import open_volume
 
 # Voxels of 7 become NaN, of 8 infinite, of 9 minus infinity.
@@ -90,8 +91,8 @@ def test_what_is_kept_is_in_the_output_in_the_journal_and_told(tmp_path: Path, g
     np.testing.assert_allclose(out, expected, rtol=1e-6)
     plan = RunFolder(tmp_path / "out.zarr.run").load_plan()
     assert plan is not None
-    records = read_records(tmp_path / "out.zarr.run" / "journal.jsonl")
-    counted = [entry for record in records for entry in record.nonfinite]
+    results = read_results(tmp_path / "out.zarr.run" / "journal.jsonl", RESULTS, Inferred)
+    counted = [entry for result in results for entry in result.nonfinite]
     assert sorted(counted) == [entry for block in range(len(plan.blocks)) if any((entry := bad_in(plan, block))[1:])]
     nan, infinite = (sum(entry[i] for entry in counted) for i in (1, 2))
     # By hand: windows of hann begin at -2, 2, 6 …, the first two along an axis are one block's, so that of the three

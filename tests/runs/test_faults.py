@@ -218,9 +218,25 @@ def test_a_disk_that_fails_is_tried_again_and_a_damaged_chunk_is_not(
             record = perform("measure", job, [0])
         assert [unit for unit, _ in record.failed] == [0]
         assert "chunk (0, 0, 0) in " in record.failed[0][1].splitlines()[-1]
-        return record.hopeless
+        return record.permanent
 
     assert fail(OSError(errno.EIO, "Input/output error")) == ()
     assert fail(ValueError("INTERNAL: Error reading file [os_error_code='5']")) == ()
     assert fail(ValueError("DATA_LOSS: Error decoding chunk")) == (0,)
     assert issubclass(ChunkError, damage.VolumeError)
+
+
+@pytest.mark.parametrize("damage", ["middle", "old"])
+def test_a_journal_that_cannot_be_read_is_named_and_fresh_starts_over(tmp_path: Path, give: Give, damage: str) -> None:
+    assert run(give, CROP).code == 0
+    whole, journal = fingerprint(tmp_path / "out.zarr"), tmp_path / "out.zarr.run" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    written = '{"stage":"reassemble","done":[0],"sums":[[0,0,"0123abcd"]]}\n'  # as once it was
+    journal.write_text("".join([lines[0], lines[1][9:] if damage == "middle" else written, *lines[2:]]))
+    sentence = "out.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to go on, or use"
+    for ended in (run(give, CROP), give("status", "out.zarr"), give("verify", "out.zarr")):
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert ended.err.startswith("volpipe: line 2 of ") and sentence in ended.err
+    again = run(give, CROP, "--fresh")
+    assert again.code == 0, again.err
+    assert fingerprint(tmp_path / "out.zarr") == whole

@@ -13,8 +13,9 @@ import pytest
 from command import Give, giver, named_by_verify, set_each
 from volumes import noise, windowed, write_volume
 
-from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.journal import read_results
 from volpipe.geometry.grid import Box
+from volpipe.runs.worker import RESULTS, Written
 from volpipe.volumes import checksums
 from volpipe.volumes.formats.n5 import write_chunks
 from volpipe.volumes.storage.tensorstore import context
@@ -148,7 +149,7 @@ def test_a_run_that_is_not_whole_is_not_verified(tmp_path: Path, give: Give) -> 
     run(give)
     journal = tmp_path / "out.zarr.run/journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    num_lost = len(next(read_records(journal)).sums)
+    num_lost = len(next(read_results(journal, RESULTS, Written)).checksums)
     journal.write_text("".join(lines[1:]))
     ended = give("verify", "out.zarr")
     assert ended.code == 1

@@ -22,8 +22,10 @@ from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Triple
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.worker import Written
 from volpipe.segmentation.driver import plan_segmentation, segment
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import ResourceNeeds
@@ -133,7 +135,7 @@ def test_what_is_stopped_at_a_level_goes_on_to_the_same_bytes(tmp_path: Path) ->
         labelled(source, tmp_path / "l.zarr", recipe, again)
         assert again.num_sent <= left + 4  # of four under way none may have been noted
         assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
-        records = list(read_records(tmp_path / "l.zarr.run" / "journal.jsonl"))
+        records = list(read_records(tmp_path / "l.zarr.run" / "journal.jsonl", RESULTS))
         done = [(record.stage, unit) for record in records for unit in record.done]
         assert sorted(done) == sorted((stage, unit) for stage, most in units.items() for unit in range(most))
     nothing = Crowd()
@@ -145,10 +147,10 @@ def test_each_shard_of_a_level_is_written_by_one_task_when_those_below_are_whole
     source = touching(tmp_path, (13, 22, 17))
     labelled(source, tmp_path / "l.zarr", chosen((4, 8, 8), 2), Crowd(3))
     order, written = [], []
-    for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl"):
-        if record.sums:
+    for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl", RESULTS):
+        if isinstance(record.result, Written):
             order.append(record.stage)
-            written += [(level, shard) for level, shard, _ in record.sums]
+            written += [(level, shard) for level, shard, _ in record.result.checksums]
     assert order == ["paint"] * 36 + ["pyramid 1"] * 8 + ["pyramid 2"]
     assert sorted(written) == [(0, n) for n in range(36)] + [(1, n) for n in range(8)] + [(2, 0)]
 

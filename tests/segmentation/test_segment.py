@@ -31,6 +31,7 @@ from volpipe.evaluation.label_scores import Overlaps, label_scores
 from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.segmentation.boundary_maps import as_bytes
 from volpipe.segmentation.driver import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
+from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume
 
@@ -466,13 +467,13 @@ def test_a_labelling_that_is_told_to_stop_goes_on_to_the_same_bytes(tmp_path: Pa
     assert known.code == 0, known.err
     process = begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2")
     journal = tmp_path / "l.zarr.run" / "journal.jsonl"
-    wait_until(lambda: journal.exists() and len(list(read_records(journal))) > 10, 120)
+    wait_until(lambda: journal.exists() and len(list(read_records(journal, RESULTS))) > 10, 120)
     process.send_signal(signal.SIGTERM)
     ended = finish(tmp_path, process, 60)
     assert ended.code == INTERRUPTED, ended.err
     assert ended.err.splitlines()[-1] == "volpipe: interrupted; the same command again goes on from here"
     wait_until(lambda: not processes_in(tmp_path), 30)
-    assert "edges" not in {record.stage for record in read_records(journal)}
+    assert "edges" not in {record.stage for record in read_records(journal, RESULTS)}
     ended = finish(tmp_path, begin(tmp_path, *command, "-o", "l.zarr", VOLPIPE_WORKERS="2"), 200)
     assert ended.code == 0, ended.err
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")

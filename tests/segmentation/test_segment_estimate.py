@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -94,12 +95,19 @@ def seen(plan: SegmentPlan, block: int, reach: tuple[int, ...]) -> int:
     return (grown & plan.box).num_voxels
 
 
+R = TypeVar("R")
+
+
+def with_seconds(record: Record[R], seconds: float) -> Record[R]:
+    return dataclasses.replace(record, usage=dataclasses.replace(record.usage, seconds=seconds))
+
+
 def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[SegmentPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
     real = tasks_module._task
 
-    def timed(stage: str, job: tasks_module.SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
-        return dataclasses.replace(real(stage, job, unit, do), seconds=seconds(job.plan, stage, unit))
+    def timed(stage: str, job: tasks_module.SegmentJob, unit: int, do: Callable[[], object]) -> Record[object]:
+        return with_seconds(real(stage, job, unit, do), seconds(job.plan, stage, unit))
 
     monkeypatch.setattr(tasks_module, "_task", timed)
 
@@ -223,7 +231,8 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
     plan, volume = planned_over(tmp_path, data, recipe((8, 8, 8), method="components", background=0.2), 8)
     trial = dataclasses.replace(trial_of(tmp_path, plan, volume), folder=str(tmp_path))
     for number in range(2):
-        rates = SegmentCosts(*estimate_module.try_blocks(trial, number).result)
+        rates = estimate_module.try_blocks(trial, number).result
+        assert rates is not None
         assert rates.graph_parts > 0
         assert rates.num_voxels == 2 * 8**3
 
@@ -337,10 +346,10 @@ def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
     heard: list[tuple[str, Box]] = []
     real = evaluate.score
 
-    def score(found: evaluate.Evaluation, block: int) -> Record:
+    def score(found: evaluate.Evaluation, block: int) -> Record[object]:
         box = found.blocks.box(block)
         heard.append((found.output.path, box))
-        return dataclasses.replace(real(found, block), seconds=box.num_voxels / 1000)
+        return with_seconds(real(found, block), box.num_voxels / 1000)
 
     monkeypatch.setattr(estimate, "score", score)
     return heard

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from command import Give, begin, finish, giver, processes_in, wait_until
 from volumes import fingerprint, noise, write_volume
 
 from volpipe.blockwise.journal import Record, read_records
+from volpipe.runs import worker
+from volpipe.segmentation import tasks
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -54,6 +57,7 @@ class Alike(nn.Module):
 def net():
     return Alike()
 """
+KINDS = (*worker.RESULTS, *tasks.RESULTS)
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
 FLOW = f"""
 [[stage]]
@@ -82,7 +86,7 @@ def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     yield giver(tmp_path, monkeypatch, capsys)
 
 
-def kill(folder: Path, site: str, command: list[str], run: Path, stage: str, number: int) -> list[Record]:
+def kill(folder: Path, site: str, command: list[str], run: Path, stage: str, number: int) -> list[Record[Any]]:
     """Give the command, kill its driver at its `number`th record of `stage` in `run`, and return what it had noted."""
     process = begin(folder, *command, SITE=site, VOLPIPE_WORKERS="2", HOLD=f"{run.name}/{stage}/{number}")
     wait_until(lambda: process.poll() is not None or len(noted(run, stage)) >= number, 120)
@@ -92,12 +96,12 @@ def kill(folder: Path, site: str, command: list[str], run: Path, stage: str, num
     return noted(run)
 
 
-def noted(run: Path, stage: str | None = None) -> list[Record]:
+def noted(run: Path, stage: str | None = None) -> list[Record[Any]]:
     """Return what the journal in `run` has, of one stage or of all."""
-    return [record for record in read_records(run / "journal.jsonl") if stage in (None, record.stage)]
+    return [record for record in read_records(run / "journal.jsonl", KINDS) if stage in (None, record.stage)]
 
 
-def units(records: list[Record]) -> list[tuple[str, int]]:
+def units(records: list[Record[Any]]) -> list[tuple[str, int]]:
     """Return every stage and unit that `records` say is done, as often as they say so."""
     return sorted((record.stage, unit) for record in records for unit in record.done)
 

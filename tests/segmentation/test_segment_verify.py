@@ -17,6 +17,7 @@ from volumes import noise
 from volpipe.blockwise.journal import read_records
 from volpipe.segmentation import tasks
 from volpipe.segmentation.fragments import Fragments
+from volpipe.segmentation.tasks import RESULTS
 from volpipe.segmentation.verify import inspect_labels
 from volpipe.volumes.volume import open_volume
 
@@ -44,7 +45,9 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
     assert give(*COMMAND).code != 0
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
-    num_cut = len([record for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl") if record.done])
+    num_cut = len(
+        [record for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl", RESULTS) if record.done]
+    )
     assert done(stopped) == {"pieces": f"{num_cut} / {BLOCKS}", "edges": "0 / 8", "graph": "0 / 1", "paint": "0 / 8"}
     missing = re.search(r"^pieces +(\d) +(\S+) +(.*)", stopped.out, re.MULTILINE)
     assert missing is not None
@@ -161,3 +164,18 @@ def test_a_task_whose_driver_is_replaced_while_it_computes_writes_nothing(
     assert stopped.code != 0 and "no longer held" in stopped.err
     assert list((run / "pieces").iterdir()) == []
     assert not (run / "ids.zarr" / "c").exists()
+
+
+def test_a_journal_that_cannot_be_read_is_named_and_fresh_starts_over(tmp_path: Path, give: Give) -> None:
+    assert give(*COMMAND).code == 0
+    journal, labels = tmp_path / "l.zarr.run" / "journal.jsonl", open_volume(tmp_path / "l.zarr").open()[...]
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[1] = '{"stage":"pieces","done":[1],"result":[3,4]}\n'  # as once it was
+    journal.write_text("".join(lines))
+    for ended in (give(*COMMAND), give("status", "l.zarr"), give("verify", "l.zarr")):
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert ended.err.startswith("volpipe: line 2 of ")
+        assert "l.zarr.run/journal.jsonl is damaged, or another version wrote it; restore the file to go" in ended.err
+    again = give(*COMMAND, "--fresh")
+    assert again.code == 0, again.err
+    np.testing.assert_array_equal(open_volume(tmp_path / "l.zarr").open()[...], labels)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from command import begin, finish, giver, processes_in, set_each
@@ -29,6 +29,7 @@ from volpipe.apps.pool import on_site
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
 from volpipe.runs import worker
+from volpipe.runs.worker import RESULTS
 from volpipe.sites.find import list_sites, load_site, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
@@ -67,11 +68,11 @@ def test_the_same_bytes_on_every_site_and_nothing_is_left_behind(
         assert ended.code == 0, ended.err
         assert processes_in(folder) == []
         assert not list((folder / "out.zarr.run").glob("tensors.*"))
-        records = list(read_records(folder / "out.zarr.run/journal.jsonl"))
+        records = list(read_records(folder / "out.zarr.run/journal.jsonl", RESULTS))
         stages = {record.stage for record in records}
         assert stages >= {"measure", "infer", "pyramid 1", "pyramid 2"}  # blocks may finish all shards
         assert ("factor" in stages) == (mode == "stored")
-        pids = {record.pid for record in records}
+        pids = {record.usage.pid for record in records}
         assert pids == {os.getpid()} if site == "threads" else 1 <= len(pids) <= workers
         whole[mode].add(fingerprint(folder / "out.zarr"))
         (folder / "out.zarr/zarr.json").unlink()  # says which way the windows took
@@ -94,8 +95,8 @@ def threads_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]
     """Give what fills up with the names of the executors whose threads ran each of the worker's functions."""
     ran: dict[str, set[str]] = {}
 
-    def noting(name: str, function: Callable[..., Record]) -> Callable[..., Record]:
-        def noted(*arguments: object) -> Record:
+    def noting(name: str, function: Callable[..., Record[Any]]) -> Callable[..., Record[Any]]:
+        def noted(*arguments: object) -> Record[Any]:
             ran.setdefault(name, set()).add(threading.current_thread().name.rpartition("_")[0])
             return function(*arguments)
 

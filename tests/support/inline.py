@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from volpipe.apps.app import perform as run_app
 from volpipe.apps.pool import APPS
 from volpipe.blockwise.journal import Record
 
 
-def perform(app: str, *arguments: Any) -> Record:
+def perform(app: str, *arguments: Any) -> Record[Any]:
     """Do what a worker does of an app."""
-    return APPS[app].function(*arguments, parsl_resource_specification={})
+    return run_app(APPS[app].function, *arguments, parsl_resource_specification={})
 
 
 class Stopped(BaseException):
@@ -50,16 +51,16 @@ class Inline:
         self._most_tasks = most_tasks
         self._in_turn = in_turn
         self._random = random.Random(seed)
-        self._waiting: list[tuple[Future[Record], str, tuple[Any, ...]]] = []
+        self._waiting: list[tuple[Future[Record[Any]], str, tuple[Any, ...]]] = []
         self._changed = threading.Condition()
         self._started = self._stopped = False
 
-    def submit(self, app: str, *arguments: Any) -> Future[Record]:
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
         """Do what the app does: in its turn in a thread, at once where none was started."""
         if self._most_tasks is not None and self.num_tasks >= self._most_tasks:
             raise Stopped
         self.num_tasks += 1
-        future: Future[Record] = Future()
+        future: Future[Record[Any]] = Future()
         if not self._started:
             future.set_result(perform(app, *arguments))
             return future

@@ -30,7 +30,8 @@ from volpipe.training.distributed import RENDEZVOUS, PeerLost, RankGroup, join_r
 from volpipe.training.driver import run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
-from volpipe.training.rank_info import ABANDONED, PEER_LOST, RankInfo
+from volpipe.training.rank_info import ABANDONED, RankInfo
+from volpipe.training.task import RankResult
 
 pytestmark = pytest.mark.usefixtures("_no_process_outlives_a_test")
 
@@ -164,7 +165,7 @@ class Told:
         reason, is_peer = self.ends.pop(0)
         failed = ((0, reason),) if reason else ()
         future: Future[Any] = Future()
-        future.set_result(Record("train", (), failed, result=(PEER_LOST,) if is_peer else ()))
+        future.set_result(Record("train", (), failed, RankResult(is_peer)))
         return future
 
 

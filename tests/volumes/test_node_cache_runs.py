@@ -20,6 +20,7 @@ from volumes import fingerprint, noise, write_volume
 from volpipe.apps.htex.launch import grouped
 from volpipe.blockwise.journal import read_records
 from volpipe.geometry.grid import Box
+from volpipe.runs.worker import RESULTS
 from volpipe.volumes import node_cache
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.volume import ArraySpec, Volume, create_array, open_volume, open_writer
@@ -158,7 +159,7 @@ def run(folder: Path, volume: Path, node: str | None, *options: str) -> tuple[st
 
 
 def fetched(folder: Path, *stages: str) -> int:
-    return sum(r.read_bytes for r in read_records(folder / "journal.jsonl") if r.stage in stages)
+    return sum(r.usage.read_bytes for r in read_records(folder / "journal.jsonl", RESULTS) if r.stage in stages)
 
 
 @pytest.mark.slow

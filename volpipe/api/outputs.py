@@ -101,7 +101,7 @@ def verify(
     if labels is not None:
         verdict, again = verify_labels(*labels), recompute_labels(*labels, recompute, seed)
     else:
-        record = load_run_record(location_of(output), needs_sums=not recompute)
+        record = load_run_record(location_of(output))
         verdict, again = verify_files(record), _recomputed(output, record, recompute, seed)
     on_files(verdict)
     blocks = []

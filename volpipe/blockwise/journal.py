@@ -9,90 +9,123 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from volpipe.blockwise.usage import Usage
+from volpipe.errors import RunError
+
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Kinds = tuple[type, ...]  # classes of results that a journal may hold: frozen dataclasses, told apart by their names
+KEYS = {"stage", "done", "failed"}  # of a line, beside those of its usage and its result
+
+
+@runtime_checkable
+class Finisher(Protocol):
+    """A result of a task that finished units of other stages too."""
+
+    @property
+    def finished(self) -> Iterable[tuple[str, int]]:
+        """Stage and number of each of them."""
+        ...
 
 
 @dataclass(frozen=True)
-class Record:
-    """What one task did and what it took; plain values, so that it travels and unpickles anywhere.
+class Record(Generic[R_co]):
+    """The outcome of one task, as it travels back from its worker.
 
     Attributes:
         stage: name of the stage.
         done: units finished, ascending.
         failed: unit and reason of each that could not be; in a journal, of those that were set aside.
-        result: what a measuring stage found in its units; of "infer", shards that its blocks share with earlier ones
-            and wrote; () otherwise.
-        started: time of start, seconds since 1970.
-        seconds, cpu_seconds: wall and processor time.
-        peak_bytes: highest resident memory of the process so far.
-        read_bytes, written_bytes: of chunks as they are stored, by all threads of the process; where tasks run in them
-            side by side, since the last of them ended, so that the sum over tasks is true.
-        scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
-        device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
-        host, pid: where.
-        nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
-            were kept.
-        clipped: voxels of the output that were clipped to its type.
-        sums: level, number and checksums (`checksums.take`) of each shard of the output that the task wrote.
-        hopeless: those of `failed` that another attempt would not help, as long as the input is what it is.
-        told: what its worker has to say, for the log.
+        result: of the units that were finished, of a class that each kind of task has for it; None where it has none.
+        usage: what the task took.
+        permanent: those of `failed` that another attempt would not help, as long as the input is what it is.
+        warnings: of its worker, for the log.
         fatal: whether its worker is not what the plan says, so that nothing that it computes can be right.
     """
 
     stage: str
     done: tuple[int, ...]
     failed: tuple[tuple[int, str], ...] = ()
-    result: tuple[Any, ...] = ()  # Any: numbers, texts and lists of them
-    started: float = 0.0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    scratch_bytes: int = 0
-    device: str = ""
-    device_seconds: float = 0.0
-    device_peak_bytes: int = 0
-    host: str = ""
-    pid: int = 0
-    nonfinite: tuple[tuple[int, int, int], ...] = ()
-    clipped: int = 0
-    sums: tuple[tuple[int, int, str], ...] = ()
-    hopeless: tuple[int, ...] = ()
-    told: tuple[str, ...] = ()
+    result: R_co | None = None
+    usage: Usage = field(default_factory=Usage)
+    permanent: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
     fatal: bool = False
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
-        """Stage and number of every unit that was finished: shards that "infer" wrote need no reassembly."""
-        if self.stage == "infer":
-            yield from (("reassemble", int(shard)) for shard in self.result)
+        """Stage and number of every unit that was finished, of other stages too."""
+        if isinstance(self.result, Finisher):
+            yield from self.result.finished
         yield from ((self.stage, unit) for unit in self.done)
 
     def to_line(self) -> str:
-        fields = {k: v for k, v in dataclasses.asdict(self).items() if v not in ("", 0, None, ())}
-        return json.dumps(fields, separators=(",", ":"), default=float) + "\n"
+        """Return the line of a journal: one flat object, in which "result" names the class of the result."""
+        fields: dict[str, object] = {"stage": self.stage, "done": self.done}
+        if self.failed:
+            fields["failed"] = self.failed
+        if self.result is not None:
+            fields |= {"result": type(self.result).__name__} | _changed_fields(self.result)
+        # Fractions, and numbers of numpy: whoever reads them knows their type.
+        return json.dumps(fields | _changed_fields(self.usage), separators=(",", ":"), default=str) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Record:
+    def from_line(cls, line: str | bytes, kinds: Kinds) -> Record[Any]:  # Any: one of `kinds`
+        """Return the record of a journal's line, whose result, if any, is of one of `kinds`.
+
+        Raises:
+            ValueError: it is no line that `to_line` gives.
+        """
         fields = json.loads(line)
-        fields["done"] = tuple(fields.get("done", ()))
-        fields["failed"] = tuple((unit, reason) for unit, reason in fields.get("failed", ()))
-        fields["hopeless"] = tuple(fields.get("hopeless", ()))
-        fields["result"] = tuple(fields.get("result", ()))
-        fields["nonfinite"] = tuple((block, nan, infinite) for block, nan, infinite in fields.get("nonfinite", ()))
-        fields["sums"] = tuple((level, shard, sums) for level, shard, sums in fields.get("sums", ()))
-        return cls(**fields)
+        if not isinstance(fields, dict):
+            raise ValueError("it is no JSON object")
+        result: object = None
+        if (name := fields.pop("result", None)) is not None:
+            kind = next((kind for kind in kinds if kind.__name__ == name), None)
+            if kind is None:
+                raise ValueError(f"its result is {name}")
+            result = _take(kind, fields)
+        usage = _take(Usage, fields)
+        if not fields.keys() <= KEYS:
+            raise ValueError(f"it has {', '.join(sorted(fields.keys() - KEYS))}")
+        return _validate(cls, fields | {"result": result, "usage": usage})
+
+
+def _changed_fields(value: Any) -> dict[str, object]:  # Any: a dataclass
+    """Return the fields of `value` that are not their defaults."""
+    entries = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
+    return {name: entry for name, entry, default in entries if entry != default}
+
+
+def _take(kind: type[T], fields: dict[str, Any]) -> T:  # Any: JSON
+    """Return a `kind` of those of `fields` that are its own, which are removed."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name in fields]  # type: ignore[arg-type]
+    return _validate(kind, {name: fields.pop(name) for name in names})
+
+
+_adapters: dict[type, Any] = {}  # Any: pydantic's, which take milliseconds to make
+
+
+def _validate(kind: type[T], fields: dict[str, Any]) -> T:
+    if kind not in _adapters:
+        from pydantic import TypeAdapter
+
+        _adapters[kind] = TypeAdapter(kind)
+    result: T = _adapters[kind].validate_python(fields)
+    return result
 
 
 @dataclass
 class Journal:
-    """An open journal; use it as a context manager, in one process at a time."""
+    """An open journal, whose results are of `kinds`; use it as a context manager, in one process at a time."""
 
     path: Path
+    kinds: Kinds
     _fd: int = field(default=-1, repr=False)
 
     def __enter__(self) -> Journal:
@@ -105,7 +138,7 @@ class Journal:
         os.close(self._fd)
         self._fd = -1
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record[object]) -> None:
         """Write one line and wait until it is on disk; of a line that does not go whole, nothing stays."""
         line, size = record.to_line().encode(), os.fstat(self._fd).st_size
         try:
@@ -116,19 +149,39 @@ class Journal:
             os.ftruncate(self._fd, size)
             raise
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Record[Any]]:  # Any: one of its kinds
         """Yield what was written so far, oldest first."""
-        yield from read_records(self.path)
+        yield from read_records(self.path, self.kinds)
+
+    def results(self, kind: type[T]) -> Iterator[T]:
+        """Yield the results of `kind` that were written so far, oldest first."""
+        yield from read_results(self.path, self.kinds, kind)
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the whole records in the journal at `path`, oldest first; none where there is no file."""
+def read_records(path: Path, kinds: Kinds) -> Iterator[Record[Any]]:  # Any: one of `kinds`
+    """Yield the whole records in the journal at `path`, oldest first; none where there is no file.
+
+    Raises:
+        RunError: a line is damaged, or its result is of none of `kinds`.
+    """
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield Record.from_line(line)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):  # a crash cut it off
+                return
+            try:
+                yield Record.from_line(line, kinds)
+            except ValueError as error:
+                raise RunError(
+                    f"line {number} of {path} is damaged, or another version wrote it; restore the file to go on, or "
+                    "use --fresh to start over"
+                ) from error
+
+
+def read_results(path: Path, kinds: Kinds, kind: type[T]) -> Iterator[T]:
+    """Yield the results of `kind` in the journal at `path`, as `read_records`."""
+    return (record.result for record in read_records(path, kinds) if isinstance(record.result, kind))
 
 
 def _whole_bytes(path: Path) -> int:
@@ -157,11 +210,12 @@ class Totals:
     read_bytes: int = 0
     written_bytes: int = 0
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record[object]) -> None:
+        usage = record.usage
         self.units += len(record.done)
         self.tasks += 1
-        self.seconds += record.seconds
-        self.cpu_seconds += record.cpu_seconds
-        self.peak_bytes = max(self.peak_bytes, record.peak_bytes)
-        self.read_bytes += record.read_bytes
-        self.written_bytes += record.written_bytes
+        self.seconds += usage.seconds
+        self.cpu_seconds += usage.cpu_seconds
+        self.peak_bytes = max(self.peak_bytes, usage.peak_bytes)
+        self.read_bytes += usage.read_bytes
+        self.written_bytes += usage.written_bytes

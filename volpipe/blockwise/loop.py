@@ -26,6 +26,7 @@ from volpipe.errors import SiteError, VolpipeError
 
 TICK_SECONDS = 0.5
 R = TypeVar("R")
+Arrived = tuple["_Node", Phase, Stage, list[int], "Future[Record[Any]]"]
 Place = tuple[int, ...]  # of a work: that of the work that it belongs to, and its number among its siblings
 
 
@@ -78,7 +79,9 @@ class _Loop:
         self._start, self._stack = start, stack
         self._pool: WorkerPool | None = None
         self._nodes: list[_Node] = []  # each after the one that it belongs to
-        self._arrived: queue.SimpleQueue[tuple[_Node, Phase, Stage, list[int], Future[Record]]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[_Node, Phase, Stage, list[int], Future[Record[Any]]]] = (
+            queue.SimpleQueue()
+        )
         self._in_flight: Counter[str] = Counter()  # workers that tasks in flight take, by label
         self._reported: set[str] = set()
         self._ended: Ended[Any] | None = None

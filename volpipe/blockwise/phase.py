@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
 from volpipe.blockwise.heartbeat import Beat, read_beats
@@ -100,7 +101,7 @@ class Phase:
         only: Sequence[str] = (),
         tolerated: float = TOLERATED_SHARE,
         prospect: Prospect | None = None,
-        on_record: Callable[[Sequence[int], Record], None] = lambda units, record: None,
+        on_record: Callable[[Sequence[int], Record[Any]], None] = lambda units, record: None,
     ) -> None:
         self.schedule = schedule
         self.stages = [stage for stage in schedule.stages if not only or stage.name in only]
@@ -144,7 +145,7 @@ class Phase:
         """Return units for the next task of `stage`, none where none may start."""
         return self.schedule.take(stage, self._bundle(stage))
 
-    def send(self, stage: Stage, units: list[int]) -> Future[Record]:
+    def send(self, stage: Stage, units: list[int]) -> Future[Record[Any]]:
         """Submit a task of `units`."""
         self.num_in_flight += 1
         self._units_in_flight[stage.name] += len(units)
@@ -152,7 +153,7 @@ class Phase:
         self._flights.add(stage.label, stage.name, units[0], len(units), time.time())
         return self.submit(stage.name, units)
 
-    def come_back(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+    def come_back(self, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
         """Take what a task gave.
 
         Raises:
@@ -207,26 +208,27 @@ class Phase:
         share = num_left / (2 * self._slots[stage.label]) if stage.marked else LARGEST_BUNDLE
         return max(1, min(size, math.ceil(share)))
 
-    def _learn(self, record: Record) -> None:
+    def _learn(self, record: Record[object]) -> None:
         """Follow how long units take, which changes: the first ones load a net, empty ones are quick."""
         if record.done:
-            latest = record.seconds / len(record.done)
+            latest = record.usage.seconds / len(record.done)
             self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
 
-    def _receive(self, stage: Stage, units: list[int], future: Future[Record]) -> None:
+    def _receive(self, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
         error = future.exception()
         if error is not None:
-            record = Record(stage.name, (), tuple((unit, f"{type(error).__name__}: {error}") for unit in units))
+            failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
+            record: Record[Any] = Record(stage.name, (), failed)
         else:
             record = future.result()
         self.progress.totals[stage.name].add(record)
         self._learn(record)
         self._log_warnings(record)
-        self.progress.first_task = self.progress.first_task or record.started
-        self.progress.scratch_bytes += record.scratch_bytes
+        self.progress.first_task = self.progress.first_task or record.usage.started
+        self.progress.scratch_bytes += record.usage.scratch_bytes
         self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
         if self.journal is not None and stage.marked and record.done:
-            self.journal.append(dataclasses.replace(record, failed=(), hopeless=(), told=()))
+            self.journal.append(dataclasses.replace(record, failed=()))
         for name, unit in record.units:
             self.schedule.finish(self.schedule.by_name[name], unit)
         self.on_record(units, record)
@@ -236,11 +238,11 @@ class Phase:
             raise RunStopped(f"the run stops: {message_of(reason)}", reason)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
-            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.hopeless else cost)
+            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
 
-    def _log_warnings(self, record: Record) -> None:
+    def _log_warnings(self, record: Record[object]) -> None:
         """Log a worker's warnings, once for all workers of its node."""
-        for word in (f"{record.host}: {word}" for word in record.told):
+        for word in (f"{record.usage.host}: {word}" for word in record.warnings):
             if word not in self._reported:
                 log.warning("%s", word)
             self._reported.add(word)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from volpipe.blockwise.journal import Record
 
-Submit = Callable[[str, Sequence[int]], "Future[Record]"]  # of a stage and its units
+Submit = Callable[[str, Sequence[int]], "Future[Record[Any]]"]  # of a stage and its units; Any: its own
 
 
 class WorkerPool(Protocol):
@@ -59,7 +59,7 @@ class WorkerPool(Protocol):
         """Address at which workers reach the driver, and ranks of a training each other."""
         ...
 
-    def submit(self, app: str, *arguments: Any) -> Future[Record]:  # Any: the app's own
+    def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the record to come of the app of that name (see apps/), on a worker.
 
         Raises:
@@ -69,3 +69,22 @@ class WorkerPool(Protocol):
 
 
 Start = Callable[[Path], AbstractContextManager[WorkerPool]]  # of a folder for the site's files
+
+
+def followed(
+    future: Future[Record[Any]],  # Any: of its task
+    change: Callable[[Record[Any]], Record[Any]] = lambda record: record,
+    translate: Callable[[BaseException], BaseException] = lambda error: error,
+) -> Future[Record[Any]]:
+    """Return the future of what `change` makes of the record of `future`, and `translate` of its error."""
+    changed: Future[Record[Any]] = Future()
+
+    def hand_on(done: Future[Record[Any]]) -> None:
+        error = done.exception()
+        if error is None:
+            changed.set_result(change(done.result()))
+        else:
+            changed.set_exception(translate(error))
+
+    future.add_done_callback(hand_on)
+    return changed

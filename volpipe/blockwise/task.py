@@ -6,8 +6,9 @@ Not here: the work on a unit (worker, segmentation).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import share_heap
@@ -16,17 +17,21 @@ from volpipe.errors import ChunkError, NetError
 from volpipe.volumes.node_cache import take_warnings
 
 Outcomes = Iterator[tuple[int, Exception | None]]
+P = TypeVar("P")
+R = TypeVar("R")
 
 
-def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
-    """Return the record of a task that goes through the `outcomes` of its `units`, with what it took."""
+def work(
+    stage: str, units: Sequence[int], outcomes: Outcomes, result: Callable[[], R | None] = lambda: None
+) -> Record[R]:
+    """Return the record of a task that goes through the `outcomes` of its `units`; its `result` is asked at the end."""
     if is_alone():
         _settle()
     done: list[int] = []
     failed: dict[int, str] = {}
-    hopeless: list[int] = []
+    permanent: list[int] = []
     fatal = False
-    with measured(stage) as usage:
+    with measured(stage) as meter:
         try:
             for unit, error in outcomes:
                 if error is None:
@@ -34,7 +39,7 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
                     continue
                 failed[unit] = _reason(error)
                 if isinstance(error, ChunkError) and not error.may_mend:
-                    hopeless.append(unit)
+                    permanent.append(unit)
         except Exception as error:  # a net that does not load, say: every unit that is left fails alike
             failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
             fatal = isinstance(error, NetError)
@@ -42,11 +47,48 @@ def work(stage: str, units: Sequence[int], outcomes: Outcomes) -> Record:
         stage,
         tuple(sorted(done)),
         tuple(sorted(failed.items())),
-        hopeless=tuple(sorted(hopeless)),
-        told=take_warnings(),
+        result(),
+        meter.usage,
+        permanent=tuple(sorted(permanent)),
+        warnings=take_warnings(),
         fatal=fatal,
-        **usage,
     )
+
+
+def work_each(
+    stage: str,
+    units: Sequence[int],
+    function: Callable[[int], P],
+    joined: Callable[[list[P]], R | None] = lambda results: None,
+    check: Callable[[], None] = lambda: None,
+) -> Record[R]:
+    """Return the record of a task that does `function` for each of its `units`.
+
+    Args:
+        stage: name of the stage.
+        units: their numbers.
+        function: returns what a unit gives.
+        joined: returns the result of the task from those of the units that did not fail.
+        check: called before each unit; what it raises is that unit's failure.
+    """
+    results: list[P] = []
+
+    def outcomes() -> Outcomes:
+        for unit in units:
+            try:
+                check()
+                results.append(function(unit))
+            except Exception as error:
+                yield unit, error
+            else:
+                yield unit, None
+
+    return work(stage, units, outcomes(), lambda: joined(results))
+
+
+def work_once(stage: str, unit: int, function: Callable[[], R]) -> Record[R]:
+    """Return the record of a task of one unit, which `function` does; its result is what that returns."""
+    return work_each(stage, [unit], lambda unit: function(), lambda results: results[0] if results else None)
 
 
 @lru_cache(maxsize=1)

@@ -16,9 +16,45 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from volpipe.volumes.storage.tensorstore import Transferred, transferred
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a task took.
+
+    Attributes:
+        started: time of start, seconds since 1970.
+        seconds, cpu_seconds: wall and processor time.
+        peak_bytes: highest resident memory of the process so far.
+        read_bytes, written_bytes: of chunks as they are stored, by all threads of the process; where tasks run in them
+            side by side, since the last of them ended, so that the sum over tasks is true.
+        scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
+        device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
+        host, pid: where.
+    """
+
+    started: float = 0.0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    scratch_bytes: int = 0
+    device: str = ""
+    device_seconds: float = 0.0
+    device_peak_bytes: int = 0
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass
+class Meter:
+    """A measured stretch of work, with its `usage` once it has ended."""
+
+    usage: Usage = Usage()
+
 
 Device = Callable[[], tuple[str, float]]  # its name, and the seconds that it has computed so far
 
@@ -102,32 +138,29 @@ def _size(file: Path) -> int:
 
 
 @contextmanager
-def measured(stage: str) -> Iterator[dict[str, Any]]:  # Any: each field's own type
-    """Give a dictionary that holds, at the end, what was taken meanwhile, as the fields of a `journal.Record`."""
-    usage: dict[str, Any] = {}
+def measured(stage: str) -> Iterator[Meter]:
+    """Give a meter that has, at the end, what was taken meanwhile."""
+    meter, is_net = Meter(), stage == "infer"
     _shares.begin()
     started, clock, cpu = time.time(), time.perf_counter(), _cpu_seconds()
     try:
-        yield usage
+        yield meter
     finally:
         share = _shares.end()
-        usage |= {
-            "started": started,
-            "seconds": time.perf_counter() - clock,
-            "cpu_seconds": _cpu_seconds() - cpu,
-            "peak_bytes": peak_bytes(),
-            "read_bytes": share.moved.read,
-            "written_bytes": share.moved.written,
-            "scratch_bytes": share.grown,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        if stage == "infer":
-            usage |= {
-                "device": _device()[0],
-                "device_seconds": share.device_seconds,
-                "device_peak_bytes": _device_peak_bytes(),
-            }
+        meter.usage = Usage(
+            started=started,
+            seconds=time.perf_counter() - clock,
+            cpu_seconds=_cpu_seconds() - cpu,
+            peak_bytes=peak_bytes(),
+            read_bytes=share.moved.read,
+            written_bytes=share.moved.written,
+            scratch_bytes=share.grown,
+            device=_device()[0] if is_net else "",
+            device_seconds=share.device_seconds if is_net else 0.0,
+            device_peak_bytes=_device_peak_bytes() if is_net else 0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
 
 
 def peak_bytes() -> int:

@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.phase import Phase, Show
-from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.pool import WorkerPool, followed
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.errors import VolpipeError
 
@@ -115,7 +115,7 @@ def each(
     *,
     label: str = "cpu",
     show: Show = lambda progress: None,
-) -> Steps[list[Record]]:
+) -> Steps[list[Record[Any]]]:
     """Do `num` tasks of one app that wait for nothing, and return the record of each.
 
     Args:
@@ -129,13 +129,13 @@ def each(
     Raises:
         RunStopped: a task fails for good.
     """
-    records: dict[int, Record] = {}
+    records: dict[int, Record[Any]] = {}
     pool: WorkerPool = yield POOL
 
-    def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+    def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
         return followed(pool.submit(app, *arguments(units[0])), partial(_numbered, stage, units[0]))
 
-    def keep(units: Sequence[int], record: Record) -> None:
+    def keep(units: Sequence[int], record: Record[Any]) -> None:
         records[units[0]] = record
 
     stage = Stage(name, num, label=label, marked=False, most=1)
@@ -143,22 +143,7 @@ def each(
     return [records[unit] for unit in range(num)]
 
 
-def followed(future: Future[Record], change: Callable[[Record], Record]) -> Future[Record]:
-    """Return the future of what `change` makes of the record of `future`; of an error, it has the same."""
-    changed: Future[Record] = Future()
-
-    def hand_on(done: Future[Record]) -> None:
-        error = done.exception()
-        if error is None:
-            changed.set_result(change(done.result()))
-        else:
-            changed.set_exception(error)
-
-    future.add_done_callback(hand_on)
-    return changed
-
-
-def _numbered(stage: str, unit: int, record: Record) -> Record:
+def _numbered(stage: str, unit: int, record: Record[Any]) -> Record[Any]:
     """Return the record of a task that has units of its own, as that of the one `unit` of `stage`."""
     failed = tuple((unit, reason) for _, reason in record.failed[:1])
-    return dataclasses.replace(record, stage=stage, done=() if failed else (unit,), failed=failed, hopeless=())
+    return dataclasses.replace(record, stage=stage, done=() if failed else (unit,), failed=failed, permanent=())

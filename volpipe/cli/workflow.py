@@ -112,6 +112,7 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
     from volpipe.evaluation.evaluate import EvaluationResult
+    from volpipe.evaluation.label_scores import LabelScores
     from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes
 
@@ -127,7 +128,7 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
         out.print(segment.summary(report, times))
     elif isinstance(report, EvaluationResult) and isinstance(report.scores, dict):
         out.print(score_table(report.scores, ended.stage.given))
-    elif isinstance(report, EvaluationResult) and report.scores is not None:
+    elif isinstance(report, EvaluationResult) and isinstance(report.scores, LabelScores):
         out.print(label_table(report.scores))
 
 

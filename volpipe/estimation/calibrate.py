@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.phase import Progress
-from volpipe.blockwise.task import work
+from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import Steps, each
 from volpipe.errors import ChunkError, RunStopped
@@ -97,6 +98,7 @@ def sample(plan: Plan, volume: Volume) -> Sample:
 
 
 OnTry = Callable[[float, float], None]
+R = TypeVar("R")
 
 
 def unheard(seconds: float, most: float) -> None:
@@ -155,7 +157,7 @@ def calibrate(
         records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=clock)
     finally:
         delete(folder)
-    return Calibration(_mean([UnitCosts(*r.result) for r in records]), min(r.started for r in records))
+    return Calibration(_mean([_check(r) for r in records]), min(r.usage.started for r in records))
 
 
 @dataclass
@@ -216,21 +218,9 @@ def _mean(rates: list[UnitCosts]) -> UnitCosts:
     return dataclasses.replace(rates[0], **(means | whole))
 
 
-def try_blocks(job: Job, units: Sequence[int]) -> Record:
-    """Run blocks `units` in the job's folder; the record's result are the values of their `UnitCosts`."""
-    result: tuple[float, ...] = ()
-
-    def outcomes() -> Iterator[tuple[int, Exception | None]]:
-        nonlocal result
-        try:
-            result = dataclasses.astuple(_try(job, units))
-        except Exception as error:
-            yield units[0], error
-        else:
-            yield from ((unit, None) for unit in units)
-
-    record = work("rehearse", units, outcomes())
-    return dataclasses.replace(record, result=result)
+def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
+    """Run blocks `units` in the job's folder; the record speaks of the first for all."""
+    return work_once("rehearse", units[0], lambda: _try(job, units))
 
 
 def _try(job: Job, units: Sequence[int]) -> UnitCosts:
@@ -340,12 +330,12 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
         _check(worker.measure(job, units[:1]))
     factor_seconds, window_bytes = _try_factor(job, units if plan.mode == "stored" else units[:1])
     with stopwatch() as warm:
-        closed = _check(worker.infer(job, units[:1])).result
+        closed = _check(worker.infer(job, units[:1])).shared
     if warm.seconds > LONG_SECONDS or not num_windows:
         timed, num_windows, units = warm, len(plan.lattice.windows_of(units[0])), units[:1]
     else:
         with stopwatch() as timed:
-            closed += _check(worker.infer(job, units[1:])).result
+            closed += _check(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
     output = _try_output(job, units[-1], folder)
@@ -451,10 +441,12 @@ def _cropped(plan: Plan, out: Path) -> Plan:
     return plan.changed(recipe=recipe, out=str(out), mode="streamed")
 
 
-def _check(record: Record) -> Record:
+def _check(record: Record[R]) -> R:
+    """Return the record's result, or raise the reason for which it has none."""
     for _, reason in record.failed:
         raise RunStopped(reason)
-    return record
+    assert record.result is not None
+    return record.result
 
 
 def _bytes_in(folder: Path) -> int:

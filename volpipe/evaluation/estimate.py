@@ -48,7 +48,7 @@ def calibrate_evaluation(
         block = _whole_block(trial)
         num = min(num_workers, MOST_WORKERS)
         records = yield from each("trial", "try_scoring", lambda number: ((trial, block), number), num)
-        seconds = [record.seconds for record in records]
+        seconds = [record.usage.seconds for record in records]
     finally:
         delete(folder)
     rate = sum(seconds) / len(seconds) / trial.blocks.box(block).num_voxels
@@ -73,6 +73,6 @@ def _whole_block(evaluation: Evaluation) -> int:
     return evaluation.blocks.number(middle)
 
 
-def try_block(job: tuple[Evaluation, int], number: int) -> Record:
-    """Score a block of a job's evaluation; its seconds count."""
-    return dataclasses.replace(score(*job), done=(number,), result=())
+def try_block(job: tuple[Evaluation, int], number: int) -> Record[object]:
+    """Score a block, for what that takes alone."""
+    return dataclasses.replace(score(job[0], [job[1]]), result=None)

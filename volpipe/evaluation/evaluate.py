@@ -10,27 +10,27 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Journal, Record
+from volpipe.blockwise.journal import Journal, Kinds, Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_each
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
-from volpipe.evaluation.image_scores import ImageSums
+from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
+from volpipe.evaluation.label_scores import LabelScores, Overlaps, PlainOverlaps, label_scores
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
@@ -224,6 +224,25 @@ def _check_factors(evaluation: Evaluation) -> None:
             )
 
 
+@dataclass(frozen=True)
+class BlockScores:
+    """Result of scoring blocks: sums of each candidate by its name, or tables of labels, by block; as plain values."""
+
+    sums: dict[int, dict[str, PlainSums]] = field(default_factory=dict)
+    tables: dict[int, PlainOverlaps] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Sequence[BlockScores]) -> BlockScores:
+        """Return all `parts` as one."""
+        return cls(
+            {block: entry for part in parts for block, entry in part.sums.items()},
+            {block: entry for part in parts for block, entry in part.tables.items()},
+        )
+
+
+RESULTS = (BlockScores,)
+
+
 @dataclass
 class EvaluationResult(WorkReport):
     """How an evaluation ended.
@@ -257,6 +276,8 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         to: file of the scores, None where nobody wants one.
     """
 
+    kinds: ClassVar[Kinds] = RESULTS
+
     def __init__(
         self,
         evaluation: Evaluation,
@@ -286,7 +307,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
 
     def schedule(self) -> FedSchedule:
         """Return the one stage of the evaluation."""
-        stage = Stage("evaluate", len(self.evaluation.blocks), most=1)
+        stage = Stage("evaluate", len(self.evaluation.blocks))
         return FedSchedule(fed(stage, self.feed, self._around), feed=self.feed)
 
     def _around(self, block: int) -> Box:
@@ -312,8 +333,8 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         began, schedule = time.perf_counter(), self.resumed()[0]
         self.listener.on_plan(self.evaluation, self.folder)
 
-        def submit(stage: str, units: Sequence[int]) -> Future[Record]:
-            return pool.submit("score", self.evaluation, units[0])
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return pool.submit("score", self.evaluation, list(units))
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         report = EvaluationResult(
@@ -327,17 +348,15 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         return report
 
     def _scores(self, journal: Journal) -> Scores:
-        evaluation = self.evaluation
-        results = {unit: record.result for record in journal.records() for unit in record.done}
+        """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
+        parts, evaluation = BlockScores.joined(list(journal.results(BlockScores))), self.evaluation
         if evaluation.kind == "labels":
-            return label_scores(
-                Overlaps.total([Overlaps.from_list(result[0]) for _, result in sorted(results.items())])
-            )
-        sums = {name: ImageSums() for name in evaluation.candidates}
-        for _, result in sorted(results.items()):  # in order, for floats add up to another sum in another
-            for name, values in zip(evaluation.candidates, result, strict=True):
-                sums[name] = sums[name] + ImageSums.from_list(values)
-        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in sums.items()}
+            tables = [Overlaps.from_list(table) for _, table in sorted(parts.tables.items())]
+            return label_scores(Overlaps.total(tables))
+        totals = {name: ImageSums() for name in evaluation.candidates}
+        for _, sums in sorted(parts.sums.items()):
+            totals = {name: total + ImageSums.from_list(sums[name]) for name, total in totals.items()}
+        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in totals.items()}
 
 
 def evaluate(
@@ -377,32 +396,33 @@ def _check_labels(volume: Volume, box: Box) -> None:
         )
 
 
-def score(evaluation: Evaluation, block: int) -> Record:
-    """Return the sums of each candidate in `block`, or its table of labels; on a worker."""
-    results: list[Any] = []
+def score(evaluation: Evaluation, units: Sequence[int]) -> Record[BlockScores]:
+    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker."""
 
-    def outcomes() -> Outcomes:
-        results.extend(_scored(evaluation, block))
-        yield block, None
+    def one(block: int) -> BlockScores:
+        if evaluation.kind == "labels":
+            return BlockScores(tables={block: _overlaps(evaluation, block).to_list()})
+        return BlockScores({block: {name: part.to_list() for name, part in _image_sums(evaluation, block).items()}})
 
-    return dataclasses.replace(work("evaluate", [block], outcomes()), result=tuple(results))
+    return work_each("evaluate", units, one, BlockScores.joined)
 
 
-def _scored(evaluation: Evaluation, block: int) -> Iterator[object]:
+def _overlaps(evaluation: Evaluation, block: int) -> Overlaps:
     own = evaluation.blocks.box(block).shift(evaluation.box.start)
-    truth = evaluation.reference.open(cache_bytes=CACHE_BYTES)
-    if evaluation.kind == "labels":
-        output = evaluation.output.open(cache_bytes=CACHE_BYTES)
-        yield Overlaps.from_labels(output.read(own)[0], truth.read(own)[0]).to_list()
-        return
-    box = around(evaluation, block)
-    reference = truth.read(box)[0]
+    output, truth = (v.open(cache_bytes=CACHE_BYTES) for v in (evaluation.output, evaluation.reference))
+    return Overlaps.from_labels(output.read(own)[0], truth.read(own)[0])
+
+
+def _image_sums(evaluation: Evaluation, block: int) -> dict[str, ImageSums]:
+    own, box = evaluation.blocks.box(block).shift(evaluation.box.start), around(evaluation, block)
+    reference = evaluation.reference.open(cache_bytes=CACHE_BYTES).read(box)[0]
     _check_finite(evaluation.reference, reference, box)
-    inner = own.relative_to(box.start).slices
+    inner, sums = own.relative_to(box.start).slices, {}
     for name in evaluation.candidates:
         data = voxels(evaluation, name, box)
         _check_finite(evaluation.output, data, box)
-        yield image_scores.image_sums(data, reference, inner, evaluation.data_range).to_list()
+        sums[name] = image_scores.image_sums(data, reference, inner, evaluation.data_range)
+    return sums
 
 
 def around(evaluation: Evaluation, block: int) -> Box:

@@ -23,6 +23,9 @@ THRESHOLDS = {"half": 0.5, "seventh": 1 / 7}
 Floats = np.ndarray  # float64
 
 
+PlainSums = tuple[int, float, int, float, list[list[list[float]]]]  # the fields of ImageSums
+
+
 @dataclass(frozen=True)
 class ImageSums:
     """Sums over the blocks of an image.
@@ -49,14 +52,13 @@ class ImageSums:
             self.spectra + other.spectra,
         )
 
-    def to_list(self) -> list[object]:
+    def to_list(self) -> PlainSums:
         """Return plain values, to travel as JSON."""
-        return [self.num, self.squares, self.num_windows, self.similarity, self.spectra.tolist()]
+        return self.num, self.squares, self.num_windows, self.similarity, self.spectra.tolist()
 
     @classmethod
-    def from_list(cls, values: list[object]) -> ImageSums:
-        num, squares, num_windows, similarity, spectra = values
-        return cls(int(num), float(squares), int(num_windows), float(similarity), np.array(spectra))  # type: ignore[call-overload,arg-type]
+    def from_list(cls, values: PlainSums) -> ImageSums:
+        return cls(*values[:-1], np.array(values[-1]))
 
 
 def image_sums(data: np.ndarray, truth: np.ndarray, own: tuple[slice, ...], data_range: float) -> ImageSums:

@@ -15,6 +15,9 @@ import numpy as np
 IOU_THRESHOLDS = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 
 
+PlainOverlaps = tuple[list[int], list[int], list[int]]  # the fields of Overlaps
+
+
 @dataclass(frozen=True)
 class Overlaps:
     """A sparse table: `counts[i]` voxels are labelled `truth[i]` in the reference and `labels[i]` in the output."""
@@ -39,12 +42,12 @@ class Overlaps:
             np.concatenate([empty.astype(np.int64), *(t.counts for t in parts)]),
         )
 
-    def to_list(self) -> list[object]:
+    def to_list(self) -> PlainOverlaps:
         """Return plain values, to travel as JSON."""
-        return [self.truth.tolist(), self.labels.tolist(), self.counts.tolist()]
+        return self.truth.tolist(), self.labels.tolist(), self.counts.tolist()
 
     @classmethod
-    def from_list(cls, values: list[list[int]]) -> Overlaps:
+    def from_list(cls, values: PlainOverlaps) -> Overlaps:
         truth, labels, counts = values
         return cls(np.array(truth, np.uint64), np.array(labels, np.uint64), np.array(counts, np.int64))
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -35,16 +34,6 @@ class Statistics:
     low: float
     high: float
     counts: dict[int, int]
-
-    def to_list(self) -> list[object]:
-        """Return plain values that travel as JSON."""
-        counts = [list(item) for item in self.counts.items()]
-        return [self.num, str(self.total), str(self.squares), self.low, self.high, counts]
-
-    @classmethod
-    def from_list(cls, values: list[Any]) -> Statistics:
-        num, total, squares, low, high, counts = values
-        return cls(num, Fraction(total), Fraction(squares), low, high, dict(counts))
 
 
 def is_counted(dtype: np.dtype) -> bool:

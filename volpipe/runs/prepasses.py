@@ -24,7 +24,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
 from volpipe.runs.work import OutputWork, Session
-from volpipe.runs.worker import Job, submitter
+from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
 Work = OutputWork[Plan, Any]  # Any: the report of a run
 log = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ def scanned(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[S
         PlanError: nothing is; the folder is as if nobody had begun.
     """
     plan, folder = work.plan, work.folder
-    with Journal(folder.scan) as journal:
+    with Journal(folder.scan, RESULTS) as journal:
         yield from _finish(work, session, scan_stage(plan, work.feed), journal, submitter(pool, job))
-        selection = gather(plan, ((block, digits) for r in journal.records() for block, digits in r.result))
+        selection = gather(plan, (entry for result in journal.results(Cells) for entry in result.cells))
     if not selection.num_cells:
         folder.plan_file.unlink()
         folder.inputs.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def measured(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[
     def statistics_of(name: str, job: Job) -> Steps[Statistics]:
         stage = fed(Stage(name, len(plan.blocks)), work.feed, plan.blocks.box)
         yield from _finish(work, session, stage, journal, submitter(pool, job))
-        return join(Statistics.from_list(list(r.result)) for r in journal.records() if r.stage == name)
+        return join(r.result for r in journal.records() if r.stage == name and r.result is not None)
 
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field
 
 import volpipe
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results
 from volpipe.errors import RunError
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import level_key
@@ -30,8 +30,8 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
-from volpipe.runs.run_folder import RunFolder, StoredPlan
-from volpipe.runs.verify import METADATA_STAGE, metadata_sums
+from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session, StoredPlan
+from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
 from volpipe.volumes.storage import paths
@@ -42,7 +42,6 @@ PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", 
 RUN_KEY = "run"
 ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
-SESSION_STAGE = "session"
 
 
 def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:
@@ -75,63 +74,50 @@ def versions(packages: Sequence[str]) -> dict[str, object]:
     return {"packages": installed, "python": platform.python_version()}
 
 
-class Session(BaseModel):
-    """One driver's time on a run: its site, when it began, seconds since 1970, and the hash of the net's code."""
-
-    site: str
-    started: float
-    code_sha256: str
-
-
 def begin_session(folder: RunFolder, site: str, code_sha256: str = "") -> None:
     """Note that a driver starts to work at `site`, with a net of that code."""
-    with Journal(folder.sessions) as sessions:
-        sessions.append(Record(SESSION_STAGE, (), result=(site, code_sha256), started=time.time()))
+    with Journal(folder.sessions, NOTES) as sessions:
+        sessions.append(Record("session", (), result=Session(site, time.time(), code_sha256)))
 
 
 def sessions_of(folder: RunFolder) -> list[Session]:
     """Return the sessions of the run in `folder`, oldest first."""
-    return [
-        Session(site=record.result[0], started=record.started, code_sha256=record.result[1])
-        for record in read_records(folder.sessions)
-        if record.stage == SESSION_STAGE
-    ]
+    return list(read_results(folder.sessions, NOTES, Session))
 
 
-def seal(folder: RunFolder, plan: StoredPlan, format: str, findings: Mapping[str, object]) -> None:
+def seal(folder: RunFolder, plan: StoredPlan, format: str, kinds: Kinds, findings: Mapping[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
     out = paths.locate(plan.out)
-    attributes = {"volpipe": plain(_history(folder, plan) | dict(findings))}
+    attributes = {"volpipe": plain(_history(folder, plan, kinds) | dict(findings))}
     create_groups(out, f"{RUN_KEY}/attributes", format)
     merge_json(out / RUN_KEY / ATTRIBUTE_FILES[format], {"attributes": attributes} if format == "zarr3" else attributes)
     folders = ["", RUN_KEY, *(level_key(level) for level in range(len(plan.factors)))]
-    with Journal(folder.sessions) as sessions:
-        taken = metadata_sums(out, folders, METADATA_NAMES)
-        sessions.append(Record(METADATA_STAGE, (), result=taken, started=time.time()))
+    with Journal(folder.sessions, NOTES) as sessions:
+        sessions.append(Record("metadata", (), result=metadata_sums(out, folders, METADATA_NAMES)))
 
 
 def is_sealed(folder: RunFolder) -> bool:
     """Return whether the last thing that a driver noted in `folder` was the end of a session."""
     last = None
-    for record in read_records(folder.sessions):
-        last = record.stage
-    return last == METADATA_STAGE
+    for record in read_records(folder.sessions, NOTES):
+        last = record.result
+    return isinstance(last, Metadata)
 
 
-def _history(folder: RunFolder, plan: StoredPlan) -> dict[str, Any]:  # Any: JSON
-    records = [record for record in read_records(folder.journal) if record.seconds]
-    ended = max((record.started + record.seconds for record in records), default=time.time())
+def _history(folder: RunFolder, plan: StoredPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
+    usages = [record.usage for record in read_records(folder.journal, kinds) if record.usage.seconds]
+    ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
     sessions = sessions_of(folder)
-    started = min((session.started for session in sessions), default=ended)
+    started = min((session.began for session in sessions), default=ended)
     return {
         "site": sessions[-1].site if sessions else "",
         "started": _moment(started),
         "ended": _moment(ended),
         "folder": plan.search_path,
         "output": plan.out,
-        "sessions": [s.model_dump() | {"started": _moment(s.started)} for s in sessions],
-        "devices": sorted({record.device for record in records if record.device}),
-        "hosts": sorted({record.host for record in records if record.host}),
+        "sessions": [{"site": s.site, "started": _moment(s.began), "code_sha256": s.code_sha256} for s in sessions],
+        "devices": sorted({usage.device for usage in usages if usage.device}),
+        "hosts": sorted({usage.host for usage in usages if usage.host}),
     }
 
 

@@ -26,6 +26,25 @@ from volpipe.volumes.storage.paths import Location, atomic_write, delete, partia
 P = TypeVar("P", bound="StoredPlan")
 
 
+@dataclass(frozen=True)
+class Session:
+    """One driver's time on a run: its site, when it began, seconds since 1970, and the hash of the net's code."""
+
+    site: str
+    began: float
+    code_sha256: str
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Checksum of each file of metadata in an output, by its path there, as a driver left it."""
+
+    checksums: dict[str, int]
+
+
+NOTES = (Session, Metadata)  # the journal of sessions holds them
+
+
 class StoredPlan(Protocol):
     """The plan of an output, as its folder stores it in the file FILE."""
 

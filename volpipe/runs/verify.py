@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.journal import Kinds, read_results
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
@@ -24,14 +24,14 @@ from volpipe.inference.runner import load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, batches
-from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
+from volpipe.runs.worker import RESULTS, Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.tensorstore import num_threads
 from volpipe.volumes.volume import open_writer
 
 LOOKS, REMOTE_LOOKS = 1000, 50  # shards of a complete output that are looked for
-METADATA_STAGE = "metadata"  # of the record in the journal of sessions that has checksums of metadata files
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class RunRecord:
         return self.selection.plan
 
 
-def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
+def load_run_record(folder: RunFolder) -> RunRecord:
     """Return what the run in `folder` noted of what it wrote.
 
     Raises:
-        RunError: there is no such run, no journal, or one that holds no checksums.
+        RunError: there is no such run, no journal, or a damaged one.
     """
     plan = folder.load_plan()
     if plan is None or not folder.journal.is_file():
@@ -103,28 +103,19 @@ def load_run_record(folder: RunFolder, *, needs_sums: bool = True) -> RunRecord:
     selection = folder.load_selection(plan)
     if selection is None:
         raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
-    sums = written(folder)
-    if (
-        needs_sums
-        and not sums
-        and any(r.stage in ("infer", "reassemble") and r.done for r in read_records(folder.journal))
-    ):
-        raise RunError(f"{folder.journal} holds no checksums: the run is of an earlier version; --recompute K compares")
-    return RunRecord(selection, sums, metadata_of(folder))
+    return RunRecord(selection, written(folder, RESULTS), metadata_of(folder))
 
 
-def written(folder: RunFolder) -> dict[tuple[int, int], str]:
-    """Return the checksums of each shard that was written, by level and number."""
-    return {(level, shard): taken for r in read_records(folder.journal) for level, shard, taken in r.sums}
+def written(folder: RunFolder, kinds: Kinds) -> dict[tuple[int, int], str]:
+    """Return the checksums of each shard that was written, by level and number, from a journal of `kinds`."""
+    results = read_results(folder.journal, kinds, Written)
+    return {(level, shard): taken for result in results for level, shard, taken in result.checksums}
 
 
 def metadata_of(folder: RunFolder) -> dict[str, int]:
     """Return the checksum of each file of metadata in the output, as the last session left it; none before."""
-    metadata: dict[str, int] = {}
-    for record in read_records(folder.sessions):
-        if record.stage == METADATA_STAGE:
-            metadata = {name: int(crc, 16) for name, crc in record.result}
-    return metadata
+    notes = list(read_results(folder.sessions, NOTES, Metadata))
+    return notes[-1].checksums if notes else {}
 
 
 @dataclass(frozen=True)
@@ -317,16 +308,11 @@ def _sums(
         yield outcome
 
 
-def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return name and checksum of each file of `names` that there is in `folders` of the output at `out`."""
-    found = []
-    for folder in folders:
-        for name in names:
-            path = f"{folder}/{name}".lstrip("/")
-            crc = checksums.checksum(out / path)
-            if crc != checksums.ABSENT:
-                found.append((path, f"{crc:08x}"))
-    return tuple(found)
+def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[str]) -> Metadata:
+    """Return the checksum of each file of `names` that there is in `folders` of the output at `out`."""
+    files = [f"{folder}/{name}".lstrip("/") for folder in folders for name in names]
+    sums = {path: checksums.checksum(out / path) for path in files}
+    return Metadata({path: crc for path, crc in sums.items() if crc != checksums.ABSENT})
 
 
 def location_of(output: str | Path) -> RunFolder:

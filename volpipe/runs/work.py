@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.journal import Journal, Totals, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.phase import TOLERATED_SHARE, Phase, Progress
 from volpipe.blockwise.pool import Submit, WorkerPool
@@ -131,7 +131,12 @@ class FolderWork(ABC, Generic[R]):
         options: of the command.
         listener: whom to tell.
         feed: the input, where other work is still writing it.
+
+    Attributes:
+        kinds: of results, in the journal.
     """
+
+    kinds: ClassVar[Kinds]
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
@@ -179,7 +184,7 @@ class FolderWork(ABC, Generic[R]):
             with (
                 logging_to(self.folder.log),
                 present(self.folder.path, name) as presence,
-                Journal(self.folder.journal) as journal,
+                Journal(self.folder.journal, self.kinds) as journal,
             ):
                 return (yield from self.session_steps(Session(self, name, presence, journal)))
 
@@ -188,7 +193,7 @@ class FolderWork(ABC, Generic[R]):
         schedule, totals, reasons = self.schedule(), dict[str, Totals](), dict[tuple[str, int], str]()
 
         def units() -> Iterator[Unit]:
-            for record in read_records(self.journal):
+            for record in read_records(self.journal, self.kinds):
                 if record.done:
                     totals.setdefault(record.stage, Totals()).add(record)
                 for unit, reason in record.failed:

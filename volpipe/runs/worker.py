@@ -7,19 +7,19 @@ stop the driver's result thread. Marks are the driver's.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from volpipe.blockwise.heartbeat import Beater, beating
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import Submit, WorkerPool
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import Outcomes, work, work_each
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import Affine, Tally
@@ -86,17 +86,62 @@ class Job:
             check_holder(Path(self.folder), self.session)
 
 
-def measure(job: Job, units: Sequence[int]) -> Record:
-    """Return the joined statistics of the given blocks' own voxels."""
-    parts: list[Statistics] = []
+@dataclass(frozen=True)
+class Cells:
+    """Result of a scan: number of each block, and its selected cells as `selection.scan` gives them."""
 
-    def one(block: int) -> None:
+    cells: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Result of a task that writes shards of an output.
+
+    Attributes:
+        checksums: level, number and checksums (`checksums.take`) of each shard.
+        clipped: voxels that were clipped to the type of the output.
+    """
+
+    checksums: tuple[tuple[int, int, str], ...] = ()
+    clipped: int = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[Written]) -> Written:
+        """Return all `parts` as one."""
+        return cls(tuple(entry for part in parts for entry in part.checksums), sum(part.clipped for part in parts))
+
+
+@dataclass(frozen=True)
+class Inferred(Written):
+    """Result of running the net.
+
+    Attributes:
+        shared: those of the shards that other blocks add to as well.
+        nonfinite: block, number of NaN and number of infinite voxels of each block where the net gave some, and they
+            were kept.
+    """
+
+    shared: tuple[int, ...] = ()
+    nonfinite: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def finished(self) -> Iterator[tuple[str, int]]:
+        """Shards that need no reassembly, being written."""
+        return (("reassemble", shard) for shard in self.shared)
+
+
+RESULTS = (Cells, Statistics, Written, Inferred)
+
+
+def measure(job: Job, units: Sequence[int]) -> Record[Statistics]:
+    """Return the joined statistics of the given blocks' own voxels."""
+
+    def one(block: int) -> Statistics:
         box = job.plan.blocks.box(block)
         data = open_source(job).open().read(box)
-        parts.append(measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins))
+        return measure_voxels(data if is_finite(data) else _finite(job.selection, box, data), job.bins)
 
-    record = work("histogram" if job.bins else "measure", units, _each(one, units, job))
-    return dataclasses.replace(record, result=tuple(join(parts).to_list()))
+    return work_each("histogram" if job.bins else "measure", units, one, join, job.check_session)
 
 
 def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
@@ -115,33 +160,32 @@ def _finite(selection: Selection, box: Box, data: np.ndarray) -> np.ndarray:
     return np.asarray(data[~bad])
 
 
-def scan(job: Job, units: Sequence[int]) -> Record:
+def scan(job: Job, units: Sequence[int]) -> Record[Cells]:
     """Return the selected cells of the given blocks."""
-    cells: list[tuple[int, str]] = []
 
-    def one(block: int) -> None:
+    def one(block: int) -> tuple[int, str]:
         laid = job.plan.mask
         mask = None if laid is None else _open_volume(job.identity, laid.path, laid.key)
-        cells.append((block, scan_block(job.plan, open_source(job), mask, block)))
+        return block, scan_block(job.plan, open_source(job), mask, block)
 
-    return dataclasses.replace(work("scan", units, _each(one, units, job)), result=tuple(cells))
+    return work_each("scan", units, one, lambda cells: Cells(tuple(cells)), job.check_session)
 
 
-def factor(job: Job, units: Sequence[int]) -> Record:
+def factor(job: Job, units: Sequence[int]) -> Record[None]:
     """Write the window tensors of the given blocks."""
     from volpipe.inference.factor import factor as factor_block
 
     def one(block: int) -> None:
         factor_block(job.selection, open_source(job), job.normalise, job.tensors, block)
 
-    return work("factor", units, _each(one, units, job))
+    return work_each("factor", units, one, check=job.check_session)
 
 
-def infer(job: Job, units: Sequence[int]) -> Record:
-    """Run the net over the given blocks and write their shards and tensors; the result are shared shards written."""
+def infer(job: Job, units: Sequence[int]) -> Record[Inferred]:
+    """Run the net over the given blocks and write their shards and tensors."""
     from volpipe.inference.infer import infer as infer_blocks
 
-    closed: list[int] = []
+    shared: list[int] = []
     bad: list[tuple[int, int, int]] = []
     sums: list[tuple[int, int, str]] = []
     tally = Tally()
@@ -161,48 +205,42 @@ def infer(job: Job, units: Sequence[int]) -> Record:
             if isinstance(outcome, Exception):
                 yield block, outcome
                 continue
-            closed.extend(outcome.shared)
+            shared.extend(outcome.shared)
             sums.extend((0, shard, crcs) for shard, crcs in outcome.checksums.items())
             tally.clipped += outcome.clipped
             if outcome.bad.total:
                 bad.append((block, outcome.bad.nan, outcome.bad.infinite))
             yield block, None
 
-    record = work("infer", units, outcomes())
-    return dataclasses.replace(
-        record, result=tuple(sorted(closed)), nonfinite=tuple(bad), sums=tuple(sums), clipped=tally.clipped
-    )
+    def result() -> Inferred:
+        return Inferred(tuple(sums), tally.clipped, tuple(sorted(shared)), tuple(bad))
+
+    return work("infer", units, outcomes(), result)
 
 
-def reassemble(job: Job, units: Sequence[int]) -> Record:
+def reassemble(job: Job, units: Sequence[int]) -> Record[Written]:
     """Write the given shards from block tensors."""
     from volpipe.inference.reassemble import reassemble as reassemble_shard
 
-    sums: list[tuple[int, int, str]] = []
-    tally = Tally()
+    def one(shard: int) -> Written:
+        tally = Tally()
+        sums = reassemble_shard(job.selection, job.normalise, job.tensors, shard, tally)
+        return Written(((0, shard, sums),), tally.clipped)
 
-    def one(shard: int) -> None:
-        own = Tally()  # of a shard that fails, nothing counts
-        sums.append((0, shard, reassemble_shard(job.selection, job.normalise, job.tensors, shard, own)))
-        tally.clipped += own.clipped
-
-    record = work("reassemble", units, _each(one, units, job))
-    return dataclasses.replace(record, sums=tuple(sums), clipped=tally.clipped)
+    return work_each("reassemble", units, one, Written.joined, job.check_session)
 
 
-def coarsen(job: Job, units: Sequence[int], level: int) -> Record:
+def coarsen(job: Job, units: Sequence[int], level: int) -> Record[Written]:
     """Write the given shards of pyramid `level`."""
     from volpipe.inference.pyramid import coarsen as coarsen_shard
 
-    sums: list[tuple[int, int, str]] = []
+    def one(shard: int) -> Written:
+        return Written(((level, shard, coarsen_shard(job.plan, level, shard)),))
 
-    def one(shard: int) -> None:
-        sums.append((level, shard, coarsen_shard(job.plan, level, shard)))
-
-    return dataclasses.replace(work(f"pyramid {level}", units, _each(one, units, job)), sums=tuple(sums))
+    return work_each(f"pyramid {level}", units, one, Written.joined, job.check_session)
 
 
-def discard(job: Job, units: Sequence[int], what: str) -> Record:
+def discard(job: Job, units: Sequence[int], what: str) -> Record[None]:
     """Delete tensors: the "windows" of the given blocks, or parts of block tensors, "sum", numbered as in schedule."""
 
     def one(unit: int) -> None:
@@ -211,13 +249,13 @@ def discard(job: Job, units: Sequence[int], what: str) -> Record:
         else:
             job.tensors.discard_sum(*divmod(unit, len(PARTS)))
 
-    return work(f"discard {what}", units, _each(one, units, job))
+    return work_each(f"discard {what}", units, one, check=job.check_session)
 
 
 def submitter(pool: WorkerPool, job: Job) -> Submit:
     """Return what submits units of a stage, together with `job`; some stages carry an argument in their name."""
 
-    def submit(stage: str, units: Sequence[int]) -> Future[Record]:
+    def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:  # Any: of its stage
         app, _, argument = stage.partition(" ")
         arguments = [int(argument) if argument.isdigit() else argument] if argument else []
         return pool.submit(app, job, list(units), *arguments)
@@ -248,14 +286,3 @@ def open_source(job: Job) -> Volume:
 @lru_cache(maxsize=4)
 def _open_volume(identity: str, path: str, key: str, view: View = AS_STORED) -> Volume:
     return through_cache(open_volume(path, key, view=view), identity)
-
-
-def _each(one: Callable[[int], None], units: Sequence[int], job: Job) -> Outcomes:
-    for unit in units:
-        try:
-            job.check_session()
-            one(unit)
-        except Exception as error:
-            yield unit, error
-        else:
-            yield unit, None

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
@@ -38,7 +38,17 @@ from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels
 from volpipe.segmentation.output import FORMAT, create_output
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
-from volpipe.segmentation.tasks import EDGES, FRAGMENTS, IDS, NAMES, TABLE, SegmentJob
+from volpipe.segmentation.tasks import (
+    EDGES,
+    FRAGMENTS,
+    IDS,
+    NAMES,
+    TABLE,
+    EdgeCounts,
+    FragmentCounts,
+    Objects,
+    SegmentJob,
+)
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
@@ -65,12 +75,12 @@ class SegmentSchedule(FedSchedule):
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         self.plan, self.readers, num_blocks = plan, readers, len(plan.blocks)
-        self.pieces = fed(Stage("pieces", num_blocks, most=1), feed, self._around)
-        self.edges = Stage("edges", num_blocks, most=1, waits=self._lacks_fragments)
+        self.pieces = fed(Stage("pieces", num_blocks), feed, self._around)
+        self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
         self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
-        self.paint = Stage("paint", num_blocks, most=1, waits=lambda block: not self.graph.num_done)
+        self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
         self.pyramid = [
-            Stage(f"pyramid {n}", len(plan.shards(n)), most=1, waits=partial(self._lacks_finer, n))
+            Stage(f"pyramid {n}", len(plan.shards(n)), waits=partial(self._lacks_finer, n))
             for n in range(1, len(plan.factors))
         ]
         stages = (*reversed(self.pyramid), self.paint, self.graph, self.edges, self.pieces)
@@ -194,6 +204,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     """A segmentation of a volume; arguments as of `OutputWork`."""
 
     what: ClassVar[str] = "segmentation"
+    kinds: ClassVar[Kinds] = tasks.RESULTS
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the plan reads, by what it is."""
@@ -205,7 +216,10 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
-        boxes = ((level, self.plan.shards(level).box(n), sums) for (level, n), sums in written(self.folder).items())
+        boxes = (
+            (level, self.plan.shards(level).box(n), sums)
+            for (level, n), sums in written(self.folder, tasks.RESULTS).items()
+        )
         return [Shard(level, box, box, sums) for level, box, sums in boxes]
 
     def phases(self, pool: WorkerPool, session: Session) -> Steps[SegmentationResult]:
@@ -239,7 +253,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
 
     def _report(self, session: Session, missing: list[Missing], seconds: float) -> SegmentationResult:
         _, totals, _ = self.resumed()
-        result = graph_result(self.folder)
+        result = objects_of(self.folder)
         return SegmentationResult(
             self.plan,
             self.folder.path,
@@ -247,7 +261,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             session.totals,
             seconds,
             first_task=session.first_task,
-            num_objects=0 if result is None else result[0],
+            num_objects=0 if result is None else result.num_objects,
             stage_seconds={name: took.seconds for name, took in totals.items()},
         )
 
@@ -259,7 +273,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if report.is_whole:
             self._delete_scratch()
             if not (was_complete and is_sealed(self.folder)):
-                seal(self.folder, self.plan, FORMAT, {})
+                seal(self.folder, self.plan, FORMAT, tasks.RESULTS, {})
         return report
 
     def _delete_scratch(self) -> None:
@@ -272,16 +286,15 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             path.unlink(missing_ok=True)
 
 
-def _submit(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int]) -> Future[Record]:
+def _submit(pool: WorkerPool, job: SegmentJob, stage: str, units: Sequence[int]) -> Future[Record[Any]]:
     """Submit a task of `stage`; that of a coarser level says which in its name."""
     name, _, level = stage.partition(" ")
-    return pool.submit(APPS[name], dataclasses.replace(job, level=int(level or 0)), units[0])
+    return pool.submit(APPS[name], dataclasses.replace(job, level=int(level or 0)), list(units))
 
 
-def graph_result(folder: RunFolder) -> tuple[int, int] | None:
-    """Return the number of objects and the checksum of their table, None before the graph is done."""
-    records = (record for record in read_records(folder.journal) if record.stage == "graph" and record.done)
-    return next((record.result for record in records), None)
+def objects_of(folder: RunFolder) -> Objects | None:
+    """Return the objects of the segmentation in `folder`, None before its graph is done."""
+    return next(read_results(folder.journal, tasks.RESULTS, Objects), None)
 
 
 def segment(plan: SegmentPlan, start: Start, *, listener: Listener = SILENT, **options: Any) -> SegmentationResult:
@@ -322,12 +335,9 @@ def _check_graph(plan: SegmentPlan, journal: Journal) -> None:
     Raises:
         RunStopped: naming both.
     """
-    num_fragments = num_joins = num_edges = 0
-    for record in journal.records():
-        if record.stage == "pieces" and record.done:
-            num_fragments += record.result[0]
-        elif record.stage == "edges" and record.done:
-            num_joins, num_edges = num_joins + record.result[0], num_edges + record.result[1]
+    num_fragments = sum(counts.num_fragments for counts in journal.results(FragmentCounts))
+    num_joins = sum(counts.num_joins for counts in journal.results(EdgeCounts))
+    num_edges = sum(counts.num_edges for counts in journal.results(EdgeCounts))
     needed = bytes_needed(num_fragments, num_joins, num_edges, plan.recipe.objects)
     if needed > plan.recipe.output.graph_gib * GIB:
         reason = (
@@ -335,5 +345,5 @@ def _check_graph(plan: SegmentPlan, journal: Journal) -> None:
             f"output.graph_gib gives it {plan.recipe.output.graph_gib:g}; segment with --fresh and more of either, "
             "a larger objects.background, or more objects.smooth"
         )
-        journal.append(Record("graph", (), ((0, reason),), started=time.time()))
+        journal.append(Record("graph", (), ((0, reason),)))
         raise RunStopped(reason)

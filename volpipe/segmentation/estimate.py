@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_once
 from volpipe.blockwise.work import Steps, each
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
@@ -124,7 +124,7 @@ def calibrate_segmentation(trial: SegmentTrial, workers: WorkerPool) -> Steps[Se
     try:
         num = min(num_workers, MOST_WORKERS)
         records = yield from each("trial", "try_segmentation", lambda number: (trial, number), num)
-        costs = [SegmentCosts(*record.result) for record in records]
+        costs = [record.result for record in records if record.result is not None]
     finally:
         delete(folder)
     return segment_times(trial, _mean(costs), num_workers)
@@ -201,15 +201,9 @@ def cell_voxels(start: int, stop: int, cell: int, size: int) -> int:
     return min(size, -(-high // cell) * cell) - low // cell * cell
 
 
-def try_blocks(trial: SegmentTrial, number: int) -> Record:
-    """Segment some blocks in a folder of the worker's own; the record's result is the fields of `SegmentCosts`."""
-    result: list[float] = []
-
-    def outcomes() -> Outcomes:
-        result.extend(dataclasses.astuple(_try(trial, number)))
-        yield number, None
-
-    return dataclasses.replace(work("rehearse", [number], outcomes()), result=tuple(result))
+def try_blocks(trial: SegmentTrial, number: int) -> Record[SegmentCosts]:
+    """Segment some blocks in a folder of the worker's own."""
+    return work_once("rehearse", number, lambda: _try(trial, number))
 
 
 def _try(trial: SegmentTrial, number: int) -> SegmentCosts:
@@ -286,11 +280,11 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
         create_array(Path(plan.out), level_key(level), spec, "zarr3")
     blocks, num_voxels = range(len(plan.blocks)), math.prod(plan.shape)
     tasks = label_tasks.fragments, label_tasks.edges
-    fragments, edges = (_seconds(function(job, n) for n in blocks) for function in tasks)
+    fragments, edges = (_seconds(function(job, blocks)) for function in tasks)
     with stopwatch() as loading:
         graph = FragmentGraph.load(job)
-    _seconds([label_tasks.graph(job, 0)])
-    paint = _seconds(label_tasks.paint(job, n) for n in blocks)
+    _seconds(label_tasks.graph(job, [0]))
+    paint = _seconds(label_tasks.paint(job, blocks))
     coarser = dataclasses.replace(job, level=1)
     coarse = range(len(plan.shards(1))) if len(plan.factors) > 1 else ()
     return SegmentCosts(
@@ -300,25 +294,22 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
         fragments_seconds=fragments / _touched(plan, _near(plan), SINGLE),
         edges_seconds=edges / _pairs(plan),
         paint_seconds=paint / num_voxels,
-        coarse_seconds=_seconds(label_tasks.coarsen(coarser, n) for n in coarse) / num_voxels,
+        coarse_seconds=_seconds(label_tasks.coarsen(coarser, coarse)) / num_voxels,
         graph_parts=(len(graph.table) + len(graph.pairs)) / num_voxels,
         graph_seconds=_graph_seconds(graph, plan),
         load_seconds=loading.seconds / len(blocks),
     )
 
 
-def _seconds(records: Iterable[Record]) -> float:
-    """Return the summed seconds of tasks.
+def _seconds(record: Record[object]) -> float:
+    """Return the seconds of a task.
 
     Raises:
-        RunStopped: one failed.
+        RunStopped: a unit failed.
     """
-    total = 0.0
-    for record in records:
-        for _, reason in record.failed:
-            raise RunStopped(reason)
-        total += record.seconds
-    return total
+    for _, reason in record.failed:
+        raise RunStopped(reason)
+    return record.usage.seconds
 
 
 def _graph_seconds(graph: FragmentGraph, plan: SegmentPlan) -> float:

@@ -11,20 +11,21 @@ Not here: the order of stages (driver). Tasks hand over files in the run's folde
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.task import Outcomes, work
+from volpipe.blockwise.task import work_each, work_once
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import NEAREST
+from volpipe.runs.worker import Written
 from volpipe.segmentation.agglomerate import Edges, solve
 from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
@@ -66,6 +67,43 @@ class SegmentJob:
         return self.path / stage / f"{block}.npz"
 
 
+@dataclass(frozen=True)
+class FragmentCounts:
+    """Number of fragments of blocks, and of their joins to neighbouring blocks."""
+
+    num_fragments: int
+    num_joins: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[FragmentCounts]) -> FragmentCounts:
+        """Return the sums of `parts`."""
+        return cls(sum(part.num_fragments for part in parts), sum(part.num_joins for part in parts))
+
+
+@dataclass(frozen=True)
+class EdgeCounts:
+    """Number of joins and of edges of blocks' fragments."""
+
+    num_joins: int
+    num_edges: int
+
+    @classmethod
+    def joined(cls, parts: Sequence[EdgeCounts]) -> EdgeCounts:
+        """Return the sums of `parts`."""
+        return cls(sum(part.num_joins for part in parts), sum(part.num_edges for part in parts))
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Number of objects, and the checksum of their table."""
+
+    num_objects: int
+    table_checksum: int
+
+
+RESULTS = (FragmentCounts, EdgeCounts, Objects, Written)
+
+
 def prepare(job: SegmentJob) -> None:
     """Create the folders and the array that tasks write to, unless they exist."""
     plan = job.plan
@@ -75,32 +113,32 @@ def prepare(job: SegmentJob) -> None:
     create_array(job.path / IDS, "", spec, "zarr3")
 
 
-def fragments(job: SegmentJob, block: int) -> Record:
-    """Write the fragments of `block`; the result is their number and that of their joins."""
+def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
+    """Write the fragments of blocks `units`."""
 
-    def do() -> tuple[int, ...]:
+    def one(block: int) -> FragmentCounts:
         plan = job.plan
         result = find_fragments(plan, job.reader(), block)
         check_session(job)
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
-        return len(result.table), len(result.joins)
+        return FragmentCounts(len(result.table), len(result.joins))
 
-    return _task("pieces", job, block, do)
+    return work_each("pieces", units, one, FragmentCounts.joined, partial(check_session, job))
 
 
-def edges(job: SegmentJob, block: int) -> Record:
-    """Write the joins and the edges of the fragments of `block`; the result is the number of each."""
+def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
+    """Write the joins and the edges of the fragments of blocks `units`."""
 
-    def do() -> tuple[int, ...]:
+    def one(block: int) -> EdgeCounts:
         near = Neighbourhood.load(job, block)
         joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
         result = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NO_EDGES)
         check_session(job)
         save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
-        return len(joins), len(result.pairs)
+        return EdgeCounts(len(joins), len(result.pairs))
 
-    return _task("edges", job, block, do)
+    return work_each("edges", units, one, EdgeCounts.joined, partial(check_session, job))
 
 
 _NO_EDGES = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
@@ -132,70 +170,58 @@ class FragmentGraph:
         return cls(np.concatenate(tables), bases, _rows(joins, bases), _rows(pairs, bases), sums)
 
 
-def graph(job: SegmentJob, unit: int) -> Record:
-    """Write the label of every fragment and the table of objects; the result is their number and its checksum."""
+def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
+    """Write the label of every fragment and the table of objects; there is one unit."""
 
-    def do() -> tuple[int, ...]:
+    def do() -> Objects:
+        check_session(job)
         plan, whole = job.plan, FragmentGraph.load(job)
         solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
         check_session(job)
         atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
         save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
-        return len(solution.objects), checksums.checksum(job.path / TABLE)
+        return Objects(len(solution.objects), checksums.checksum(job.path / TABLE))
 
-    return _task("graph", job, unit, do)
+    return work_once("graph", units[0], do)
 
 
-def paint(job: SegmentJob, block: int) -> Record:
-    """Write the labels of `block` to the output; the record has the checksums of its files."""
+def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
+    """Write the labels of blocks `units` to the output."""
 
-    def labels() -> np.ndarray:
+    def labels(block: int) -> np.ndarray:
         plan, names = job.plan, _load(job.path / NAMES)
         label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
         label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
         ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
         return np.asarray(label[ids])
 
-    return _write("paint", job, block, labels)
+    return _write("paint", job, units, labels)
 
 
-def coarsen(job: SegmentJob, shard: int) -> Record:
-    """Write `shard` of the job's level from the level before it; the record has the checksums of its files."""
+def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
+    """Write shards `units` of the job's level from the level before it."""
 
-    def labels() -> np.ndarray:
+    def labels(shard: int) -> np.ndarray:
         return coarse_labels(job.plan, job.level, job.plan.shards(job.level).box(shard))
 
-    return _write(f"pyramid {job.level}", job, shard, labels)
+    return _write(f"pyramid {job.level}", job, units, labels)
 
 
-def _write(stage: str, job: SegmentJob, shard: int, labels: Callable[[], np.ndarray]) -> Record:
-    """Write the result of `labels` (z, y, x) to `shard` of the job's level."""
-    sums: list[tuple[int, int, str]] = []
+def _write(stage: str, job: SegmentJob, units: Sequence[int], labels: Callable[[int], np.ndarray]) -> Record[Written]:
+    """Write the result of `labels` (z, y, x) to each shard of the job's level."""
 
-    def do() -> tuple[int, ...]:
-        data = labels()
+    def one(shard: int) -> Written:
+        data = labels(shard)
         check_session(job)
-        sums.append((job.level, shard, write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)))
-        return ()
+        sums = write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
+        return Written(((job.level, shard, sums),))
 
-    record = _task(stage, job, shard, do)
-    return dataclasses.replace(record, sums=tuple(sums))
+    return work_each(stage, units, one, Written.joined, partial(check_session, job))
 
 
 def check_session(job: SegmentJob) -> None:
     """Refuse to write for a driver that another has replaced."""
     check_holder(job.path, job.session)
-
-
-def _task(stage: str, job: SegmentJob, unit: int, do: Callable[[], tuple[int, ...]]) -> Record:
-    result: list[int] = []
-
-    def outcomes() -> Outcomes:
-        check_session(job)
-        result.extend(do())
-        yield unit, None
-
-    return dataclasses.replace(work(stage, [unit], outcomes()), result=tuple(result))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from volpipe.errors import RunError
 from volpipe.inference.output import level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Verdict, check_files, judge, metadata_of, written
-from volpipe.segmentation.driver import SegmentWork, graph_result
+from volpipe.segmentation.driver import SegmentWork, objects_of
 from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.segmentation.tasks import TABLE
-from volpipe.volumes import checksums
+from volpipe.segmentation.tasks import RESULTS, TABLE
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_writer
@@ -48,13 +47,13 @@ def verify_labels(folder: RunFolder, plan: SegmentPlan) -> Verdict:
             f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
             "restore the folder, or segment with --fresh to make both again"
         )
-    shards, result = SegmentWork(plan).shards(), graph_result(folder)
+    shards, objects = SegmentWork(plan).shards(), objects_of(folder)
     if not shards:
         raise RunError(f"the segmentation in {folder.path} has written no labels; `volpipe segment` goes on with it")
     verdict = check_files(plan.out, shards, metadata_of(folder), len(plan.factors))
-    if result is not None and result[1] != checksums.ABSENT:
+    if objects is not None:
         verdict.num_files += 1
-        judge(verdict.differences, folder.path / TABLE, result[1], "")
+        judge(verdict.differences, folder.path / TABLE, objects.table_checksum, "")
     verdict.num_unwritten = sum(len(plan.shards(level)) for level in range(len(plan.factors))) - len(shards)
     return verdict
 
@@ -68,7 +67,7 @@ def recompute_labels(folder: RunFolder, plan: SegmentPlan, num_blocks: int, seed
         RunError: the input volume has another shape or type now.
     """
     reader = _reader(plan)
-    blocks = sorted(shard for level, shard in written(folder) if level == 0)
+    blocks = sorted(shard for level, shard in written(folder, RESULTS) if level == 0)
     rng = np.random.default_rng(seed)
     sample = rng.choice(blocks, size=min(num_blocks, len(blocks)), replace=False)
     for block in sorted(map(int, sample)):

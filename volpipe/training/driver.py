@@ -28,8 +28,8 @@ from volpipe.runs.presence import StageNote, present
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
-from volpipe.training.rank_info import ABANDONED, PEER_LOST, RankInfo
-from volpipe.training.task import Training
+from volpipe.training.rank_info import ABANDONED, RankInfo
+from volpipe.training.task import RankResult, Training
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class TrainingRun:
         self._send()
 
     @property
-    def futures(self) -> list[Future[Record]]:
+    def futures(self) -> list[Future[Record[RankResult]]]:
         """Futures of the running tasks."""
         return [future for future in self._futures if not future.done()]
 
@@ -204,7 +204,7 @@ class TrainingRun:
             if reason:
                 log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, len(self._futures), reason)
         failed = [record for record in map(_record, self._futures) if record is not None and record.failed]
-        own = [record for record in failed if PEER_LOST not in record.result]
+        own = [record for record in failed if record.result is None or not record.result.peer_lost]
         if own:
             reason = own[0].failed[0][1]
             raise TrainingFailed(
@@ -215,7 +215,7 @@ class TrainingRun:
         self._retry(lost or RunError(message_of(failed[0].failed[0][1])))
         return False
 
-    def _done(self) -> list[Future[Record]]:
+    def _done(self) -> list[Future[Record[RankResult]]]:
         return [future for future in self._futures if future.done()]
 
     def _retry(self, error: Exception) -> None:
@@ -275,7 +275,7 @@ def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
         )
 
 
-def _lost_worker(future: Future[Record]) -> TaskLost | None:
+def _lost_worker(future: Future[Record[RankResult]]) -> TaskLost | None:
     """Return the loss of an ended task's worker, None if it answered; raise any other error."""
     error = future.exception()
     if error is None or isinstance(error, TaskLost):
@@ -283,11 +283,11 @@ def _lost_worker(future: Future[Record]) -> TaskLost | None:
     raise error
 
 
-def _record(future: Future[Record]) -> Record | None:
+def _record(future: Future[Record[RankResult]]) -> Record[RankResult] | None:
     return None if future.exception() is not None else future.result()
 
 
-def _reason(future: Future[Record]) -> str:
+def _reason(future: Future[Record[RankResult]]) -> str:
     """Return why an ended task failed, in a line; "" where it succeeded."""
     record = _record(future)
     if record is None:
@@ -295,6 +295,6 @@ def _reason(future: Future[Record]) -> str:
     return message_of(record.failed[0][1]) if record.failed else ""
 
 
-def _has_failed(future: Future[Record]) -> bool:
+def _has_failed(future: Future[Record[RankResult]]) -> bool:
     record = _record(future)
     return record is None or bool(record.failed)

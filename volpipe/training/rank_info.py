@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ABANDONED = "abandoned"  # a file with the attempt that no rank may join any more
-PEER_LOST = "peer lost"  # result of a rank that failed because another was lost
 SERVICE_VARIABLE = "VOLPIPE_SERVICE"  # in the environment of a pod: the service that gives it a name in the cluster
 
 

@@ -5,7 +5,7 @@ Not here: the steps (loop), or the driver that sends the tasks (driver). Argumen
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,7 +14,7 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import Outcomes, work
 from volpipe.errors import RunError
 from volpipe.recipes.training import TrainRecipe
-from volpipe.training.rank_info import PEER_LOST, RankInfo
+from volpipe.training.rank_info import RankInfo
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.storage.paths import atomic_write
 
@@ -55,14 +55,22 @@ class Training(BaseModel):
             raise RunError(f"{path} is damaged, or another version wrote it; use --fresh to start over") from error
 
 
-def train_task(folder: str, session: str, info: RankInfo) -> Record:
+@dataclass(frozen=True)
+class RankResult:
+    """Result of a rank: whether it lost another rank, which ended it."""
+
+    peer_lost: bool
+
+
+def train_task(folder: str, session: str, info: RankInfo) -> Record[RankResult]:
     """Train in `folder` as the rank of `info` until all steps are taken, for the driver that locks it as `session`."""
-    lost: list[str] = []
+    peer_lost = False
 
     def check() -> None:
         check_holder(Path(folder), session)
 
     def outcomes() -> Outcomes:
+        nonlocal peer_lost
         from volpipe.training.distributed import PeerLost, join_ranks
         from volpipe.training.loop import train
 
@@ -72,8 +80,8 @@ def train_task(folder: str, session: str, info: RankInfo) -> Record:
             with join_ranks(info, Path(folder), check) as group:
                 train(training.recipe, Path(folder), training.search_path, check, group)
         except PeerLost:
-            lost.append(PEER_LOST)
+            peer_lost = True
             raise
         yield info.rank, None
 
-    return dataclasses.replace(work(STAGE, [info.rank], outcomes()), result=tuple(lost))
+    return work(STAGE, [info.rank], outcomes(), lambda: RankResult(peer_lost))

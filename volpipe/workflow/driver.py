@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from volpipe.blockwise.heartbeat import listening
-from volpipe.blockwise.journal import Journal
+from volpipe.blockwise.journal import Journal, Kinds
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pace import Prospect
@@ -44,7 +44,7 @@ from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
 from volpipe.runs.verify import Shard, load_run_record, shards_of
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
-from volpipe.runs.worker import Job, submitter
+from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
@@ -111,6 +111,7 @@ class RunWork(OutputWork[Plan, Report]):
     """A run of a net over a volume; arguments as of `OutputWork`."""
 
     what: ClassVar[str] = "run"
+    kinds: ClassVar[Kinds] = RESULTS
 
     def volumes(self) -> dict[str, Volume]:
         """Return what the plan reads, by what it is."""
@@ -141,7 +142,7 @@ class RunWork(OutputWork[Plan, Report]):
         """Return the shards that were written, by the journal, with their checksums."""
         if not self.folder.journal.is_file() or self._selection() is None:
             return []
-        return list(shards_of(load_run_record(self.folder, needs_sums=False)))
+        return list(shards_of(load_run_record(self.folder)))
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
@@ -239,7 +240,7 @@ class RunWork(OutputWork[Plan, Report]):
                 self._know_input(selection, report)
                 report.seams = _seams(selection)
                 _write_displays(self.plan)
-            seal(self.folder, self.plan, ARRAY_FORMATS[self.plan.recipe.output.format], _findings(report))
+            seal(self.folder, self.plan, ARRAY_FORMATS[self.plan.recipe.output.format], RESULTS, _findings(report))
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
 
     def _delete_scratch(self) -> None:
@@ -323,11 +324,11 @@ def _findings(report: Report) -> dict[str, object]:
 
 def kept_in(journal: Journal) -> Nonfinite:
     """Return how many voxels of all sessions are not finite, and were kept."""
-    counts = (Nonfinite(nan, infinite) for record in journal.records() for _, nan, infinite in record.nonfinite)
-    return sum(counts, ALL_FINITE)
+    entries = (entry for result in journal.results(Inferred) for entry in result.nonfinite)
+    return sum((Nonfinite(nan, infinite) for _, nan, infinite in entries), ALL_FINITE)
 
 
 def clipped_in(journal: Journal, selection: Selection) -> tuple[int, float]:
     """Return how many voxels of all sessions were clipped to the output's type, and their share of what is wanted."""
-    num = sum(record.clipped for record in journal.records())
+    num = sum(result.clipped for result in journal.results(Written))
     return num, num / (selection.num_voxels * selection.plan.net.out_channels)

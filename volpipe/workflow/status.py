@@ -18,7 +18,7 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import SegmentWork, graph_result
+from volpipe.segmentation.driver import SegmentWork, objects_of
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import TABLE as OBJECTS
 from volpipe.training.driver import newest_step
@@ -130,11 +130,11 @@ def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     stages, is_whole, remark = _with_flights(notes, driver), work.is_complete, ""
     kind: Kind = "run" if isinstance(work, RunWork) else "labels"
     if isinstance(work, SegmentWork):
-        result = graph_result(work.folder)
+        result = objects_of(work.folder)
         if work.shards() and not paths.exists(paths.locate(out)):
             is_whole, remark = False, "its output is gone; `volpipe segment --fresh` makes it again"
         elif is_whole and result is not None:
-            remark = f"{result[0]:,} objects; what each is, is in {work.folder.path / OBJECTS}"
+            remark = f"{result.num_objects:,} objects; what each is, is in {work.folder.path / OBJECTS}"
     return Status(kind, out, is_whole, driver, stages, progress.totals, progress.missing, remark)
 
 

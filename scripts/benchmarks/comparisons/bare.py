@@ -65,11 +65,13 @@ def idle_share(running: Session) -> Outcome:
     """Return the share of the last run's inference in which its net did not compute."""
     assert running.report is not None
     from volpipe.blockwise.journal import read_records
+    from volpipe.runs.worker import RESULTS
 
-    records = [r for r in read_records(running.report.folder / "journal.jsonl") if r.stage == "infer"]
-    span = max(r.started + r.seconds for r in records) - min(r.started for r in records)
-    computing = sum(r.device_seconds for r in records)
-    workers = len({(r.host, r.pid) for r in records})
+    records = read_records(running.report.folder / "journal.jsonl", RESULTS)
+    usages = [record.usage for record in records if record.stage == "infer"]
+    span = max(u.started + u.seconds for u in usages) - min(u.started for u in usages)
+    computing = sum(u.device_seconds for u in usages)
+    workers = len({(u.host, u.pid) for u in usages})
     return Outcome(1 - computing / (span * workers), {"infer": span, "computing": computing / workers})
 
 

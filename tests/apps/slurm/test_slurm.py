@@ -21,6 +21,7 @@ from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import read_records
+from volpipe.runs.worker import RESULTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -458,9 +459,9 @@ def test_a_hundred_tasks_over_six_jobs_that_drain_before_their_minute_lose_none(
     assert fingerprint(slow.out) == undisturbed
     check_gone(slow, slurm)
     assert "failed (attempt" not in (slow.run / "volpipe.log").read_text()
-    tasks = [record for record in read_records(slow.run / "journal.jsonl") if record.stage == "infer"]
+    tasks = [record for record in read_records(slow.run / "journal.jsonl", RESULTS) if record.stage == "infer"]
     assert len(tasks) == sum(len(record.done) for record in tasks) == NUM_BLOCKS >= 100
-    assert len({record.pid for record in tasks}) >= 6
+    assert len({record.usage.pid for record in tasks}) >= 6
     assert set(slurm.jobs("TIMEOUT")) == cut_off
 
 

@@ -18,6 +18,7 @@ from command import Ended, begin, finish, giver, processes_in, set_each, wait_un
 from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.blockwise.journal import read_records
+from volpipe.runs.worker import RESULTS
 
 SHAPE = (24, 28, 20)
 WINDOW, STRIDE, PER_BLOCK = 8, 4, 1
@@ -134,7 +135,7 @@ class Slow:
 
     def marked(self, stage: str = "infer") -> set[int]:
         """Return the units of `stage` that the journal has."""
-        return {unit for r in read_records(self.run / "journal.jsonl") if r.stage == stage for unit in r.done}
+        return {unit for r in read_records(self.run / "journal.jsonl", RESULTS) if r.stage == stage for unit in r.done}
 
     def wait_for_calls(self, number: int) -> None:
         """Wait until the net was called so often in this session, or the session is over."""

@@ -46,6 +46,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.windows import StoredWindows, StreamedWindows, WindowSource
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import RESULTS
 from volpipe.volumes.volume import Volume, open_volume
 
 
@@ -191,7 +192,7 @@ def _check_whole(tensors: Volume, lattice: Lattice) -> None:
     journal = RunFolder(Path(tensors.path).parent).journal
     if not journal.is_file():  # moved away from their run
         return
-    blocks = {block for record in read_records(journal) if record.stage == "factor" for block in record.done}
+    blocks = {block for r in read_records(journal, RESULTS) if r.stage == "factor" for block in r.done}
     if len(blocks) < lattice.num_blocks:
         raise VolumeError(
             f"{tensors} holds the windows of {len(blocks)} of {lattice.num_blocks} blocks; finish its run first, "
