@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from volpipe.errors import NetError, PlanError, VolpipeError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
 from volpipe.nets.facts import NetFacts, choice_digest, is_shipped, look_up, models_folder, torch_version, weights_path
 from volpipe.nets.files import short_hash
@@ -319,8 +319,7 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
 def _small(facts: NetFacts, window: Triple) -> Triple:
     """Return a small window (z, y, x) in whole strides, no larger than `window`."""
     sizes = zip(facts.fixed, window, facts.stride, strict=True)
-    z, y, x = (only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
-    return z, y, x
+    return triple(only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
@@ -361,9 +360,7 @@ def normalising_layers(net: nn.Module) -> list[str]:
     from torch.nn.modules.instancenorm import _InstanceNorm
 
     def varies(layer: nn.Module) -> bool:
-        if isinstance(layer, _InstanceNorm):
-            return not layer.track_running_stats
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _InstanceNorm | _BatchNorm):
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 

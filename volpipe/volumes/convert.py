@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.volumes.atomic_copy import FOLDERS, Target, atomic_copy
 from volpipe.volumes.formats import hdf5, mrc, npy, tiff
 from volpipe.volumes.formats.container import absolute, inside
@@ -79,8 +79,8 @@ class Choice:
     """
 
     format: str = "auto"
-    chunk: tuple[int, int, int] | None = None
-    shard: tuple[int, int, int] | None = None
+    chunk: Triple | None = None
+    shard: Triple | None = None
     codec: str = "auto"
 
 
@@ -181,7 +181,7 @@ def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArrayS
     shape = volume.spatial_shape
     channels = (volume.num_channels,) if volume.num_channels > 1 else ()
     chunk = tuple(min(c, n) for c, n in zip(choice.chunk or (CHUNK,) * 3, shape, strict=True))
-    shard = tuple(_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
+    shard = tuple(align_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
     return ArraySpec(
         shape=(*channels, *shape),
         dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
@@ -252,7 +252,7 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     # Rows of a flat file cost their own bytes; of slices, each opening of a file.
     is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
     chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
-    cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
+    cell = [align_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
     for i in (1, 2, 0):
         if math.prod(cell) * voxel > MAX_BOX_BYTES:
@@ -262,10 +262,6 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
         while cell[i] < shape[i] and 2 * math.prod(cell) * voxel <= MIN_BOX_BYTES:
             cell[i] *= 2
     return tuple(cell)
-
-
-def _up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
 
 
 def _written(target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], workers: int) -> Iterator[int]:
@@ -365,7 +361,7 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
 
-def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
+def parse_sizes(text: str, option: str) -> Triple:
     """Return three numbers z, y, x from text such as "64,128,128", or "64" for all three.
 
     Raises:
@@ -379,5 +375,4 @@ def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
         sizes *= 3
     if len(sizes) != 3 or min(sizes) < 1:
         raise VolumeError(f"{option} {text!r}: write one number above 0, or three, z,y,x, such as 64,128,128")
-    z, y, x = sizes
-    return z, y, x
+    return triple(sizes)
