@@ -36,8 +36,8 @@ from volpipe.volumes.formats.container import (
     read_place,
 )
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.indexing import plain_index
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage.indexing import plain_index
 from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned, usual_axes
 from volpipe.volumes.storage.paths import Location
 
