@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,8 @@ def convert(
     tell = on_progress or (lambda done, total: None)
     with atomic_copy(target, _identity(target, volume, boxes)) as tally:
         if target.is_folder:
-            for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
+            copy_box = partial(_copy_box, target, volume, boxes)
+            for number in in_processes(copy_box, tally.left(len(boxes)), workers, target.path):
                 tally.add(number)
                 tell(len(tally), len(boxes))
         else:
@@ -264,32 +266,32 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     return tuple(cell)
 
 
-def _written(target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], workers: int) -> Iterator[int]:
-    """Write the boxes of these `numbers`, yielding each when it is whole; at most two boxes a worker wait."""
+def in_processes(write: Callable[[int], None], numbers: Iterable[int], workers: int, place: Location) -> Iterator[int]:
+    """Write the boxes of these `numbers` to `place`, yielding each when whole; at most two boxes a worker wait."""
     if workers == 1:
         for number in numbers:
-            _copy_box(target, volume, boxes.box(number))
+            write(number)
             yield number
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         try:
-            yield from _written_by(pool, target, volume, boxes, numbers, 2 * workers)
+            yield from _written_by(pool, write, iter(numbers), 2 * workers)
         except BrokenProcessPool as error:
             raise VolumeError(
-                f"a process that wrote {target.path} was killed, maybe for want of memory; try fewer workers"
+                f"a process that wrote {place} was killed, maybe for want of memory; try fewer workers"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _written_by(
-    pool: ProcessPoolExecutor, target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], most: int
+    pool: ProcessPoolExecutor, write: Callable[[int], None], numbers: Iterator[int], most: int
 ) -> Iterator[int]:
-    left, waiting = iter(numbers), dict[Future[None], int]()
+    waiting: dict[Future[None], int] = {}
     while True:
-        for number in itertools.islice(left, most - len(waiting)):
-            waiting[pool.submit(_copy_box, target, volume, boxes.box(number))] = number
+        for number in itertools.islice(numbers, most - len(waiting)):
+            waiting[pool.submit(write, number)] = number
         if not waiting:
             return
         done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -312,7 +314,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _copy_box(target: Target, volume: Volume, box: Box) -> None:
+def _copy_box(target: Target, volume: Volume, boxes: Grid, number: int) -> None:
+    box = boxes.box(number)
     data = volume.open().read(box)
     writer = target.open()
     if len(target.spec.shape) == 4:
@@ -362,13 +365,13 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
 
 
 def parse_sizes(text: str, option: str) -> Triple:
-    """Return three numbers z, y, x from text such as "64,128,128", or "64" for all three.
+    """Return three numbers z, y, x from text such as "64,128,128", "64x128x128", or "64" for all three.
 
     Raises:
         VolumeError: they are none; `option` is named.
     """
     try:
-        sizes = [int(part) for part in text.split(",")]
+        sizes = [int(part) for part in text.replace("x", ",").split(",")]
     except ValueError:
         sizes = []
     if len(sizes) == 1:
