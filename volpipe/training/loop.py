@@ -167,6 +167,10 @@ class TrainLog:
     group: RankGroup
     _write: Callable[[Mapping[str, float]], None] = lambda entry: None
 
+    @cached_property
+    def held_out(self) -> list[HeldOut]:
+        return prepare_held_out(self.sampler, self.folder)
+
     @contextlib.contextmanager
     def open(self, step: int) -> Iterator[None]:
         """Open the logs, cut at `step`, for the time of the context."""
@@ -188,32 +192,14 @@ class TrainLog:
             return False
         stops = 0
         if self.group.is_rank_zero:
-            self._write({**entry, **self.validator.run(state)})
+            self._write({**entry, **self.scores(state)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
                 save_checkpoint(self.folder / CHECKPOINTS, step, state.state_dict(), choice.keep)
         return bool(self.group.from_rank_zero(f"stop at {step}", stops))
 
-    @cached_property
-    def validator(self) -> Validator:
-        return Validator(self.recipe, self.facts, self.sampler, self.folder)
-
-
-@dataclass
-class Validator:
-    """Validates and predicts at the intervals of the recipe."""
-
-    recipe: TrainRecipe
-    facts: NetFacts
-    sampler: Sampler
-    folder: Path
-
-    @cached_property
-    def held_out(self) -> list[HeldOut]:
-        return prepare_held_out(self.sampler, self.folder)
-
-    def run(self, state: TrainState) -> dict[str, float]:
+    def scores(self, state: TrainState) -> dict[str, float]:
         """Return the scores of the held-out boxes, none between validations; write predictions at their interval."""
         choice = self.recipe.train
         scores: dict[str, float] = {}
