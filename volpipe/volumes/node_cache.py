@@ -173,16 +173,13 @@ class CachedVolume(Volume):
 
     def open(self, *, cache_bytes: int = 0) -> Reader:
         reader = super().open(cache_bytes=cache_bytes)
-        reader.read_through(lambda header, array: _cached_array(header, array, self, cache_bytes))
+
+        def cached(header: Header, array: tensorstore.StoredArray) -> tensorstore.StoredArray:
+            is_cached = isinstance(array, tensorstore.TensorStoreArray)  # others are read by zarr-python alone
+            return CachedArray(header, array, self, cache_bytes) if is_cached else array
+
+        reader.read_through(cached)
         return reader
-
-
-def _cached_array(
-    header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int
-) -> tensorstore.StoredArray:
-    # Arrays that only zarr-python reads are not cached.
-    is_cached = isinstance(array, tensorstore.TensorStoreArray)
-    return CachedArray(header, array, volume, cache_bytes) if is_cached else array
 
 
 class CachedArray:

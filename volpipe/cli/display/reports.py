@@ -66,7 +66,8 @@ class Rate:
             for s in progress.stages
             if s.name == "infer"
         )
-        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
+        seconds = max(1e-6, time.time() - progress.first_task)
+        return blocks * self.voxels_per_block / seconds if progress.first_task else 0.0
 
 
 def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
@@ -83,11 +84,6 @@ def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
 def _speed(progress: Progress, rate: Rate) -> str:
     speed, left = rate.voxels_per_second(progress), progress.seconds_left
     return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
-
-
-def _working(progress: Progress) -> float:
-    """Return the seconds since the first task began."""
-    return max(1e-6, time.time() - progress.first_task)
 
 
 def report_table(report: Report, started: float) -> Table:

@@ -69,13 +69,10 @@ def _root(path: Location) -> Location:
         if folder.suffix.lower() in SUFFIXES or (isinstance(folder, Path) and folder.is_file()):
             return folder
     root = path
-    while root != root.parent and _is_marked(root.parent):
+    marks = [name for names in MARKS.values() for name in names]
+    while root != root.parent and any(paths.is_file(root.parent / name) for name in marks):
         root = root.parent
     return root
-
-
-def _is_marked(folder: Location) -> bool:
-    return any(paths.is_file(folder / name) for names in MARKS.values() for name in names)
 
 
 def read_header(folder: Location) -> Header | None:
