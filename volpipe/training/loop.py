@@ -77,23 +77,17 @@ class TrainState:
     step: int = 0
     logits: bool = False
 
+    @property
+    def _parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
+        parts = {"net": self.net, "average": self.average, "optimiser": self.optimiser, "scaler": self.scaler}
+        return parts if self.discriminator is None else parts | {"judge": self.discriminator}
+
     def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
-        return {
-            "step": self.step,
-            "net": self.net.state_dict(),
-            "average": self.average.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            **({} if self.discriminator is None else {"judge": self.discriminator.state_dict()}),
-        }
+        return {"step": self.step} | {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
-        self.net.load_state_dict(state["net"])
-        self.average.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.discriminator is not None:
-            self.discriminator.load_state_dict(state["judge"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.step = int(state["step"])
 
 
