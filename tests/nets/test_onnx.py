@@ -236,6 +236,21 @@ def test_tensors_outside_of_the_folder_are_refused(tmp_path: Path, place: str) -
         load_onnx(folder / "net.onnx")
 
 
+def test_a_sparse_tensor_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    write_graph(tmp_path / "net.onnx", IDENTITY)
+    model = onnx.load(tmp_path / "net.onnx")
+    values = numpy_helper.from_array(np.float32([1, 2]), "s")
+    values.ClearField("raw_data")
+    values.data_location = TensorProto.EXTERNAL
+    entry = values.external_data.add()
+    entry.key, entry.value = "location", "/etc/passwd"
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0, 3])), [4])
+    model.graph.sparse_initializer.append(sparse)
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(VolpipeError, match=r"wants tensors from '/etc/passwd', outside of its folder"):
+        load_onnx(tmp_path / "net.onnx")
+
+
 def test_what_is_no_onnx_is_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.onnx"
     write_graph(whole, [CONV], {"w": kernel(3, 1, 5)})
