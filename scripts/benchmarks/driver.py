@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ def drive(folder: Path, side: int) -> dict[str, float]:
 
     from volpipe.apps.pool import on_site
     from volpipe.blockwise.journal import Journal, Record
-    from volpipe.blockwise.loop import Loop
+    from volpipe.blockwise.loop import perform
+    from volpipe.blockwise.phase import Phase
     from volpipe.blockwise.usage import peak_bytes
+    from volpipe.blockwise.work import POOL, Errand, Steps
     from volpipe.recipes.inference import load_recipe
-    from volpipe.runs.schedule import Schedule
+    from volpipe.runs.schedule import RunSchedule
     from volpipe.volumes.volume import ArraySpec, create_array
     from volpipe.workflow.driver import prepare
 
@@ -57,14 +60,19 @@ def drive(folder: Path, side: int) -> dict[str, float]:
             future: Future[Record[Any]] = app(stage, list(units))
             return future
 
-        schedule = Schedule(plan)
-        loop = Loop(schedule, submit, executors.slots, journal)
+        schedule = RunSchedule(plan)
+        phase = Phase(schedule, submit, journal)
+
+        def steps() -> Steps[None]:
+            yield POOL
+            yield phase
+
         submit("infer", [0]).result()
         started, cpu = time.perf_counter(), time.process_time()
-        loop.run()
+        perform(Errand("bench", steps), lambda: nullcontext(executors))
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
         assert schedule.is_complete
-    tasks = sum(totals.tasks for totals in loop.progress.totals.values())
+    tasks = sum(totals.tasks for totals in phase.progress.totals.values())
     return {"seconds": seconds, "cpu": cpu, "peak": peak_bytes(), "tasks": tasks, "windows": side**3}
 
 

@@ -20,7 +20,6 @@ from inline import perform
 from skimage import metrics
 
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.task_pool import gather
 from volpipe.errors import PlanError, RunStopped, WorkerLost
 from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.evaluation.evaluate import evaluate, plan_evaluation
@@ -339,26 +338,6 @@ def test_a_block_that_cannot_be_read_stops_it(pair: tuple[np.ndarray, np.ndarray
     (tmp_path / "made.tif").unlink()
     with pytest.raises(RunStopped, match=r"block [01] cannot be scored: .*no array at"):
         list(gather(Here(), "score", found, range(2)))
-
-
-def test_results_come_in_order_with_a_bounded_number_under_way() -> None:
-    waiting: list[tuple[Future[Record[int]], int]] = []
-    most = 0
-
-    class Late(Here):
-        def submit(self, app: str, *arguments: Any) -> Future[Any]:
-            nonlocal most
-            future: Future[Any] = Future()
-            waiting.append((future, arguments[1]))
-            most = max(most, len(waiting))
-            if len(waiting) == 2:  # the later one first
-                for held, unit in reversed(waiting):
-                    held.set_result(Record("evaluate", (unit,), result=unit))
-                waiting.clear()
-            return future
-
-    assert list(gather(Late(), "score", None, range(10))) == list(range(10))
-    assert most <= 2
 
 
 # ---- the command

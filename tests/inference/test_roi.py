@@ -35,7 +35,8 @@ from volpipe.volumes.volume import (
     open_volume,
     open_writer,
 )
-from volpipe.workflow.driver import execute, inspect_run, prepare
+from volpipe.workflow.driver import execute, prepare
+from volpipe.workflow.status import find_status
 
 SOME = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -260,8 +261,8 @@ def test_statistics_are_those_of_the_whole_volume(bench: Bench) -> None:
 def test_reports_count_what_is_wanted(bench: Bench) -> None:
     plan = bench.plan("input.mask=mask.n5", "tensors.mode=stored")
     report = ran(plan)
-    standing = inspect_run(Path(plan.out))
-    units = {stage.name: stage.num_units for stage in standing.stages}
+    standing = find_status(plan.out)
+    units = {name: stage.all for name, stage in standing.stages.items()}
     assert standing.is_complete
     selection = RunFolder(report.folder).load_selection(plan)
     assert selection is not None
@@ -277,9 +278,9 @@ def test_a_scan_that_was_interrupted_is_what_status_shows(bench: Bench) -> None:
     plan = bench.plan("input.mask=mask.n5")
     with pytest.raises(Stopped):
         execute(plan, Inline(0, 1, 4).start)
-    standing = inspect_run(Path(plan.out))
+    standing = find_status(plan.out)
     assert not standing.is_complete
-    assert [(stage.name, stage.num_units) for stage in standing.stages] == [("scan", 36)]
+    assert [(name, stage.all) for name, stage in standing.stages.items()] == [("scan", 36)]
     assert 0 < standing.totals["scan"].units < 36
 
 

@@ -18,8 +18,8 @@ from volpipe.blockwise.journal import read_records
 from volpipe.segmentation import tasks
 from volpipe.segmentation.fragments import Fragments
 from volpipe.segmentation.tasks import RESULTS
-from volpipe.segmentation.verify import inspect_labels
 from volpipe.volumes.volume import open_volume
+from volpipe.workflow.status import find_status
 
 STAGES = ("pieces", "edges", "graph", "paint")
 COMMAND = ("segment", "a.zarr", "-o", "l.zarr", *THREADS, *set_each("output.block=[8,8,8]", "output.chunk=[4,4,4]"))
@@ -81,14 +81,14 @@ def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_p
 def test_a_graph_without_room_is_among_what_failed(tmp_path: Path, give: Give) -> None:
     small = give(*COMMAND, "--set", "output.graph_gib=1e-5")
     assert small.code != 0
-    found = inspect_labels(tmp_path / "l.zarr")
-    assert found is not None and not found.is_complete
+    found = find_status(str(tmp_path / "l.zarr"))
+    assert not found.is_complete
     (missing,) = found.missing
     assert (missing.stage, missing.box.shape) == ("graph", (13, 16, 11))
     assert "output.graph_gib gives it 1e-05" in missing.reason
     assert give(*COMMAND, "--fresh").code == 0
-    again = inspect_labels(tmp_path / "l.zarr")
-    assert again is not None and again.is_complete and again.missing == []
+    again = find_status(str(tmp_path / "l.zarr"))
+    assert again.is_complete and again.missing == []
 
 
 def test_labels_that_are_not_as_they_were_written_are_named(tmp_path: Path, give: Give) -> None:
