@@ -202,7 +202,7 @@ class TrainingWork(LearningWork[TrainingResult]):
         (folder / STOP).unlink(missing_ok=True)
         (folder / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
         self.training.store(folder)
-        attempts = _Attempts(folder, ranks, pool, session, reached=newest_step(folder))
+        attempts = _Attempts(folder, ranks, pool, session)
 
         def show(progress: Progress) -> None:
             if INTERRUPTS.is_asked:  # what is under way ends at its next checkpoint, not in hours
@@ -223,7 +223,7 @@ class TrainingWork(LearningWork[TrainingResult]):
 
 @dataclass
 class _Attempts:
-    """The attempts of a session at a training, each a task for every rank; `reached` is the checkpoint before them."""
+    """The attempts of a session at a training, each a task for every rank; `reached`: before its last failure."""
 
     folder: Path
     ranks: int

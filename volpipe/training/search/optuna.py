@@ -240,7 +240,7 @@ class TuneWork(TrialsWork):
             raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
 
     def _watch(self) -> None:
-        for trial in self.running:
+        for trial in self.running.values():
             self.study.watch(trial)
 
 

@@ -163,12 +163,12 @@ class TrialsWork(LearningWork[list[TrialResult]]):
     Attributes:
         search_path: folder that the recipes' relative names count from.
         on_end: called with the result of each trial as it ends.
-        running: trials that are being trained.
+        running: trials that are being trained, by name.
     """
 
     search_path: Path
     on_end: OnEnd
-    running: list[Trial] = field(default_factory=list)
+    running: dict[str, Trial] = field(default_factory=dict)
 
     @abstractmethod
     def keep(self, result: TrialResult) -> None:
@@ -177,12 +177,7 @@ class TrialsWork(LearningWork[list[TrialResult]]):
     def side_by_side(
         self, trials: Iterable[Trial], recipes: Sequence[TrainRecipe], on_tick: Callable[[], None] = lambda: None
     ) -> Steps[None]:
-        """Train `trials`, no more at once than the site's workers take; the next is asked for when there is room.
-
-        Args:
-            trials: what to train.
-            recipes: that the trials may have, as far as ranks go.
-            on_tick: called now and then meanwhile.
+        """Train `trials`, of these `recipes` as far as ranks go; the next is asked for when the workers have room.
 
         Raises:
             SiteError: a training has more ranks than the site has workers.
@@ -196,32 +191,27 @@ class TrialsWork(LearningWork[list[TrialResult]]):
         yield Together(works, self._end, at_once=at_once, on_tick=on_tick)
         yield RELEASED
 
-    def _end(self, ended: Ended[TrialResult]) -> None:
-        if ended.error is not None:
-            raise ended.error
-        assert ended.result is not None
-        self.on_end(ended.result)
-        self.keep(ended.result)
-
-    def _trial(self, trial: Trial) -> Steps[TrialResult]:
-        """Begin or resume the training of `trial`, and return how that ended."""
+    def _trial(self, trial: Trial) -> Steps[None]:
+        """Begin or resume the training of `trial`."""
         training = Training(recipe=trial.recipe, search_path=str(self.search_path))
-        folder, state, reason = RunFolder(self.folder.path / trial.name), "done", ""
-        work = TrainingWork(folder=folder, training=training)
-        with folder.locked() as session:
+        work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training)
+        with work.folder.locked() as session:
             work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
-            self.running.append(trial)
-            try:
-                yield from work.trained(session)
-            except TrainingFailed as error:
-                state, reason = "failed", str(error)
-                log.warning("trial %s failed: %s", trial.name, error)
-            self.running.remove(trial)
-        if state == "done" and not is_complete(folder.path, trial.recipe):
-            state = "pruned"  # by a file "stop"
-        row = result_of(trial, folder.path, state, reason)
-        log.info(
-            "trial %s ended: %s after step %d, loss %s, score %s", trial.name, state, row.steps, row.loss, row.score
-        )
-        return row
+            self.running[trial.name] = trial
+            yield from work.trained(session)
+
+    def _end(self, ended: Ended[None]) -> None:
+        """Hand on how a trial ended."""
+        name, error = ended.work.name, ended.error
+        if error is not None and not isinstance(error, TrainingFailed):
+            raise error
+        trial, folder = self.running.pop(name), self.folder.path / name
+        state = "done" if is_complete(folder, trial.recipe) else "pruned"  # by a file "stop"
+        if error is not None:
+            state = "failed"
+            log.warning("trial %s failed: %s", name, error)
+        row = result_of(trial, folder, state, str(error or ""))
+        log.info("trial %s ended: %s after step %d, loss %s, score %s", name, state, row.steps, row.loss, row.score)
+        self.on_end(row)
+        self.keep(row)
