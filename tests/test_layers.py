@@ -54,6 +54,7 @@ HEAVY = {
     "parsl": ({"apps", "apps.htex", "apps.slurm", "apps.kubernetes", "configs"}, {"sites"}),
     "torch": ({"models", "nets", "training", "training.data"}, {"api", "cli", "estimation", "inference", "sites"}),
     "bioimageio": (set(), {"nets"}),
+    "onnx": (set(), {"nets"}),
     "onnxruntime": (set(), {"nets"}),
     "safetensors": ({"training"}, {"nets"}),
     "dask": (set(), {"volumes"}),

@@ -344,12 +344,10 @@ def _last_words(executor: ParslExecutor, host: str) -> str:
 def _death(host: str, executors: Sequence[ParslExecutor]) -> str:
     """Return how a worker on `host` died: for its memory, if its block has seen that."""
     for executor in executors:
-        if isinstance(executor, HighThroughputExecutor) and _seen(executor, host).is_file():
+        if not isinstance(executor, HighThroughputExecutor):
+            continue
+        if Path(executor.run_dir, executor.label, f"{OUT_OF_MEMORY}{host}").is_file():
             of_block = getattr(executor.provider, "mem_per_node", None)
             share = f"; {of_block:.3g} GB are for {executor.max_workers_per_node} workers there" if of_block else ""
             return f"was killed for want of memory{share}: ask for more, or for fewer workers"
     return "died"
-
-
-def _seen(executor: HighThroughputExecutor, host: str) -> Path:
-    return Path(executor.run_dir, executor.label, f"{OUT_OF_MEMORY}{host}")

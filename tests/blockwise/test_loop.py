@@ -336,7 +336,7 @@ def test_after_an_interrupt_nothing_starts_and_what_runs_is_marked(tmp_path: Pat
             assert interrupts.ask() or interrupts.is_asked
         workers.show(progress)
 
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", ()) as journal:
         loop = Looped(Phase(Schedule(Stage("work", 5000)), workers.submit, journal, show), {"cpu": 2, "gpu": 2})
         with pytest.raises(KeyboardInterrupt):
             loop.run()
@@ -425,7 +425,7 @@ def test_a_shard_is_added_up_while_the_net_still_runs_and_coarser_levels_follow(
     overlapping = ("windows.shape=[64,64,64]", "windows.overlap=32", "windows.block=[2,2,2]", "windows.blend=hann")
     plan = planned(*overlapping, "output.levels=2", of=volume((64, 64, 2560)))
     schedule = RunSchedule(plan)
-    workers = Workers(lambda stage, units: Record(stage, tuple(units), seconds=9.0 * len(units)))
+    workers = Workers(lambda stage, units: Record(stage, tuple(units), usage=Usage(seconds=9.0 * len(units))))
 
     def show(progress: Progress) -> None:
         waiting = schedule.reassemble.ready or any(stage.ready for stage in schedule.pyramid)
@@ -512,7 +512,7 @@ def test_totals_add_up_and_keep_the_highest_peak() -> None:
 def test_discards_are_done_and_leave_no_mark(tmp_path: Path) -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", "output.levels=0", of=volume((64, 64, 640)))
     schedule, workers = RunSchedule(plan), Workers()
-    with Journal(tmp_path / "journal") as journal:
+    with Journal(tmp_path / "journal", ()) as journal:
         Looped(Phase(schedule, workers.submit, journal, workers.show), {"cpu": 1, "gpu": 1}).run()
     assert sorted(u for stage, units in workers.tasks if stage == "discard windows" for u in units) == list(range(10))
     assert {record.stage for record in read_records(tmp_path / "journal", ())} == {"factor", "infer"}

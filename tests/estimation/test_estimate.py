@@ -29,7 +29,7 @@ from volpipe.geometry.grid import Box, mirror
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import load_recipe
-from volpipe.runs.schedule import Schedule
+from volpipe.runs.schedule import RunSchedule
 from volpipe.volumes.reader import Reader
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import Report, execute, prepare, preview
@@ -155,7 +155,7 @@ def test_blocks_miss_what_is_still_at_work(
 @FEW
 @given(plans())
 def test_stages_have_the_units_of_the_schedule(plan: Plan) -> None:
-    units = {stage.name: stage.num_units for stage in Schedule(plan).shown}
+    units = {stage.name: stage.num_units for stage in RunSchedule(plan).shown}
     units.pop("reassemble", None)  # one worker's blocks finish all of them
     assert {stage.name: stage.units for stage in estimated(plan).stages} == units
 

@@ -19,7 +19,6 @@ from command import giver
 from inline import perform
 from skimage import metrics
 
-from volpipe.blockwise.journal import Record
 from volpipe.errors import PlanError, RunStopped, WorkerLost
 from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.evaluation.evaluate import evaluate, plan_evaluation

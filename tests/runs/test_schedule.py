@@ -23,11 +23,11 @@ from plans import (
     voxels_of_shards,
 )
 
-from volpipe.blockwise.stage import SingleStage, Stage, Unit
+from volpipe.blockwise.stage import Schedule, Stage, Unit
 from volpipe.geometry.grid import Box
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.runs.schedule import Schedule
+from volpipe.runs.schedule import RunSchedule
 
 MANY = settings(max_examples=60)
 
@@ -91,7 +91,7 @@ class Simulation:
     """Workers that take units of any stage and finish them in any order; each step is checked against the table."""
 
     table: Table
-    schedule: Schedule
+    schedule: RunSchedule
     random: random.Random
     broken: frozenset[Unit] = frozenset()
     done: set[Unit] = field(default_factory=set)
@@ -160,7 +160,7 @@ class Simulation:
 @st.composite
 def simulations(draw: st.DrawFn) -> Simulation:
     selection = draw(choices(longest=14))
-    schedule = Schedule(selection.plan, selection, most_waiting=draw(st.integers(1, 5)))
+    schedule = RunSchedule(selection.plan, selection, most_waiting=draw(st.integers(1, 5)))
     return Simulation(Table(selection), schedule, random.Random(draw(st.integers(0, 2**32))))
 
 
@@ -180,7 +180,7 @@ def test_all_is_done_once_and_in_order_and_scratch_goes_when_nobody_needs_it(sim
 def test_a_resumed_run_does_what_is_left_and_nothing_twice(simulation: Simulation, first: int, second: int) -> None:
     table, journal = simulation.table, list[Unit]()
     for steps in (first, second, 10**9):
-        schedule = Schedule(table.selection.plan, table.selection, most_waiting=simulation.schedule.most_waiting)
+        schedule = RunSchedule(table.selection.plan, table.selection, most_waiting=simulation.schedule.most_waiting)
         simulation.random.shuffle(journal)
         schedule.resume(journal)
         session = Simulation(table, schedule, simulation.random, done=set(journal))
@@ -220,7 +220,7 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     box = Box(*zip(*(data.draw(spans(n)) for n in plan.out_shape), strict=True))
     simulation.run(before)
     journal = sorted(simulation.worked())
-    limited = Schedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
+    limited = RunSchedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
     limited.resume(journal)
     limited.limit(box)
     session = Simulation(table, limited, simulation.random, done=set(journal))
@@ -234,7 +234,7 @@ def test_a_limited_session_computes_what_its_box_needs_and_the_next_one_the_rest
     assert limited.infer.num_left == 0
     assert limited.infer.num_held == sum(name == "infer" for name, _ in set(table.needs) - session.worked())
 
-    rest = Schedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
+    rest = RunSchedule(plan, table.selection, most_waiting=simulation.schedule.most_waiting)
     rest.resume(sorted(session.worked()))
     last = Simulation(table, rest, simulation.random, done=session.worked())
     last.run()
@@ -251,7 +251,7 @@ def shards_touched(plan: Plan, box: Box) -> set[int]:
 @MANY
 @given(choices(longest=14))
 def test_tensors_that_are_to_be_kept_are_not_discarded(selection: Selection) -> None:
-    schedule = Schedule(selection.plan, selection, keep_tensors=True)
+    schedule = RunSchedule(selection.plan, selection, keep_tensors=True)
     simulation = Simulation(Table(selection), schedule, random.Random(0))
     simulation.run()
     assert simulation.schedule.is_complete
@@ -261,7 +261,7 @@ def test_tensors_that_are_to_be_kept_are_not_discarded(selection: Selection) -> 
 @pytest.mark.parametrize("most_waiting", [1, 2, 5])
 def test_no_more_windows_are_made_than_the_net_can_take(most_waiting: int) -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 640)))
-    schedule = Schedule(plan, most_waiting=most_waiting)
+    schedule = RunSchedule(plan, most_waiting=most_waiting)
     assert schedule.take(schedule.factor, 100) == list(range(most_waiting))
     assert schedule.take(schedule.factor, 100) == []
     for unit in range(most_waiting):
@@ -274,7 +274,7 @@ def test_no_more_windows_are_made_than_the_net_can_take(most_waiting: int) -> No
 
 def test_blocks_that_failed_take_no_room_from_the_others() -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 640)))
-    schedule = Schedule(plan, most_waiting=2)
+    schedule = RunSchedule(plan, most_waiting=2)
     for unit in schedule.take(schedule.factor, 2):
         schedule.factor.give_back(unit)
     assert sorted(schedule.take(schedule.factor, 2)) == [0, 1]
@@ -294,7 +294,7 @@ def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_al
     cells = np.zeros((4, 4, 12), bool)
     cells[1, 1, 7] = True  # voxels 28:32, and block 0 reaches to 22
     selection = Selection(plan, np.packbits(cells, axis=-1))
-    simulation = Simulation(Table(selection), Schedule(plan, selection), random.Random(0))
+    simulation = Simulation(Table(selection), RunSchedule(plan, selection), random.Random(0))
     simulation.run()
     work = {("factor", 1), ("infer", 1), ("reassemble", 1), ("pyramid 1", 0)}
     assert simulation.done == work | {("discard windows", 1), ("discard sum", 4)}
@@ -303,7 +303,7 @@ def test_a_block_that_reaches_a_wanted_shard_and_nothing_wanted_in_it_is_left_al
 
 def test_blocks_are_begun_in_ascending_order() -> None:
     plan = planned("windows.block=[1,1,1]", of=volume((128, 128, 320)))
-    schedule = Schedule(plan)
+    schedule = RunSchedule(plan)
     assert [unit for _ in range(4) for unit in schedule.take(schedule.infer, 5)] == list(range(20))
 
 
@@ -312,7 +312,7 @@ def test_what_failed_is_told_with_its_box_of_the_output() -> None:
         "windows.shape=[8,8,8]", "windows.overlap=4", "windows.block=[2,2,2]", "windows.blend=hann",
         "output.shard=[4,8,8]", "output.levels=2", of=volume((13, 21, 9)),
     )  # fmt: skip
-    schedule = Schedule(plan)
+    schedule = RunSchedule(plan)
     missed: dict[str, int] = {"infer": 2, "reassemble": 2, "pyramid 1": 0, "pyramid 2": 0}
     for name, unit in missed.items():
         schedule.by_name[name].failed.add(unit)
@@ -336,7 +336,7 @@ def test_what_failed_is_told_with_its_box_of_the_output() -> None:
 @given(st.integers(1, 50), st.sets(st.integers(0, 49)), st.integers(1, 7))
 def test_a_single_stage_does_what_an_earlier_session_did_not(size: int, earlier: set[int], most: int) -> None:
     stage = Stage("measure", size)
-    schedule = SingleStage(stage)
+    schedule = Schedule(stage)
     schedule.resume([("infer", 0), *(("measure", unit) for unit in earlier if unit < size)])
     taken = []
     while units := schedule.take(stage, most):
@@ -350,7 +350,7 @@ def test_a_single_stage_does_what_an_earlier_session_did_not(size: int, earlier:
 
 def test_a_block_that_the_net_has_seen_needs_no_windows_again() -> None:
     plan = planned("tensors.mode=stored", "windows.block=[1,1,1]", of=volume((64, 64, 192)))
-    schedule = Schedule(plan, most_waiting=1)
+    schedule = RunSchedule(plan, most_waiting=1)
     schedule.resume([("infer", 1)])
     assert schedule.take(schedule.factor, 9) == [0]
     schedule.finish(schedule.factor, 0)

@@ -30,7 +30,7 @@ from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import SiteError
 from volpipe.runs import worker
 from volpipe.runs.worker import RESULTS
-from volpipe.sites.find import list_sites, load_site, name_user
+from volpipe.sites.find import find_site, list_sites, name_user
 
 # Measured, windowed, blended, reassembled and coarsened: every stage has units.
 EVERY_STAGE = set_each(
@@ -189,11 +189,11 @@ def test_workers_of_a_machine_with_a_gpu_need_the_memory_of_cuda(here: bool, mon
 
 @pytest.mark.parametrize("name", ["local", "local.py", "threads", "threads.py"])
 def test_a_shipped_site_is_found_with_and_without_its_ending(tmp_path: Path, name: str) -> None:
-    config = load_site(name, tmp_path / "here")
+    config = find_site(name)(tmp_path / "here")
     assert [executor.label for executor in config.executors] == [name.removesuffix(".py")]
     assert config.run_dir == str(tmp_path / "here")
     assert config.usage_tracking == 0
-    assert load_site(name, tmp_path / "here") is not config  # Parsl loads none twice
+    assert find_site(name)(tmp_path / "here") is not config  # Parsl loads none twice
 
 
 @pytest.mark.parametrize("name", ["slurm_htex.py", "slurm_htex"])
@@ -202,7 +202,7 @@ def test_slurm_without_its_commands_is_refused_in_a_sentence(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SiteError, match=rf"^site {name} cannot be used here: .*no sbatch on the PATH; give"):
-        load_site(name, tmp_path)
+        find_site(name)(tmp_path)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_slurm_asks_for_what_its_file_and_the_environment_say(
     (no_settings / "slurm_htex.toml").write_text('partition = "a"\ngpus = 4\ncores = 16\naddress = "10.0.0.1"\n')
     monkeypatch.setenv("VOLPIPE_SLURM_GPU_PARTITION", "b")
     monkeypatch.setenv("VOLPIPE_SLURM_MAX_JOBS", "7")
-    cpu, gpu = load_site("slurm_htex.py", tmp_path).executors
+    cpu, gpu = find_site("slurm_htex.py")(tmp_path).executors
     assert isinstance(cpu, ResilientExecutor)
     assert isinstance(gpu, ResilientExecutor)
     assert (cpu.label, cpu.provider.partition, pool._num_workers(cpu)) == ("cpu", "a", 16 * 7)
@@ -251,7 +251,7 @@ def test_a_slurm_that_takes_no_job_for_now_is_told_from_one_that_refuses(
 ) -> None:
     monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: error: {says}' >&2\nexit 1\n")
-    (executor,) = load_site("slurm_single", tmp_path).executors
+    (executor,) = find_site("slurm_single")(tmp_path).executors
     executor.provider.script_dir = str(tmp_path)
     with pytest.raises(SiteError) as refused:
         executor.provider.submit("true", 1)
@@ -265,7 +265,7 @@ def test_an_sbatch_that_tries_again_and_again_is_killed_lest_it_submit_a_job_tha
     monkeypatch.setenv("VOLPIPE_SLURM_PARTITION", "a")
     (tmp_path / "sbatch").write_text(f"#!/bin/sh\nsleep 2\ntouch {tmp_path}/submitted\n")
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/cancelled\n')
-    (executor,) = load_site("slurm_single", tmp_path).executors
+    (executor,) = find_site("slurm_single")(tmp_path).executors
     executor.provider.script_dir, executor.provider.cmd_timeout = str(tmp_path), 1
     with pytest.raises(SiteError, match=r"Slurm does not take a job: .*sbatch does not answer within 1 s"):
         executor.provider.submit("true", 1, "mine")
@@ -293,7 +293,7 @@ def array_executor(tmp_path: Path, no_settings: Path, monkeypatch: pytest.Monkey
         """
     )
     (tmp_path / "left").write_text("3\n")
-    (executor,) = load_site("slurm_single", tmp_path).executors
+    (executor,) = find_site("slurm_single")(tmp_path).executors
     assert isinstance(executor, ResilientExecutor)
     monkeypatch.setattr(executor, "_get_launch_command", lambda block_id: f"start {block_id}")
     executor.provider.script_dir = str(tmp_path)
@@ -333,7 +333,7 @@ def test_each_job_of_an_array_has_a_block_and_logs_of_its_own(
 
 def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Path) -> None:
     (no_settings / "slurm_single.toml").write_text('partition = "a"\ngpus = 2\nmax_jobs = 3\n')
-    (executor,) = load_site("slurm_single", tmp_path).executors
+    (executor,) = find_site("slurm_single")(tmp_path).executors
     assert isinstance(executor, ResilientExecutor)
     assert (executor.provider.partition, executor.provider.gpus_per_node, pool._num_workers(executor)) == ("a", 2, 6)
     assert pool._with_label([executor], "cpu") == pool._with_label([executor], "gpu") == ["slurm"]
@@ -342,7 +342,7 @@ def test_slurm_of_one_executor_serves_all_stages(tmp_path: Path, no_settings: Pa
 @pytest.mark.parametrize("site", ["slurm_htex", "slurm_single"])
 def test_slurm_names_what_is_missing_and_where_to_write_it(tmp_path: Path, no_settings: Path, site: str) -> None:
     with pytest.raises(SiteError) as refused:
-        load_site(site, tmp_path)
+        find_site(site)(tmp_path)
     assert str(refused.value) == (
         f'site {site} cannot be used here: partition is not set; write partition = "..." in {no_settings}/{site}.toml, '
         "or set VOLPIPE_SLURM_PARTITION"
@@ -352,7 +352,7 @@ def test_slurm_names_what_is_missing_and_where_to_write_it(tmp_path: Path, no_se
 def test_a_copy_of_a_site_reads_settings_of_its_own_name(tmp_path: Path, no_settings: Path) -> None:
     (tmp_path / "ours.py").write_text((ROOT / "configs/slurm_single.py").read_text())
     (no_settings / "ours.toml").write_text('partition = "ours"\n')
-    (executor,) = load_site(str(tmp_path / "ours.py"), tmp_path).executors
+    (executor,) = find_site(str(tmp_path / "ours.py"))(tmp_path).executors
     assert isinstance(executor, ResilientExecutor)
     assert executor.provider.partition == "ours"
 
@@ -371,7 +371,7 @@ def test_each_gpu_of_this_machine_gets_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, code: int, chosen: str | None, pinned: list[str]
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
-    gpu, cpu = load_site("local_gpu", tmp_path).executors
+    gpu, cpu = find_site("local_gpu")(tmp_path).executors
     assert isinstance(gpu, ResilientExecutor)
     assert isinstance(cpu, ResilientExecutor)
     assert gpu.available_accelerators == pinned
@@ -392,7 +392,7 @@ def test_a_machine_without_a_gpu_is_refused_in_a_sentence(
 ) -> None:
     put_smi(tmp_path, monkeypatch, listed, code, chosen)
     with pytest.raises(SiteError) as refused:
-        load_site("local_gpu", tmp_path)
+        find_site("local_gpu")(tmp_path)
     assert said in str(refused.value)
 
 
@@ -413,7 +413,7 @@ def test_a_site_of_the_users_own_may_be_a_ready_config(tmp_path: Path) -> None:
         "from parsl.executors import ThreadPoolExecutor\n"
         "config = Config(executors=[ThreadPoolExecutor(label='mine')])\n"
     )
-    config = load_site(str(tmp_path / "mine.py"), tmp_path / "run")
+    config = find_site(str(tmp_path / "mine.py"))(tmp_path / "run")
     assert isinstance(config, Config)
     assert [executor.label for executor in config.executors] == ["mine"]
     assert config.run_dir == str(tmp_path / "run")  # not Parsl's default, beside the command

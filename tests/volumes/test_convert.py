@@ -386,6 +386,7 @@ def test_memory_is_a_few_boxes_whatever_the_volume(tmp_path: Path, name: str) ->
 def test_sizes_are_one_number_or_three() -> None:
     assert parse_sizes("64", "--chunk") == (64, 64, 64)
     assert parse_sizes("1,2,3", "--chunk") == (1, 2, 3)
+    assert parse_sizes("1x2x3", "--shape") == (1, 2, 3)
     for text in ("", "1,2", "0", "a", "1,2,3,4", "1,,2"):
         with pytest.raises(VolumeError, match="--chunk"):
             parse_sizes(text, "--chunk")

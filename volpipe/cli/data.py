@@ -100,7 +100,9 @@ def sample(
 ) -> None:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, to PATH."""
     check_folder(path, path if "://" in path else Path(path), parents=parents)
-    sizes = _parse_shape(shape)
+    from volpipe.volumes.convert import parse_sizes
+
+    sizes = parse_sizes(shape, "--shape")
     started = time.perf_counter()
     with _counting("sample") as on_progress:
         vp.sample(path, sizes, seed=seed, workers=workers, on_progress=on_progress)
@@ -158,13 +160,3 @@ def _counting(name: str) -> Iterator[Callable[[int, int], None]]:
     """Give a listener that shows on a terminal how many boxes are done."""
     with bars() as shown:
         yield lambda done, total: shown.show(name, done, total, "box")
-
-
-def _parse_shape(text: str) -> tuple[int, int, int]:
-    try:
-        z, y, x = (int(part) for part in text.replace("x", ",").split(","))
-    except ValueError:
-        raise VolpipeError(f"--shape {text!r}: write three numbers, z,y,x, such as 128,256,256") from None
-    if min(z, y, x) < 1:
-        raise VolpipeError(f"--shape {text!r}: every axis needs at least one voxel")
-    return z, y, x

@@ -38,7 +38,8 @@ def recipes() -> None:
         for name, line in rows:
             out.print(f"{name:<26}{line}", markup=False)
         if rows:
-            out.print(f"{'':<26}{_how(command)}\n", markup=False)
+            how = "NAME" if command == "train" else "--recipe NAME VOLUME"
+            out.print(f"{'':<26}volpipe {command} {how}\n", markup=False)
 
 
 def nets() -> None:
@@ -65,33 +66,21 @@ def _recipes() -> Iterator[tuple[str, str, str]]:
         tree = tomllib.loads(text)
         command = "train" if "train" in tree else "segment" if "objects" in tree else "run"
         comment = " ".join(line.lstrip("# ") for line in text.split("\n\n")[0].splitlines() if line.startswith("#"))
-        yield name, command, _first_sentence(comment)
-
-
-def _first_sentence(text: str) -> str:
-    """Return `text` up to its first full stop, or to the command that follows a colon."""
-    return text.partition(": volpipe ")[0].partition(". ")[0].rstrip(".:")
-
-
-def _how(command: str) -> str:
-    return "volpipe train NAME" if command == "train" else f"volpipe {command} --recipe NAME VOLUME"
+        # Up to its first full stop, or to the command that follows a colon.
+        yield name, command, comment.partition(": volpipe ")[0].partition(". ")[0].rstrip(".:")
 
 
 def _about(net: str) -> tuple[str, list[str]]:
     """Return the first line of a net's docstring, and the options of its function with their defaults."""
-    tree = ast.parse((Path(_models()) / f"{net}.py").read_text(encoding="utf-8"))
+    import volpipe.models
+
+    tree = ast.parse(Path(volpipe.models.__path__[0], f"{net}.py").read_text(encoding="utf-8"))
     line = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".:")
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == net)
     given = function.args
     plain = list(zip(reversed(given.args), reversed(given.defaults), strict=False))[::-1]
     named = [(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     return line, [f"{each.arg}={ast.unparse(default)}" for each, default in (*plain, *named) if default is not None]
-
-
-def _models() -> str:
-    import volpipe.models
-
-    return str(volpipe.models.__path__[0])
 
 
 def _weights_of(net: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from volpipe.errors import PlanError
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate, upper_bounds
 from volpipe.estimation.memory import array_bytes
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import triple
 from volpipe.inference.plan import ENOUGH_BLOCKS, Plan, make_plan
 from volpipe.volumes.storage.paths import locate
 from volpipe.volumes.volume import Volume
@@ -46,7 +46,8 @@ def alternatives(
 
 
 def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
-    shapes = {plan.block, _capped(plan, [2 * n for n in plan.block]), tuple(max(1, n // 2) for n in plan.block)}
+    larger = triple(min(2 * n, most) for n, most in zip(plan.block, plan.lattice.counts, strict=True))
+    shapes = {plan.block, larger, triple(max(1, n // 2) for n in plan.block)}
     for mode in ("streamed", "stored"):
         for block in sorted(shapes):
             if (mode, block) == (plan.mode, plan.block):
@@ -58,11 +59,6 @@ def _others(plan: Plan, volume: Volume) -> Iterator[Plan]:
                 yield make_plan(recipe, volume, plan.net, out=locate(plan.out), search_path=plan.search_path)
             except PlanError:  # a shard that the recipe gives does not fit this block
                 continue
-
-
-def _capped(plan: Plan, block: Sequence[int]) -> Triple:
-    z, y, x = (min(n, most) for n, most in zip(block, plan.lattice.counts, strict=True))
-    return z, y, x
 
 
 def _rates_of(other: Plan, plan: Plan, rates: UnitCosts) -> UnitCosts:
@@ -88,7 +84,8 @@ def _against(other: Estimate, chosen: Estimate, num_blocks: int, slots: Slots) -
     if num_blocks < max(ENOUGH_BLOCKS, BLOCKS_PER_WORKER * slots.gpu):
         return f"too few blocks ({num_blocks}) for its workers ({slots.gpu})"
     own, least = _measures(other), _measures(chosen)
-    worse = {name: _ratio(value, least[name]) for name, value in own.items() if value > NOTABLE * least[name]}
+    more = {name: value for name, value in own.items() if value > NOTABLE * least[name]}
+    worse = {name: value / least[name] if least[name] else math.inf for name, value in more.items()}
     if not worse:
         return "nothing much; it may be set in the recipe"
     ranked = sorted(worse, key=lambda name: -worse[name])[:2]
@@ -103,7 +100,3 @@ def _for(plan: Plan, chosen: Estimate, others: Sequence[Estimate]) -> str:
     own = _measures(chosen)
     best = [name for name, value in own.items() if value and all(value <= NOTABLE * _measures(o)[name] for o in others)]
     return f"least of {', '.join(name[4:] for name in best)}" if best else "blocks near 256 voxels an axis"
-
-
-def _ratio(value: float, other: float) -> float:
-    return value / other if other else math.inf

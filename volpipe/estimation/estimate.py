@@ -265,7 +265,7 @@ class _Totals:
         plan, n = self.plan, self.plan.source.shape[axis]
         chunk, shard = self.volume.spatial_chunks[axis], 0
         if self.volume.shards is not None:
-            shard = _spatial(self.volume, self.volume.shards)[axis]
+            shard = self.volume.spatial(self.volume.shards)[axis]
         windows, ends = _windows_along(plan, axis), _ends(plan, axis)
         own = [(a, min(a + plan.blocks.cell[axis], n) - 1) for a in range(0, n, plan.blocks.cell[axis])]
         return _Axis(
@@ -472,9 +472,3 @@ def _voxels_touched(low: int, high: int, cell: int, size: int) -> int:
 
 def _touched(low: int, high: int, cell: int) -> int:
     return high // cell - low // cell + 1
-
-
-def _spatial(volume: Volume, values: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the entries of z, y and x; 1 for an axis that the array lacks."""
-    by_axis = dict(zip(volume.axes, values, strict=True))
-    return by_axis.get("z", 1), by_axis.get("y", 1), by_axis.get("x", 1)

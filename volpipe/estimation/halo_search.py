@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Box, Triple, align_up
+from volpipe.geometry.grid import Box, Triple, align_up, triple
 from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
 from volpipe.synthetic.volume import Sample
@@ -62,8 +62,7 @@ def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.nd
 
 def trial_core(geometry: Geometry) -> Triple:
     """Return the tile to try halos on, in whole strides."""
-    z, y, x = (align_up(CORE, stride) for stride in geometry.stride)
-    return z, y, x
+    return triple(align_up(CORE, stride) for stride in geometry.stride)
 
 
 def real_window(
@@ -77,9 +76,9 @@ def real_window(
         VolpipeError: the volume cannot be read, or has not the net's channels.
     """
     halo = geometry.aligned_halo()
-    z, y, x = shape = tuple(c + 2 * h for c, h in zip(core, halo, strict=True))
+    shape = triple(c + 2 * h for c, h in zip(core, halo, strict=True))
     if location is None:
-        raw = Sample((z, y, x), seed=SEED).raw(Box.from_shape(shape))
+        raw = Sample(shape, seed=SEED).raw(Box.from_shape(shape))
         voxels = np.repeat(raw[None], in_channels, axis=0)
     else:
         volume = open_volume(location, recipe.input.key, recipe.input.level, view=recipe.input.view)

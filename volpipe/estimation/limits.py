@@ -113,7 +113,7 @@ def _paths_in(source: Path) -> Iterator[Path]:
 
 def unwritable(place: Path) -> str:
     """Return why the folder `place` cannot be written, and in a pod the remedy."""
-    if _is_read_only(place):
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
         return "is on a file system that is mounted read-only"
     status = place.stat()
     reason = (
@@ -125,10 +125,6 @@ def unwritable(place: Path) -> str:
             f"(mkdir, chown {os.geteuid()}), let an init container do that, or use a storage class that minds fsGroup"
         )
     return reason
-
-
-def _is_read_only(place: Path) -> bool:
-    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
 
 
 def check_window(plan: Plan) -> None:

@@ -17,7 +17,7 @@ WORKER_BYTES = 350 << 20  # of a worker with torch and tensorstore loaded, befor
 NET_BYTES, NET_SAFETY = 64 << 20, 1.15  # of any window; threads and malloc make a net's own vary by a tenth (2026-11)
 GPU_BYTES = (
     700 << 20
-)  # of a worker whose net is on a GPU, for CUDA itself: workers took 935 and 960 MiB in all (2026-11)
+)  # for CUDA itself, of a worker whose net is on a GPU: workers took 935 and 960 MiB in all (2026-11)
 SAFETY = 1.25  # factor by which memory may exceed that of a few blocks: allocators keep freed memory
 
 
@@ -63,7 +63,8 @@ def array_bytes(plan: Plan) -> int:
     batch = plan.recipe.infer.batch if plan.recipe.infer.batch != "auto" else 1
     window = math.prod(plan.window)
     waiting = 4 * batch * channels * window + 2 * batch * out * window * math.prod(plan.net.scale)
-    stored = 2 * box * channels * itemsize + (min(cache, _source_bytes(plan)) if any(plan.overlap) else 0)
+    source = math.prod(plan.source.shape) * channels * itemsize
+    stored = 2 * box * channels * itemsize + (min(cache, source) if any(plan.overlap) else 0)
     parts = 2 * max(p.num_voxels for p in plan.sum_parts) * out * 4 if plan.num_sums else 0
     return stored + 2 * math.prod(plan.sum_shape) * out * 4 + 4 * waiting + parts + _finishing_bytes(plan)
 
@@ -71,7 +72,3 @@ def array_bytes(plan: Plan) -> int:
 def _finishing_bytes(plan: Plan) -> int:
     """Return the bytes of a shard while it is added up, rounded and encoded."""
     return math.prod(plan.shard) * plan.net.out_channels * (4 + 2 * plan.dtype.itemsize)
-
-
-def _source_bytes(plan: Plan) -> int:
-    return math.prod(plan.source.shape) * plan.source.num_channels * np.dtype(plan.source.dtype).itemsize

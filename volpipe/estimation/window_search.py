@@ -16,7 +16,7 @@ from pathlib import Path
 
 from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import is_shortage
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net
@@ -60,8 +60,7 @@ def windows_to_try(facts: NetFacts, halo: Triple) -> list[Triple]:
     for growth in GROWTHS:
         sizes = zip(facts.window, facts.stride, halo, strict=True)
         grown = (align_up(max(round(w * growth), 2 * align_up(h, s) + s), s) for w, s, h in sizes)
-        z, y, x = (only or size for only, size in zip(facts.fixed, grown, strict=True))
-        windows.append((z, y, x))
+        windows.append(triple(only or size for only, size in zip(facts.fixed, grown, strict=True)))
     return list(dict.fromkeys(windows))
 
 

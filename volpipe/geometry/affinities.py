@@ -14,17 +14,7 @@ from volpipe.geometry.grid import Triple
 Offset = Triple
 
 # To the neighbour before, then farther: so that a gap of a voxel in a membrane does not join two objects.
-OFFSETS: tuple[Offset, ...] = (
-    (-1, 0, 0),
-    (0, -1, 0),
-    (0, 0, -1),
-    (-3, 0, 0),
-    (0, -3, 0),
-    (0, 0, -3),
-    (-9, 0, 0),
-    (0, -9, 0),
-    (0, 0, -9),
-)
+OFFSETS: tuple[Offset, ...] = tuple(offset for n in (1, 3, 9) for offset in ((-n, 0, 0), (0, -n, 0), (0, 0, -n)))
 
 
 def name_of(offset: Offset) -> str:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -316,6 +316,12 @@ def mirror(start: int, stop: int, size: int) -> np.ndarray:
         return np.zeros_like(positions)
     period = 2 * (size - 1)
     return np.abs((positions + size - 1) % period - (size - 1))
+
+
+def triple(values: Iterable[int]) -> Triple:
+    """Return three integers as (z, y, x): a type of a known length."""
+    z, y, x = values
+    return z, y, x
 
 
 def align_up(value: int, step: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import Triple, triple
 
 SMALLEST_LEVEL = 64  # a pyramid ends when no axis is longer
 
@@ -32,19 +32,15 @@ def level_factors(
         lengths = [v * f for v, f in zip(voxel, last, strict=True)]
         # An axis is halved when its voxels are shorter than 3/2 of the shortest: the level tends to cubes.
         shortest = min(length for length, n in zip(lengths, sizes, strict=True) if n > 1)
-        z, y, x = (
-            f * 2 if length < 1.5 * shortest and n > 1 else f for f, length, n in zip(last, lengths, sizes, strict=True)
-        )
-        factors.append((z, y, x))
+        axes = zip(last, lengths, sizes, strict=True)
+        factors.append(triple(f * 2 if length < 1.5 * shortest and n > 1 else f for f, length, n in axes))
 
 
 def level_shape(shape: tuple[int, ...], factor: Triple) -> Triple:
     """Return the voxels (z, y, x) of the level that is coarser by `factor` than level 0 of `shape`."""
-    z, y, x = (-(-n // f) for n, f in zip(shape, factor, strict=True))
-    return z, y, x
+    return triple(-(-n // f) for n, f in zip(shape, factor, strict=True))
 
 
 def level_step(factors: tuple[Triple, ...], level: int) -> Triple:
     """Return the factor (z, y, x) of `level` against the level before it."""
-    z, y, x = (b // a for a, b in zip(factors[level - 1], factors[level], strict=True))
-    return z, y, x
+    return triple(b // a for a, b in zip(factors[level - 1], factors[level], strict=True))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
 from volpipe.nets.onnx import OnnxGraph, check_size, load_graph
@@ -66,8 +66,8 @@ class PackageNet(nn.Module):
         whole = [least + align_up(max(0, size - least), step) if step else least for size, least, step in sizes]
         only = [not is_bare and (not step or least % step != 0) for _, least, step in sizes]
         own = _sizes_of(inner, package.input.axes)
-        self.window = _triple([n or size for n, size in zip(own, whole, strict=True)])
-        self.fixed = _triple([n or (size if is_only else 0) for n, size, is_only in zip(own, whole, only, strict=True)])
+        self.window = triple([n or size for n, size in zip(own, whole, strict=True)])
+        self.fixed = triple([n or (size if is_only else 0) for n, size, is_only in zip(own, whole, only, strict=True)])
         if not any(self.fixed):
             self.stride = package.step
         if isinstance(inner, OnnxGraph):
@@ -272,11 +272,6 @@ def _tensor(package: str, side: TensorSpec) -> torch.Tensor:
     if tensor.ndim != len(side.axes):
         raise VolpipeError(f"package {package}: {side.test.name} has {tensor.ndim} axes, its package says {side.axes}")
     return tensor
-
-
-def _triple(values: Sequence[int]) -> Triple:
-    z, y, x = values
-    return z, y, x
 
 
 def architecture(weights: Weights) -> Any:  # Any: JSON

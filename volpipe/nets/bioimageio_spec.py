@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import Triple, triple
 from volpipe.nets.bioimageio_ops import Step, read_step
 from volpipe.resolve import describe_error
 
@@ -262,10 +262,10 @@ def _package(folder: Path, description: Mapping[str, Any], config: Any, *, is_ne
         folder=folder,
         input=TensorSpec(_name(source), axes, channels, _steps(source, "preprocessing"), tests[0]),
         output=TensorSpec(_name(target), out_axes, out_channels, _steps(target, "postprocessing"), tests[1]),
-        least=_triple([n for n, _ in spatial]),
-        step=_triple([k for _, k in spatial]),
-        scale=_triple([scale.get(axis, 1) for axis in SPACE]),
-        halo=_triple([-(-halo.get(a, 0) // scale.get(a, 1)) for a in SPACE]) if any(halo.values()) else None,
+        least=triple([n for n, _ in spatial]),
+        step=triple([k for _, k in spatial]),
+        scale=triple([scale.get(axis, 1) for axis in SPACE]),
+        halo=triple([-(-halo.get(a, 0) // scale.get(a, 1)) for a in SPACE]) if any(halo.values()) else None,
         weights=_weights(folder, description["weights"]),
         tolerance=_tolerances(config, _name(target), is_discrete=_dtype(target) in DISCRETE),
     )
@@ -393,11 +393,6 @@ def _dtype(tensor: Mapping[str, Any]) -> str:  # Any: JSON
     data = tensor.get("data")
     first = data[0] if isinstance(data, list) else data
     return str(first["type"] if first else tensor.get("data_type"))
-
-
-def _triple(values: Sequence[int]) -> Triple:
-    z, y, x = values
-    return z, y, x
 
 
 def _test(folder: Path, tensor: Mapping[str, Any], old: Sequence[str] | None) -> Path | None:  # Any: JSON

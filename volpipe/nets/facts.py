@@ -20,18 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.nets.files import is_program
 from volpipe.recipes.inference import NetChoice, Normalise, Recipe
-from volpipe.resolve import default_recipe
+from volpipe.resolve import default_recipe, nearest, shipped
 
 Sizes = tuple[PositiveInt, PositiveInt, PositiveInt]
 FILE = "facts.json"
 SHIPPED_WEIGHTS = "volpipe:"
-OF_THE_RUN = {  # keys that do not change the net
-    "accept_tile_variance",
-    "offsets",
-    "trained_range",
-    "trust_model",
-    "untrained",
-}
+OF_THE_RUN = {"accept_tile_variance", "offsets", "trained_range", "trust_model", "untrained"}  # not of the net itself
 
 log = logging.getLogger(__name__)
 
@@ -209,15 +203,26 @@ def with_normalisation(recipe: Recipe, facts: NetFacts) -> Recipe:
     )
 
 
+def check_shipped(name: str) -> None:
+    """Refuse the name of a net that does not ship with volpipe.
+
+    Raises:
+        VolpipeError: with the names that there are, and other ways to name a net.
+    """
+    known = shipped("volpipe.models")
+    if name not in known:
+        raise VolpipeError(
+            f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
+            "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
+        )
+
+
 def check_named(choice: NetChoice, folder: Path) -> None:
     """Refuse a net, or weights, that are not there, as far as that is known without loading them.
 
     Raises:
         VolpipeError: with what is wrong.
     """
-    from volpipe.nets.files import is_program
-    from volpipe.resolve import nearest, shipped
-
     place = choice.name.rpartition(":")[0]
     if is_program(choice.name) or place.endswith(".py"):
         file = folder / Path(place or choice.name).expanduser()
@@ -225,11 +230,6 @@ def check_named(choice: NetChoice, folder: Path) -> None:
             what = "Python file" if place else "net"
             raise VolpipeError(f"no {what} at {file}, which net.name={choice.name} names; give another path")
     elif not place:
-        known = shipped("volpipe.models")
-        if choice.name not in known:
-            raise VolpipeError(
-                f"no net {choice.name!r}{nearest(choice.name, known)}; shipped are {', '.join(known)}, or "
-                "module:function, file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
-            )
+        check_shipped(choice.name)
     if choice.weights is not None and not weights_path(choice.weights, str(folder)).is_file():
         raise VolpipeError(f"no weights at {weights_path(choice.weights, str(folder))}")

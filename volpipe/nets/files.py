@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import re
 import warnings
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +71,20 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
             "(net.trust_model = true) if you trust its maker, or take its weights as safetensors with a net of your own"
         )
     if kind == PACKAGE:
-        return _load_package(choice, path)
+        from volpipe.nets.bioimageio import load_package
+
+        package = _package(choice, path)
+        code = partial(_load_code, package)
+        return load_package(package, _weights_format(choice), choice.trust_model, code)
     if choice.options:
         raise VolpipeError(f"net {choice.name} is a file of {kind}, which takes no options; leave out {choice.options}")
     if not path.is_file():
         raise VolpipeError(f"no net at {path}")
     if kind == "ONNX":
-        return _load_onnx(choice, path)
+        from volpipe.nets.onnx import load_onnx
+
+        _check_no_weights(choice)
+        return load_onnx(path)
     try:
         return _load(path, kind)
     except Exception as error:  # whatever torch raises for another file
@@ -86,28 +94,15 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
         ) from error
 
 
-def _load_onnx(choice: NetChoice, path: Path) -> nn.Module:
-    from volpipe.nets.onnx import load_onnx
-
+def _check_no_weights(choice: NetChoice) -> None:
     if choice.weights is not None:
         raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
-    return load_onnx(path)
-
-
-def _load_package(choice: NetChoice, path: Path) -> nn.Module:
-    from volpipe.nets.bioimageio import load_package
-
-    package = _package(choice, path)
-    return load_package(
-        package, _weights_format(choice), choice.trust_model, lambda weights: _load_code(package, weights)
-    )
 
 
 def _package(choice: NetChoice, path: Path) -> Package:
     from volpipe.nets.bioimageio_spec import open_package
 
-    if choice.weights is not None:
-        raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
+    _check_no_weights(choice)
     if set(choice.options) - {"weights"}:
         raise VolpipeError(
             f"net {choice.name} is {PACKAGE}, whose one option is the format of weights; leave out {choice.options}"

@@ -19,23 +19,32 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from volpipe.errors import NetError, PlanError, VolpipeError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets import files
-from volpipe.nets.facts import NetFacts, choice_digest, is_shipped, look_up, models_folder, torch_version, weights_path
+from volpipe.nets.facts import (
+    NetFacts,
+    check_shipped,
+    choice_digest,
+    is_shipped,
+    look_up,
+    models_folder,
+    torch_version,
+    weights_path,
+)
 from volpipe.nets.files import short_hash
 from volpipe.nets.net_geometry import Geometry, UnmeasurableError, only_tensor
 from volpipe.nets.receptive_field import find_disagreement, find_nondeterminism, measure_geometry
 from volpipe.nets.state_dicts import load_state
 from volpipe.recipes.complaints import complain
 from volpipe.recipes.inference import NetChoice
-from volpipe.resolve import describe_error, load_function, nearest, shipped
+from volpipe.resolve import describe_error, load_function, nearest
 from volpipe.volumes.storage import paths
 
 if TYPE_CHECKING:
@@ -92,12 +101,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
     if ":" in name:
         function = load_function(name, search_path)
     else:
-        known = shipped("volpipe.models")
-        if name not in known:
-            raise VolpipeError(
-                f"no net {name!r}{nearest(name, known)}; shipped are {', '.join(known)}, or module:function, "
-                "file.py:function, file.pt, file.pt2, file.onnx, package.zip, ./folder of a package"
-            )
+        check_shipped(name)
         function = load_function(f"volpipe.models.{name}:{name}")
     _check_options(name, function, choice.options)
     try:
@@ -214,7 +218,8 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             facts |= {key: getattr(geometry, key) for key in missing}
         except UnmeasurableError as error:
             if not choice.accept_tile_variance:
-                raise VolpipeError(_unmeasured(choice.name, missing, error)) from error
+                keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
+                raise VolpipeError(f"net {choice.name}: {error}; {error.remedy.format(keys=keys)}") from error
             facts["tile_invariant"] = False
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
@@ -226,12 +231,6 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     except ValidationError as error:
         facts |= {"label": label, "num_parameters": counts, "weights_sha256": digest}
         raise VolpipeError(f"{complain(error, NetFacts, facts, f'net {label}')}; correct it there") from error
-
-
-def _unmeasured(name: str, missing: Sequence[str], error: UnmeasurableError) -> str:
-    """Return the refusal of a net whose geometry is `missing` and cannot be measured: the fault and its remedy."""
-    keys = ", ".join(f"net.{key}" for key in missing if key != "out_channels")
-    return f"net {name}: {error}; {error.remedy.format(keys=keys)}"
 
 
 def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
@@ -319,8 +318,7 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
 def _small(facts: NetFacts, window: Triple) -> Triple:
     """Return a small window (z, y, x) in whole strides, no larger than `window`."""
     sizes = zip(facts.fixed, window, facts.stride, strict=True)
-    z, y, x = (only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
-    return z, y, x
+    return triple(only or min(size, align_up(SMALL, stride)) for only, size, stride in sizes)
 
 
 def _disagrees(choice: NetChoice, facts: NetFacts, search_path: str, wrong: str) -> str:
@@ -361,9 +359,7 @@ def normalising_layers(net: nn.Module) -> list[str]:
     from torch.nn.modules.instancenorm import _InstanceNorm
 
     def varies(layer: nn.Module) -> bool:
-        if isinstance(layer, _InstanceNorm):
-            return not layer.track_running_stats
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _InstanceNorm | _BatchNorm):
             return not layer.track_running_stats
         return isinstance(layer, nn.GroupNorm)
 
@@ -373,10 +369,12 @@ def normalising_layers(net: nn.Module) -> list[str]:
 
 def weights_hash(net: nn.Module) -> str:
     """Return the SHA-256 of all tensors of `net` by name, in sorted order."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().flatten().view(_bytes_type()).numpy().tobytes())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -453,9 +451,3 @@ def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[
 
     with torch.device(device), torch.inference_mode():
         return tuple(only_tensor(net.to(device)(torch.zeros(shape))).shape)
-
-
-def _bytes_type() -> Any:  # Any: torch.dtype, named only where torch is imported
-    import torch
-
-    return torch.uint8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 
 if TYPE_CHECKING:
     import torch
@@ -55,19 +55,16 @@ class Geometry:
     @property
     def halo(self) -> Triple:
         """The exact halo: with it, tiles equal the whole."""
-        z, y, x = map(max, self.before, self.after)
-        return z, y, x
+        return triple(map(max, self.before, self.after))
 
     def aligned_halo(self, share: float = 1) -> Triple:
         """Return `share` of the halo, in whole strides, as windows have it."""
         whole = (align_up(n, stride) for n, stride in zip(self.halo, self.stride, strict=True))
-        z, y, x = (align_up(math.ceil(n * share), stride) for n, stride in zip(whole, self.stride, strict=True))
-        return z, y, x
+        return triple(align_up(math.ceil(n * share), stride) for n, stride in zip(whole, self.stride, strict=True))
 
     @property
     def receptive_field(self) -> Triple:
-        z, y, x = (b + 1 + a for b, a in zip(self.before, self.after, strict=True))
-        return z, y, x
+        return triple(b + 1 + a for b, a in zip(self.before, self.after, strict=True))
 
 
 def run_net(net: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch import nn
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
-from volpipe.nets.onnx_graph import Graph, GraphError, read_graph, with_random_weights
+from volpipe.nets.onnx_graph import Graph, read_graph, with_random_weights
 from volpipe.resolve import describe_error
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
@@ -52,7 +52,7 @@ class OnnxGraph:
         """Return this graph with random weights; unchanged if its weights are in other files."""
         if self.graph.external:
             return self
-        return OnnxGraph(self.path, with_random_weights(self._data, self.graph, positive=positive), self.graph)
+        return OnnxGraph(self.path, with_random_weights(self.path, self._data, positive=positive), self.graph)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def __call__(self, data: torch.Tensor) -> torch.Tensor:
@@ -129,10 +129,7 @@ def load_graph(path: Path) -> OnnxGraph:
     if path.stat().st_size >= LARGEST_BYTES:
         raise VolpipeError(f"{path} has {path.stat().st_size} bytes, a file of ONNX less than {LARGEST_BYTES}")
     data = path.read_bytes()
-    try:
-        graph = read_graph(data)
-    except GraphError as error:
-        raise VolpipeError(f"{path} is no file of ONNX: {error}") from error
+    graph = read_graph(path, data)
     for operator in sorted(graph.operators - graph.functions):
         domain = operator.rpartition(".")[0]
         if domain not in KNOWN_DOMAINS:
@@ -169,7 +166,7 @@ def onnx_hash(path: Path) -> str:
     """Return the SHA-256 of the file of ONNX at `path`, and of the files with its tensors."""
     data = path.read_bytes()
     digest = hashlib.sha256(data)
-    for name in sorted(set(read_graph(data).external)):
+    for name in sorted(set(read_graph(path, data).external)):
         with external_file(path, name).open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.net_geometry import KEYS, Geometry, SlowNetError, UnmeasurableError, run_net
 from volpipe.nets.receptive_field_probe import FIRST_REACH, MOST_REACH, far_reach, reach_along, reaches_past
 
@@ -96,8 +96,8 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
         is_flat = bool(getattr(net, "is_flat", False))  # slices go one by one: nothing is left to measure along z
         _, y, x = sizes = getattr(net, "fixed", (0, 0, 0))
         sizes = (1, y, x) if is_flat else sizes
-        randomise: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
-        mixed = watch.wrap(_randomise(net, positive=False) if randomise is None else randomise(positive=False))
+        has_gradient = not hasattr(net, "with_random_weights")
+        mixed = watch.wrap(_randomised(net, positive=False))
         out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
         watch.note("scale", str(scale))
         least = _least(mixed, in_channels, scale, sizes)
@@ -109,19 +109,18 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
         for axis in axes:
             strides[axis] = _stride(mixed, in_channels, axis, scale[axis], sizes, least)
             watch.note(f"stride along {'zyx'[axis]}", str(strides[axis]))
-        positive = _randomise(_bare(build()).double(), positive=True) if randomise is None else randomise(positive=True)
+        positive = watch.wrap(_randomised(_bare(build()).double() if has_gradient else net, positive=True))
         reaches = [(0, 0)] * 3
         for axis in axes:
-            if randomise is None:
-                reaches[axis] = _reach(watch.wrap(positive), in_channels, axis, strides, scale[axis])
+            if has_gradient:
+                reaches[axis] = _reach(positive, in_channels, axis, strides, scale[axis])
             else:
                 reaches[axis] = reach_along(
-                    watch.wrap(positive), in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
+                    positive, in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
                 )
             watch.note(f"halo along {'zyx'[axis]}", str(max(reaches[axis])))
-    (bz, az), (by, ay), (bx, ax) = reaches
-    z, y, x = strides
-    return Geometry(scale, (z, y, x), (bz, by, bx), (az, ay, ax), out_channels)
+    before, after = map(triple, zip(*reaches, strict=True))
+    return Geometry(scale, triple(strides), before, after, out_channels)
 
 
 def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple]) -> str:
@@ -134,7 +133,7 @@ def find_nondeterminism(build: Build, in_channels: int, windows: Sequence[Triple
     def seeded() -> nn.Module:
         net = _bare(build())
         torch.default_generator.manual_seed(SEED)  # after building, so that random parts of the net's own differ
-        return net if hasattr(net, "with_random_weights") else _randomise(net, positive=False)
+        return net if hasattr(net, "with_random_weights") else _randomised(net, positive=False)
 
     with torch.random.fork_rng(devices=[]):
         first, second = seeded(), seeded()
@@ -177,9 +176,8 @@ def find_disagreement(build: Build, in_channels: int, window: Triple, declared: 
         torch.default_generator.manual_seed(SEED)
         net = _bare(build())
         sizes: Triple = getattr(net, "fixed", (0, 0, 0))
-        randomise: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
-        positive = _randomise(net, positive=True) if randomise is None else randomise(positive=True)
-        mixed = _randomise(_bare(build()), positive=False) if randomise is None else randomise(positive=False)
+        positive = _randomised(net, positive=True)
+        mixed = _randomised(_bare(build()), positive=False)
         halo = declared.aligned_halo()
         for axis in range(3):
             shape = _probe_window(positive, in_channels, axis, window, halo, declared, sizes)
@@ -209,8 +207,7 @@ def _probe_window(
 
 def _with(sizes: Sequence[int], axis: int, size: int) -> Triple:
     """Return `sizes` (z, y, x) with another one along `axis`."""
-    z, y, x = (size if i == axis else n for i, n in enumerate(sizes))
-    return z, y, x
+    return triple(size if i == axis else n for i, n in enumerate(sizes))
 
 
 def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, stride: int, scale: int) -> bool:
@@ -219,8 +216,7 @@ def _shifts(net: Net, in_channels: int, axis: int, window: Triple, margin: int, 
     count = length - 2 * margin
     if count <= 0:
         return True  # no voxel is that far inside
-    shape = [length + stride if i == axis else n for i, n in enumerate(window)]
-    line = _noise((1, in_channels, *shape))
+    line = _noise((1, in_channels, *_with(window, axis, length + stride)))
     still = run_net(net, line.narrow(2 + axis, 0, length)).narrow(2 + axis, margin * scale, count * scale)
     moved = run_net(net, line.narrow(2 + axis, stride, length))
     moved = moved.narrow(2 + axis, (margin - stride) * scale, count * scale)
@@ -232,12 +228,10 @@ def _least(net: Net, in_channels: int, scale: Triple, sizes: Triple) -> Triple:
     least = [n or max(STRIDES) for n in sizes]
     for axis in range(3):
         for size in () if sizes[axis] else LATERALS:
-            shape = [size if i == axis else n for i, n in enumerate(least)]
-            if _takes(net, _noise((1, in_channels, *shape)), axis, size, scale[axis]):
+            if _takes(net, _noise((1, in_channels, *_with(least, axis, size))), axis, size, scale[axis]):
                 least[axis] = size
                 break
-    z, y, x = least
-    return z, y, x
+    return triple(least)
 
 
 def _bare(net: nn.Module) -> nn.Module:
@@ -246,13 +240,16 @@ def _bare(net: nn.Module) -> nn.Module:
     return bare if hasattr(bare, "forward") else net
 
 
-def _randomise(net: nn.Module, *, positive: bool) -> nn.Module:
-    """Return `net` with random weights in place: none is zero, as an untrained net's may be.
+def _randomised(net: nn.Module, *, positive: bool) -> nn.Module:
+    """Return `net` with random weights, in place unless it draws its own: none is zero, as an untrained net's may be.
 
     With positive weights, pooling takes the mean: a largest voxel would hide the others.
     """
     import torch
 
+    own: Callable[..., nn.Module] | None = getattr(net, "with_random_weights", None)
+    if own is not None:
+        return own(positive=positive)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if name.endswith("bias"):
@@ -289,8 +286,7 @@ def _channels_and_scale(net: Net, in_channels: int, sizes: Triple) -> tuple[int,
             f"a window of {shape} voxels gives {tuple(out)}, which is no whole multiple",
             "pad its layers, such as by padding='same' of a convolution: nets that shrink windows must pad",
         )
-    z, y, x = (m // n for m, n in zip(out[2:], shape, strict=True))
-    return out[1], (z, y, x)
+    return out[1], triple(m // n for m, n in zip(out[2:], shape, strict=True))
 
 
 def _stride(net: Net, in_channels: int, axis: int, scale: int, sizes: Triple, least: Triple) -> int:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from volpipe.resolve import nearest
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 Tree = Mapping[str, Any]  # Any: TOML values
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
@@ -46,7 +43,8 @@ def complain(
     """
     prefix = [stage] if stage else []
     problems = error.errors()
-    unknown = {str(problem["loc"][0]) for problem in problems if _is_unknown_section(problem)}
+    of_sections = [problem for problem in problems if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1]
+    unknown = {str(problem["loc"][0]) for problem in of_sections}
     command = next((command for key, command in COMMANDS.items() if key in unknown and key in tree), None)
     if command is not None and not any(setting.startswith(tuple(unknown)) for setting in settings):
         return f"{source} is a recipe of {command}; give it to that command, or another recipe to this one"
@@ -68,10 +66,6 @@ def complain(
             line = line.removeprefix(f"{'.'.join(names)}: ")
         lines.setdefault(blamed, []).append(line)
     return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(words))}" for blamed, words in lines.items())
-
-
-def _is_unknown_section(problem: ErrorDetails) -> bool:
-    return problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1
 
 
 def _is_below(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
@@ -98,22 +92,22 @@ def _names(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     names: list[str] = []
     annotation: Any = model  # Any: a type, or a form of typing
     for part in location:
-        inner = _inner(annotation, part)
-        if inner is None:
+        annotation, _ = _inner(annotation, part)
+        if annotation is None:
             break
-        annotation = inner.annotation if isinstance(inner, FieldInfo) else inner
         names.append(str(part))
     return names
 
 
-def _inner(annotation: Any, part: int | str) -> Any:  # Any: a type, a form of typing, or a field
-    """Return the type of the key `part` in a value of this type, None where there is no such key."""
+def _inner(annotation: Any, part: int | str) -> tuple[Any, Sequence[Any]]:  # Any: a type, or a form of typing
+    """Return type and limits of the key `part` in a value of this type, None where there is no such key."""
     section = _section(annotation)
-    if isinstance(part, int):
-        return section
-    if section is not None:
-        return section.model_fields.get(part)
-    return next((get_args(kind)[1] for kind in _flat(annotation) if get_origin(kind) is dict), None)
+    if isinstance(part, int) and section is not None:
+        return section, ()
+    if section is not None and (field := section.model_fields.get(str(part))) is not None:
+        return field.annotation, field.metadata
+    kinds = _flat(annotation) if section is None and isinstance(part, str) else ()
+    return next((get_args(kind)[1] for kind in kinds if get_origin(kind) is dict), None), ()
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:  # Any: a type, or a form of typing
@@ -139,9 +133,7 @@ def _misfit(model: type[BaseModel], names: Sequence[str], tree: Tree) -> str:
     metadata: Sequence[Any] = ()
     value: Any = tree  # Any: a TOML value
     for name in names:
-        inner = _inner(annotation, int(name) if name.isdigit() else name)
-        field = isinstance(inner, FieldInfo)
-        annotation, metadata = (inner.annotation, inner.metadata) if field else (inner, ())
+        annotation, metadata = _inner(annotation, int(name) if name.isdigit() else name)
         if isinstance(value, Mapping) and name not in value:
             return f"{'.'.join(names)} is missing; give {_either(annotation, metadata)[0]}"
         value = value[int(name)] if isinstance(value, list | tuple) else value[name]
@@ -211,8 +203,7 @@ def _alike(names: Sequence[str], model: type[BaseModel]) -> str:
     """Return the key that an unknown one may mean, beside it or of the same name elsewhere; else all beside it."""
     annotation: Any = model  # Any: a type, or a form of typing
     for name in names[:-1]:
-        inner = _inner(annotation, int(name) if name.isdigit() else name)
-        annotation = inner.annotation if isinstance(inner, FieldInfo) else inner
+        annotation, _ = _inner(annotation, int(name) if name.isdigit() else name)
     section = _section(annotation)
     fields = {} if section is None else section.model_fields
     meant = nearest(names[-1], fields)

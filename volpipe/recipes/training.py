@@ -23,14 +23,7 @@ VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one trai
 Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
-NEUTRAL = (
-    "steps",
-    "decay",
-    "keep",
-    "checkpoint_every",
-    "validate_every",
-    "predict_every",
-)  # what may change on the way
+NEUTRAL = ("steps", "decay", "keep", "checkpoint_every", "validate_every", "predict_every")  # may change on the way
 
 
 class Data(Section):

@@ -43,19 +43,11 @@ def list_sites() -> dict[str, str]:
     """Return each shipped site with the first line of its docstring, without executing it."""
     sites = {}
     for name in shipped(PACKAGE):
-        path = _shipped_path(name)
+        folders = importlib.import_module(PACKAGE).__path__
+        path = next(file for folder in folders if (file := Path(folder) / f"{name}.py").is_file())
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         sites[name] = docstring.partition("\n")[0]
     return sites
-
-
-def load_site(name: str, run_dir: Path) -> Config:
-    """Return a fresh Parsl configuration of the site `name`, which keeps its files under `run_dir`.
-
-    Raises:
-        SiteError: no such site, or one that gives no configuration; the message says which and why.
-    """
-    return find_site(name)(run_dir)
 
 
 def site_settings(name: str) -> tuple[type, str]:
@@ -132,8 +124,3 @@ def _module(name: str) -> ModuleType:
     except Exception as error:  # the file is the user's code
         raise SiteError(f"site {name} cannot be loaded: {describe_error(error)}") from error
     raise SiteError(f"no site {name!r}{nearest(stem, known)}; shipped are {', '.join(known)}, or give a Python file")
-
-
-def _shipped_path(name: str) -> Path:
-    folders = importlib.import_module(PACKAGE).__path__
-    return next(path for folder in folders if (path := Path(folder) / f"{name}.py").is_file())

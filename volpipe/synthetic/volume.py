@@ -14,10 +14,9 @@ processes have the same bytes. Three rules make that true, here and in render, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +60,7 @@ class Sample:
 
     def raw(self, box: Box) -> Array:
         """Return the picture of `box` (z, y, x), uint8: dark membranes and organelles in grey cytoplasm."""
-        return self._fill(box, np.uint8, self._raw_tile)
+        return self._fill(box, np.uint8, lambda tile: render(self.seed, tile, self.voxel_size_nm, self.noise))
 
     def labels(self, box: Box) -> Array:
         """Return the cell of each voxel of `box` (z, y, x), uint64 from 1; 0 is membrane."""
@@ -84,9 +83,6 @@ class Sample:
             tile = tiles.box(number)
             out[tile.slices] = make(tile.shift(box.start))
         return out
-
-    def _raw_tile(self, box: Box) -> Array:
-        return render(self.seed, box, self.voxel_size_nm, self.noise)
 
     def _label_tile(self, box: Box) -> Array:
         tissue = grow(self.seed, box, self.voxel_size_nm)
@@ -125,9 +121,12 @@ def write_sample(
     Raises:
         VolumeError: `path` holds one of the arrays with other metadata.
     """
+    from volpipe.volumes.convert import in_processes
+
     _create_arrays(path, sample, chunk, format)
     boxes = Grid(sample.shape, (2 * chunk,) * 3)
-    for done, _ in enumerate(_written(path, sample, boxes, workers), start=1):
+    written = in_processes(partial(_write_box, path, sample, boxes), range(len(boxes)), workers, path)
+    for done, _ in enumerate(written, start=1):
         if on_progress is not None:
             on_progress(done, len(boxes))
 
@@ -145,29 +144,9 @@ def _create_arrays(path: Path, sample: Sample, chunk: int, format: str) -> None:
         create_array(path, key, ArraySpec(sample.shape, dtype, chunks, codec="gzip", attributes=attributes), format)
 
 
-def _written(path: Path, sample: Sample, boxes: Grid, workers: int) -> Iterator[None]:
-    """Write every box of the grid, yielding after each; at most two boxes per worker wait."""
-    if workers == 1:
-        for number in range(len(boxes)):
-            _write_box(path, sample, boxes.box(number))
-            yield
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = set()
-        for number in range(len(boxes)):
-            waiting.add(pool.submit(_write_box, path, sample, boxes.box(number)))
-            if len(waiting) >= 2 * workers:
-                done = next(as_completed(waiting))
-                waiting.remove(done)
-                done.result()
-                yield
-        for done in as_completed(waiting):
-            done.result()
-            yield
-
-
-def _write_box(path: Path, sample: Sample, box: Box) -> None:
+def _write_box(path: Path, sample: Sample, boxes: Grid, number: int) -> None:
     from volpipe.volumes.volume import open_writer
 
+    box = boxes.box(number)
     open_writer(path, "raw").write(box, sample.raw(box))
     open_writer(path, "labels").write(box, sample.labels(box))

@@ -136,9 +136,11 @@ def join_ranks(info: RankInfo, folder: Path, check: Check) -> Iterator[RankGroup
         yield RankGroup(check=check)
         return
 
+    abandoned = folder / ABANDONED
+
     def check_attempt() -> None:
         check()
-        if _is_abandoned(info, folder):
+        if abandoned.is_file() and abandoned.read_text(encoding="utf-8") == info.attempt:
             raise PeerLost(f"rank {info.rank} does not begin: another rank of its attempt has ended")
 
     group = RankGroup(info.rank, info.ranks, check_attempt)
@@ -147,7 +149,7 @@ def join_ranks(info: RankInfo, folder: Path, check: Check) -> Iterator[RankGroup
         group._process_group = _process_group(group, _own_address(info.address))
         yield group
         # The store lives in rank 0, which must not close while another rank still reads from it.
-        group.average_numbers({"over": 0.0}, _device(group))
+        group.average_numbers({"over": 0.0}, "cuda" if _gpu() else "cpu")
     finally:
         group.close()
 
@@ -205,11 +207,6 @@ def _wait_a_little(group: RankGroup, deadline: float, ranks: int) -> None:
     time.sleep(LOOK_SECONDS)
 
 
-def _is_abandoned(info: RankInfo, folder: Path) -> bool:
-    path = folder / ABANDONED
-    return path.is_file() and path.read_text(encoding="utf-8") == info.attempt
-
-
 def _own_address(towards: str) -> str:
     """Return the address from which this machine reaches `towards`; nothing is sent."""
     if not towards:
@@ -260,10 +257,6 @@ def _gpu() -> str:
     if not torch.cuda.is_available():
         return ""
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-def _device(group: RankGroup) -> str:
-    return "cuda" if _gpu() else "cpu"
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def write_events(folder: Path, entries: Iterable[Mapping[str, float]]) -> None:
     path = folder / EVENT_FILE
     partial = path.with_name(f".{EVENT_FILE}")
     with partial.open("wb") as file:
-        file.write(record(_double(1, 0.0) + _bytes(3, VERSION)))
+        file.write(record(_key(1, FIXED64) + struct.pack("<d", 0.0) + _bytes(3, VERSION)))
         for entry in entries:
             file.write(event(entry))
     partial.replace(path)
@@ -80,11 +80,13 @@ def append_event(folder: Path, entry: Mapping[str, float]) -> None:
 def event(entry: Mapping[str, float]) -> bytes:
     """Return a record with the scalars of one step: message Event with fields wall_time 1, step 2, summary 5."""
     values = b"".join(
-        _bytes(1, _bytes(1, name.encode()) + _float(2, value))  # Summary.Value: tag 1, simple_value 2
+        _bytes(1, _bytes(1, name.encode()) + _key(2, FIXED32) + struct.pack("<f", value))  # tag 1, simple_value 2
         for name, value in entry.items()
         if name not in ("step", "time")
     )
-    return record(_double(1, entry.get("time", 0.0)) + _number(2, int(entry["step"])) + _bytes(5, values))
+    time = _key(1, FIXED64) + struct.pack("<d", entry.get("time", 0.0))
+    step = _key(2, VARINT) + _varint(int(entry["step"]))
+    return record(time + step + _bytes(5, values))
 
 
 def record(message: bytes) -> bytes:
@@ -110,18 +112,6 @@ def _varint(value: int) -> bytes:
 
 def _key(field: int, wire: int) -> bytes:
     return _varint(field << 3 | wire)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _key(field, VARINT) + _varint(value)
-
-
-def _double(field: int, value: float) -> bytes:
-    return _key(field, FIXED64) + struct.pack("<d", value)
-
-
-def _float(field: int, value: float) -> bytes:
-    return _key(field, FIXED32) + struct.pack("<f", value)
 
 
 def _bytes(field: int, value: bytes) -> bytes:

@@ -77,23 +77,17 @@ class TrainState:
     step: int = 0
     logits: bool = False
 
+    @property
+    def _parts(self) -> dict[str, Any]:  # Any: of torch's and ours, which share no class
+        parts = {"net": self.net, "average": self.average, "optimiser": self.optimiser, "scaler": self.scaler}
+        return parts if self.discriminator is None else parts | {"judge": self.discriminator}
+
     def state_dict(self) -> dict[str, Any]:  # Any: tensors and numbers
-        return {
-            "step": self.step,
-            "net": self.net.state_dict(),
-            "average": self.average.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            **({} if self.discriminator is None else {"judge": self.discriminator.state_dict()}),
-        }
+        return {"step": self.step} | {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: tensors and numbers
-        self.net.load_state_dict(state["net"])
-        self.average.load_state_dict(state["average"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.discriminator is not None:
-            self.discriminator.load_state_dict(state["judge"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.step = int(state["step"])
 
 
@@ -167,6 +161,10 @@ class TrainLog:
     group: RankGroup
     _write: Callable[[Mapping[str, float]], None] = lambda entry: None
 
+    @cached_property
+    def held_out(self) -> list[HeldOut]:
+        return prepare_held_out(self.sampler, self.folder)
+
     @contextlib.contextmanager
     def open(self, step: int) -> Iterator[None]:
         """Open the logs, cut at `step`, for the time of the context."""
@@ -188,32 +186,14 @@ class TrainLog:
             return False
         stops = 0
         if self.group.is_rank_zero:
-            self._write({**entry, **self.validator.run(state)})
+            self._write({**entry, **self.scores(state)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
                 save_checkpoint(self.folder / CHECKPOINTS, step, state.state_dict(), choice.keep)
         return bool(self.group.from_rank_zero(f"stop at {step}", stops))
 
-    @cached_property
-    def validator(self) -> Validator:
-        return Validator(self.recipe, self.facts, self.sampler, self.folder)
-
-
-@dataclass
-class Validator:
-    """Validates and predicts at the intervals of the recipe."""
-
-    recipe: TrainRecipe
-    facts: NetFacts
-    sampler: Sampler
-    folder: Path
-
-    @cached_property
-    def held_out(self) -> list[HeldOut]:
-        return prepare_held_out(self.sampler, self.folder)
-
-    def run(self, state: TrainState) -> dict[str, float]:
+    def scores(self, state: TrainState) -> dict[str, float]:
         """Return the scores of the held-out boxes, none between validations; write predictions at their interval."""
         choice = self.recipe.train
         scores: dict[str, float] = {}

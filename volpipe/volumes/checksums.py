@@ -12,6 +12,7 @@ import numpy as np
 
 from volpipe.geometry.grid import Box
 from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.paths import Location
 
@@ -45,15 +46,11 @@ def checksum(file: Location) -> int:
 
 def stored_files(header: Header, box: Box) -> Iterator[Location]:
     """Yield the files, in C order, that hold `box` of an array of ours, in stored axes; they need not exist."""
-    unit = header.write_unit
+    unit, name = header.write_unit, ChunkFiles(header).name
     first = [a // n for a, n in zip(box.start, unit, strict=True)]
     counts = [-(-b // n) - f for b, n, f in zip(box.stop, unit, first, strict=True)]
     for place in np.ndindex(*counts):
-        index = [str(f + i) for f, i in zip(first, place, strict=True)]
-        if header.format == "n5":
-            yield header.folder.joinpath(*reversed(index))
-        else:
-            yield header.folder.joinpath(*(["c"] if header.format == "zarr3" else []), *index)
+        yield header.folder / name(tuple(f + i for f, i in zip(first, place, strict=True)))
 
 
 def take(header: Header, box: Box) -> str:

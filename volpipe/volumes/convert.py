@@ -20,12 +20,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Grid
+from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.volumes.atomic_copy import FOLDERS, Target, atomic_copy
 from volpipe.volumes.formats import hdf5, mrc, npy, tiff
 from volpipe.volumes.formats.container import absolute, inside
@@ -79,8 +80,8 @@ class Choice:
     """
 
     format: str = "auto"
-    chunk: tuple[int, int, int] | None = None
-    shard: tuple[int, int, int] | None = None
+    chunk: Triple | None = None
+    shard: Triple | None = None
     codec: str = "auto"
 
 
@@ -115,7 +116,8 @@ def convert(
     tell = on_progress or (lambda done, total: None)
     with atomic_copy(target, _identity(target, volume, boxes)) as tally:
         if target.is_folder:
-            for number in _written(target, volume, boxes, tally.left(len(boxes)), workers):
+            copy_box = partial(_copy_box, target, volume, boxes)
+            for number in in_processes(copy_box, tally.left(len(boxes)), workers, target.path):
                 tally.add(number)
                 tell(len(tally), len(boxes))
         else:
@@ -181,7 +183,7 @@ def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArrayS
     shape = volume.spatial_shape
     channels = (volume.num_channels,) if volume.num_channels > 1 else ()
     chunk = tuple(min(c, n) for c, n in zip(choice.chunk or (CHUNK,) * 3, shape, strict=True))
-    shard = tuple(_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
+    shard = tuple(align_up(min(SHARD, n), c) for n, c in zip(shape, chunk, strict=True))
     return ArraySpec(
         shape=(*channels, *shape),
         dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
@@ -252,7 +254,7 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     # Rows of a flat file cost their own bytes; of slices, each opening of a file.
     is_flat = volume.format in ("tiff", "mrc", "npy") and volume.codec == "raw" and Path(volume.path).is_file()
     chunk = (1, 1, 1) if is_flat else volume.spatial_chunks
-    cell = [_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
+    cell = [align_up(max(u, min(c, n)), u) for c, u, n in zip(chunk, unit, shape, strict=True)]
     voxel = target.spec.dtype.itemsize * volume.num_channels
     for i in (1, 2, 0):
         if math.prod(cell) * voxel > MAX_BOX_BYTES:
@@ -264,36 +266,32 @@ def _cell(target: Target, volume: Volume) -> tuple[int, ...]:
     return tuple(cell)
 
 
-def _up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
-
-
-def _written(target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], workers: int) -> Iterator[int]:
-    """Write the boxes of these `numbers`, yielding each when it is whole; at most two boxes a worker wait."""
+def in_processes(write: Callable[[int], None], numbers: Iterable[int], workers: int, place: Location) -> Iterator[int]:
+    """Write the boxes of these `numbers` to `place`, yielding each when whole; at most two boxes a worker wait."""
     if workers == 1:
         for number in numbers:
-            _copy_box(target, volume, boxes.box(number))
+            write(number)
             yield number
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         try:
-            yield from _written_by(pool, target, volume, boxes, numbers, 2 * workers)
+            yield from _written_by(pool, write, iter(numbers), 2 * workers)
         except BrokenProcessPool as error:
             raise VolumeError(
-                f"a process that wrote {target.path} was killed, maybe for want of memory; try fewer workers"
+                f"a process that wrote {place} was killed, maybe for want of memory; try fewer workers"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _written_by(
-    pool: ProcessPoolExecutor, target: Target, volume: Volume, boxes: Grid, numbers: Iterable[int], most: int
+    pool: ProcessPoolExecutor, write: Callable[[int], None], numbers: Iterator[int], most: int
 ) -> Iterator[int]:
-    left, waiting = iter(numbers), dict[Future[None], int]()
+    waiting: dict[Future[None], int] = {}
     while True:
-        for number in itertools.islice(left, most - len(waiting)):
-            waiting[pool.submit(_copy_box, target, volume, boxes.box(number))] = number
+        for number in itertools.islice(numbers, most - len(waiting)):
+            waiting[pool.submit(write, number)] = number
         if not waiting:
             return
         done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -316,7 +314,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _copy_box(target: Target, volume: Volume, box: Box) -> None:
+def _copy_box(target: Target, volume: Volume, boxes: Grid, number: int) -> None:
+    box = boxes.box(number)
     data = volume.open().read(box)
     writer = target.open()
     if len(target.spec.shape) == 4:
@@ -365,19 +364,18 @@ def _write_file(target: Target, parts: Iterable[Part]) -> None:
         raise VolumeError(f"{target.path} cannot be written: {error}") from error
 
 
-def parse_sizes(text: str, option: str) -> tuple[int, int, int]:
-    """Return three numbers z, y, x from text such as "64,128,128", or "64" for all three.
+def parse_sizes(text: str, option: str) -> Triple:
+    """Return three numbers z, y, x from text such as "64,128,128", "64x128x128", or "64" for all three.
 
     Raises:
         VolumeError: they are none; `option` is named.
     """
     try:
-        sizes = [int(part) for part in text.split(",")]
+        sizes = [int(part) for part in text.replace("x", ",").split(",")]
     except ValueError:
         sizes = []
     if len(sizes) == 1:
         sizes *= 3
     if len(sizes) != 3 or min(sizes) < 1:
         raise VolumeError(f"{option} {text!r}: write one number above 0, or three, z,y,x, such as 64,128,128")
-    z, y, x = sizes
-    return z, y, x
+    return triple(sizes)

@@ -29,6 +29,7 @@ import numpy as np
 from volpipe.volumes.storage import paths, tensorstore
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.damage import CHUNKED
+from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.volume import Reader, Volume
 
@@ -94,7 +95,8 @@ class NodeCache:
         """Delete the oldest files until there is room: a run reads a volume in order."""
         if self._has_room(num_bytes):
             return
-        paths = sorted(self._files(), key=_age)
+        others = (file for file in self.folder.iterdir() if file.name != LOCK_FILE and file.suffix != PARTIAL)
+        paths = sorted(others, key=_age)
         for file in paths[: len(paths) // 2 + 1]:
             file.unlink(missing_ok=True)
         if not self._has_room(num_bytes):
@@ -103,9 +105,6 @@ class NodeCache:
     def _has_room(self, num_bytes: int) -> bool:
         disk = shutil.disk_usage(self.folder)
         return disk.free - num_bytes >= FREE_SHARE * disk.total
-
-    def _files(self) -> Iterator[Path]:
-        return (file for file in self.folder.iterdir() if file.name != LOCK_FILE and file.suffix != PARTIAL)
 
 
 def _age(file: Path) -> float:
@@ -174,16 +173,13 @@ class CachedVolume(Volume):
 
     def open(self, *, cache_bytes: int = 0) -> Reader:
         reader = super().open(cache_bytes=cache_bytes)
-        reader.read_through(lambda header, array: _cached_array(header, array, self, cache_bytes))
+
+        def cached(header: Header, array: tensorstore.StoredArray) -> tensorstore.StoredArray:
+            is_cached = isinstance(array, tensorstore.TensorStoreArray)  # others are read by zarr-python alone
+            return CachedArray(header, array, self, cache_bytes) if is_cached else array
+
+        reader.read_through(cached)
         return reader
-
-
-def _cached_array(
-    header: Header, array: tensorstore.StoredArray, volume: CachedVolume, cache_bytes: int
-) -> tensorstore.StoredArray:
-    # Arrays that only zarr-python reads are not cached.
-    is_cached = isinstance(array, tensorstore.TensorStoreArray)
-    return CachedArray(header, array, volume, cache_bytes) if is_cached else array
 
 
 class CachedArray:
@@ -230,11 +226,9 @@ class CachedArray:
 
 def files_at(header: Header, index: tensorstore.Index) -> Iterator[str]:
     """Yield the name, in the array's folder, of every chunk file or shard that holds voxels at `index`."""
-    ranges = []
-    for i, n, unit in zip(index, header.shape, header.write_unit, strict=True):
-        positions = range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
-        ranges.append(range(positions[0] // unit, positions[-1] // unit + 1) if positions else range(0))
-    return map(ChunkFiles(header).name, itertools.product(*ranges))
+    axes = zip(ranges(index, header.shape), header.write_unit, strict=True)
+    units = (range(along[0] // unit, along[-1] // unit + 1) if along else range(0) for along, unit in axes)
+    return map(ChunkFiles(header).name, itertools.product(*units))
 
 
 def through_cache(volume: Volume, run: str) -> Volume:

@@ -36,8 +36,8 @@ from volpipe.volumes.formats.container import (
     read_place,
 )
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.indexing import plain_index
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
+from volpipe.volumes.storage.indexing import plain_index
 from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned, usual_axes
 from volpipe.volumes.storage.paths import Location
 
@@ -217,14 +217,17 @@ class Volume:
     @property
     def spatial_shape(self) -> tuple[int, int, int]:
         """Voxels (z, y, x); an axis that the array lacks has one."""
-        length = dict(zip(self.axes, self.shape, strict=True))
-        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+        return self.spatial(self.shape)
 
     @property
     def spatial_chunks(self) -> tuple[int, int, int]:
         """Voxels (z, y, x) of a chunk; an axis that the array lacks has one."""
-        length = dict(zip(self.axes, self.chunks, strict=True))
-        return length.get("z", 1), length.get("y", 1), length.get("x", 1)
+        return self.spatial(self.chunks)
+
+    def spatial(self, lengths: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return those of `lengths`, one for each stored axis, that are of z, y and x; 1 for an axis that is not."""
+        by_axis = dict(zip(self.axes, lengths, strict=True))
+        return by_axis.get("z", 1), by_axis.get("y", 1), by_axis.get("x", 1)
 
     @property
     def num_channels(self) -> int:

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Grid, Triple
+from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
@@ -278,8 +278,7 @@ def measure_intensities(volume: Volume, *, seed: int = 0, seconds: float = READ_
 
 def _cell(volume: Volume) -> Triple:
     """Return the chunk's shape (z, y, x), or that of a part of a large one."""
-    z, y, x = (min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
-    return z, y, x
+    return triple(min(c, n, MAX_CELL) for c, n in zip(volume.spatial_chunks, volume.spatial_shape, strict=True))
 
 
 def try_codecs(
@@ -306,8 +305,7 @@ def try_codecs(
             if time.perf_counter() > stop:
                 break
     trials = tuple(_trial(volume, name, edge, total) for (name, edge), total in totals.items())
-    z, y, x = boxes[0].shape
-    return Trials(trials, num_boxes, (z, y, x))
+    return Trials(trials, num_boxes, triple(boxes[0].shape))
 
 
 def _boxes(volume: Volume, seed: int, seconds: float, seconds_per_chunk: float) -> list[np.ndarray]:
@@ -334,8 +332,7 @@ def _box_shape(volume: Volume, seconds: float, seconds_per_chunk: float) -> Trip
         num_chunks = math.prod(-(-min(edge, n) // c) for n, c in sizes)
         if edge == EDGES[0] or num_chunks * seconds_per_chunk <= seconds:
             break
-    z, y, x = (min(edge, n) for n, _ in sizes)
-    return z, y, x
+    return triple(min(edge, n) for n, _ in sizes)
 
 
 def _codecs(dtype: np.dtype) -> dict[str, Codec]:

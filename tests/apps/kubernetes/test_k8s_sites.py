@@ -17,7 +17,7 @@ from volpipe.apps.kubernetes.environment import check_folder, driver_pod, node_d
 from volpipe.apps.kubernetes.pod_spec import Claim, Owner
 from volpipe.apps.kubernetes.provider import PodProvider
 from volpipe.errors import SiteError
-from volpipe.sites.find import load_site
+from volpipe.sites.find import find_site
 
 SITES = ["k8s_htex.py", "k8s_nautilus.py"]
 
@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
 
 def executors(site: str, folder: Path) -> dict[str, HighThroughputExecutor]:
     found = {}
-    for executor in load_site(site, folder / "out.zarr.run/parsl").executors:
+    for executor in find_site(site)(folder / "out.zarr.run/parsl").executors:
         assert isinstance(executor, HighThroughputExecutor)
         found[executor.label] = executor
     return found

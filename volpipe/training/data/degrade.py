@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from volpipe.geometry.grid import Triple
+from volpipe.geometry.grid import Triple, triple
 
 FWHM = 2 * math.sqrt(2 * math.log(2))  # of a Gaussian, in standard deviations
 REACH = 3.0  # standard deviations of a Gaussian that are summed: 0.3 % lies beyond
@@ -20,8 +20,7 @@ def context(kind: str, scale: Triple) -> Triple:
     """Return the context (z, y, x) at each face of a window of the truth that its degradation needs, in voxels."""
     if kind != "gaussian":
         return (0, 0, 0)
-    z, y, x = (0 if s == 1 else math.ceil(_radius(s) / s) * s for s in scale)
-    return z, y, x
+    return triple(0 if s == 1 else math.ceil(_radius(s) / s) * s for s in scale)
 
 
 def degrade(data: np.ndarray, kind: str, scale: Triple) -> np.ndarray:

@@ -7,14 +7,13 @@ again; nothing is shuffled, and the only state is a cache of chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, Triple
+from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.inference.intensity import Affine, to_dtype
 from volpipe.inference.roi import find_part
 from volpipe.inference.scratch import SOURCE_KEY
@@ -66,7 +65,7 @@ class SampleSource:
     @property
     def shape(self) -> Triple:
         """Voxels (z, y, x) of the volume."""
-        return self.volume.spatial_shape if self.stored is None else _triple(self.stored.lattice.shape)
+        return self.volume.spatial_shape if self.stored is None else triple(self.stored.lattice.shape)
 
     @cached_property
     def reader(self) -> Reader:
@@ -117,7 +116,7 @@ class Sampler:
 
     def __init__(self, recipe: TrainRecipe, scale: Triple, search_path: str = "") -> None:
         self.recipe, self.scale = recipe, scale
-        self.shape = _triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
+        self.shape = triple(n * s for n, s in zip(recipe.samples.shape, scale, strict=True))
         self.context = context(recipe.degrade.kind, scale)
         self.sources = [open_source(data, recipe.normalise, search_path) for data in recipe.data]
         for source in self.sources:
@@ -260,8 +259,3 @@ def open_source(data: Data, normalise: Normalise, search_path: str) -> SampleSou
     opened = open_data(data, normalise, search_path)
     applied = affine(normalise, opened.volume.dtype, None)
     return SampleSource(opened.volume, opened.held_out, applied, labels=opened.labels, weight=data.weight)
-
-
-def _triple(values: Iterable[int]) -> Triple:
-    z, y, x = values
-    return z, y, x

@@ -6,7 +6,7 @@ Not here: references to volumes (volumes.volume), or voxels (tensorstore).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -69,13 +69,10 @@ def _root(path: Location) -> Location:
         if folder.suffix.lower() in SUFFIXES or (isinstance(folder, Path) and folder.is_file()):
             return folder
     root = path
-    while root != root.parent and _is_marked(root.parent):
+    marks = [name for names in MARKS.values() for name in names]
+    while root != root.parent and any(paths.is_file(root.parent / name) for name in marks):
         root = root.parent
     return root
-
-
-def _is_marked(folder: Location) -> bool:
-    return any(paths.is_file(folder / name) for names in MARKS.values() for name in names)
 
 
 def read_header(folder: Location) -> Header | None:
@@ -115,14 +112,15 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     if named is not None:
         return named
     count = 0
-    while _holds_array(folder / f"s{count}"):
+    while _holds(read_header, folder / f"s{count}"):
         count += 1
     return tuple(Dataset(f"s{i}") for i in range(count)) or None
 
 
-def _holds_array(folder: Location) -> bool:
+def _holds(read: Callable[[Location], object], folder: Location) -> bool:
+    """Return whether there is an array, or a group of levels, that `read` gives the metadata of."""
     try:
-        return read_header(folder) is not None
+        return read(folder) is not None
     except RemoteError:
         raise
     except VolumeError:
@@ -159,7 +157,7 @@ def walk(root: Location, *, enter_groups: bool) -> Iterator[str]:
         num_folders += 1
         if num_folders > MAX_FOLDERS:
             raise VolumeError(f"{root} has more than {MAX_FOLDERS} folders; name the array by its key")
-        if _holds_array(root / key) or (not enter_groups and _holds_levels(root / key)):
+        if _holds(read_header, root / key) or (not enter_groups and _holds(read_datasets, root / key)):
             yield key
         elif key.count("/") < MAX_DEPTH:
             stack += [f"{key}/{name}".lstrip("/") for name in reversed(paths.list_folders(root / key))]
@@ -176,21 +174,11 @@ def _named_arrays(root: object_store.Remote, *, enter_groups: bool) -> Iterator[
     groups: set[str] = set()
     for name in names:
         parents = [name[:i] for i, letter in enumerate(name) if letter == "/"]
-        group = next(
-            (key for key in parents if key in groups or (not enter_groups and _holds_levels(root / key))), None
-        )
+        around = (key for key in parents if key in groups or (not enter_groups and _holds(read_datasets, root / key)))
+        group = next(around, None)
         if group not in groups:
             yield name if group is None else group
         groups |= {group} if group is not None else set()
-
-
-def _holds_levels(folder: Location) -> bool:
-    try:
-        return read_datasets(folder) is not None
-    except RemoteError:
-        raise
-    except VolumeError:
-        return True
 
 
 def create_array(

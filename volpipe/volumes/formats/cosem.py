@@ -6,7 +6,7 @@ Not here: everything else that N5 and Zarr v2 attributes say (n5, zarr). Unlike 
 
 from __future__ import annotations
 
-from volpipe.volumes.storage.metadata import Level, Multiscale, Place, Tree, floats, place, plain
+from volpipe.volumes.storage.metadata import Level, Multiscale, Place, Tree, floats, listed_place, plain
 
 
 def read_place(transform: object) -> Place | None:
@@ -14,16 +14,10 @@ def read_place(transform: object) -> Place | None:
     if not isinstance(transform, dict) or not isinstance(transform.get("axes"), list):
         return None
     axes = [str(name).lower() for name in transform["axes"]]
-    scale, shift = floats(transform.get("scale")), floats(transform.get("translate"))
+    scale = floats(transform.get("scale"))
     if scale is None or len(scale) != len(axes):
         return None
-    if shift is None or len(shift) != len(axes):
-        shift = (0.0,) * len(axes)
-    units = transform.get("units")
-    units = units if isinstance(units, list) and len(units) == len(axes) else ["nm"] * len(axes)
-    return place(
-        dict(zip(axes, scale, strict=True)), dict(zip(axes, shift, strict=True)), dict(zip(axes, units, strict=True))
-    )
+    return listed_place(axes, scale, transform.get("translate"), transform.get("units"))
 
 
 def transform(multiscale: Multiscale, level: Level) -> Tree:

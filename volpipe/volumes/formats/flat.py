@@ -18,6 +18,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.tensorstore import Index
 
 Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
@@ -62,12 +63,10 @@ class FlatArray:
 
     def read(self, index: Index) -> np.ndarray:
         """Return the voxels at `index`, in native byte order; no more is held in memory than them and one run."""
-        ranges = [
-            range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in _pairs(index, self._shape)
-        ]
-        out = np.empty([len(positions) for positions in ranges], self._stored)
+        positions = ranges(index, self._shape)
+        out = np.empty([len(along) for along in positions], self._stored)
         if out.size:
-            self._fill(out, ranges)
+            self._fill(out, positions)
         if not out.dtype.isnative:
             out = out.byteswap(inplace=True).view(out.dtype.newbyteorder("="))
         return out.reshape([n for n, i in zip(out.shape, index, strict=True) if not isinstance(i, int)])
@@ -112,10 +111,6 @@ class FlatArray:
         for n in reversed(self._shape[1:]):
             steps.insert(0, steps[0] * n)
         return steps
-
-
-def _pairs(index: Index, shape: tuple[int, ...]) -> Iterator[tuple[slice | int, int]]:
-    return zip(index, shape, strict=True)
 
 
 def _starts(ranges: list[range], steps: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -21,6 +21,7 @@ from volpipe.errors import VolumeError
 from volpipe.volumes.formats import zarr
 from volpipe.volumes.formats.flat import Part
 from volpipe.volumes.storage import tensorstore
+from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Header,
@@ -134,14 +135,11 @@ class Hdf5Array:
         return np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
 
     def _check_short(self, index: Index) -> None:
-        ranges = [range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in self._pairs(index)]
+        positions = ranges(index, self._dataset.shape)
         for corner, size in self._short.items():
-            sides = zip(ranges, corner, self._dataset.chunks, strict=True)
+            sides = zip(positions, corner, self._dataset.chunks, strict=True)
             if all(r and r[0] < a + c and r[-1] >= a for r, a, c in sides):
                 raise VolumeError(f"{self._file}: the chunk at {corner} has {size} bytes, less than its checksum")
-
-    def _pairs(self, index: Index) -> Iterator[tuple[slice | int, int]]:
-        return zip(index, self._dataset.shape, strict=True)
 
 
 def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:

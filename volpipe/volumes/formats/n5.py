@@ -7,7 +7,6 @@ github.com/saalfeldlab/n5; dialects: the n5-ij wiki, and neuroglancer's N5 page.
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Grid
 from volpipe.volumes.formats import cosem
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
@@ -36,7 +36,7 @@ from volpipe.volumes.storage.metadata import (
     usual_axes,
     voxels,
 )
-from volpipe.volumes.storage.paths import Location, locate, sync_folder
+from volpipe.volumes.storage.paths import Location, locate, sync
 
 FILE = "attributes.json"
 VERSION = "2.0.0"  # that of z5py
@@ -206,18 +206,15 @@ def documents(spec: ArraySpec) -> dict[str, Tree]:
         compression["level"] = spec.codec_level
     if spec.codec == "gzip":
         compression["useZlib"] = False
-    return {
-        FILE: plain(
-            {
-                "dimensions": spec.shape[::-1],
-                "blockSize": spec.chunks[::-1],
-                "dataType": spec.dtype.name,
-                "compression": compression,
-                "axes": spec.axes[::-1],
-                **spec.attributes,
-            }
-        )
+    array = {
+        "dimensions": spec.shape[::-1],
+        "blockSize": spec.chunks[::-1],
+        "dataType": spec.dtype.name,
+        "compression": compression,
+        "axes": spec.axes[::-1],
+        **spec.attributes,
     }
+    return {FILE: plain(array)}
 
 
 def group_documents(root: bool) -> dict[str, Tree]:
@@ -287,7 +284,7 @@ def write_chunks(path: str, key: str, start: tuple[int, ...], data: np.ndarray, 
     scratch = container / f".scratch-{uuid.uuid4().hex}.n5"
     try:
         _encode(scratch, header, data)
-        _move_chunks(scratch / "data", folder, corner, _counts(data.shape, header.chunks), fsync=fsync)
+        _move_chunks(scratch / "data", folder, corner, Grid(data.shape, header.chunks).counts, fsync=fsync)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -311,10 +308,6 @@ def _encode(scratch: Path, header: Header, data: np.ndarray) -> None:
         array[...] = np.ascontiguousarray(data)
 
 
-def _counts(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
-    return tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
-
-
 def _move_chunks(source: Path, folder: Path, corner: Sequence[int], counts: tuple[int, ...], *, fsync: bool) -> None:
     """Rename each chunk file to its place, counted from `corner`; chunks that the source lacks are removed."""
     touched = set()
@@ -326,11 +319,9 @@ def _move_chunks(source: Path, folder: Path, corner: Sequence[int], counts: tupl
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         if fsync:
-            descriptor = os.open(chunk, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+            sync(chunk)
             touched.add(target.parent)
         tensorstore.count(written=chunk.stat().st_size)
         chunk.replace(target)
     for parent in touched:
-        sync_folder(parent)
+        sync(parent)

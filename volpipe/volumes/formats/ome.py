@@ -74,14 +74,14 @@ def _dataset(entry: Tree, image: Tree, source: Location, version: str) -> Datase
         return Dataset(path, axes, cosem.read_place(entry.get("transform")))
     axes, units = _axes(image.get("axes"))
     where = f"{source} (OME-Zarr {version or 'of a version that it does not say'})"
-    inner = _composed(entry["coordinateTransformations"], axes, where)
-    outer = _composed(image.get("coordinateTransformations") or [], axes, where)
-    if axes is None or not inner.is_scaled:
+    inner, outer = entry["coordinateTransformations"], image.get("coordinateTransformations") or []
+    own = inner if isinstance(inner, list) else [inner]
+    around = outer if isinstance(outer, list) else [outer]
+    scale, shift = _composed([*own, *around], axes, where)
+    if axes is None or not any(tree.get("type") == "scale" for tree in own):
         return Dataset(path, axes, Place())
-    whole = inner.then(outer)
-    size = dict(zip(axes, whole.scale, strict=True))
-    origin = dict(zip(axes, whole.shift, strict=True))
-    return Dataset(path, axes, place(size, origin, dict(zip(axes, units, strict=True))))
+    by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shift)]
+    return Dataset(path, axes, place(by_axis[0], by_axis[1], dict(zip(axes, units, strict=True))))
 
 
 def _channel_names(omero: object) -> tuple[str, ...]:
@@ -114,27 +114,13 @@ def _axes(axes: object) -> tuple[tuple[str, ...] | None, tuple[object, ...]]:
     return tuple(names), tuple(entry.get("unit") for entry in entries)
 
 
-@dataclass(frozen=True)
-class _Placement:
-    """Where the voxels of an array lie, per axis: `scale` times their index, plus `shift`."""
-
-    scale: tuple[float, ...]
-    shift: tuple[float, ...]
-    is_scaled: bool = False
-
-    def then(self, outer: _Placement) -> _Placement:
-        """Return these places after the transformation `outer`."""
-        scale = tuple(a * b for a, b in zip(self.scale, outer.scale, strict=True))
-        shift = tuple(t * s + o for t, s, o in zip(self.shift, outer.scale, outer.shift, strict=True))
-        return _Placement(scale, shift, self.is_scaled or outer.is_scaled)
-
-
-def _composed(entries: object, axes: tuple[str, ...] | None, where: str) -> _Placement:
-    """Return a list of coordinateTransformations as one; they apply in order."""
-    listed = entries if isinstance(entries, list) else [entries]
+def _composed(
+    entries: Sequence[object], axes: tuple[str, ...] | None, where: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return scale and shift of coordinateTransformations, which apply in order: index times scale, plus shift."""
     rank = len(axes or ())
-    whole = _Placement((1.0,) * rank, (0.0,) * rank)
-    for entry in listed:
+    scale, shift = (1.0,) * rank, (0.0,) * rank
+    for entry in entries:
         tree = entry if isinstance(entry, dict) else {}
         kind = tree.get("type")
         if kind == "identity":
@@ -151,10 +137,11 @@ def _composed(entries: object, axes: tuple[str, ...] | None, where: str) -> _Pla
                 f"of the axes {', '.join(axes or ('that it should name',))}"
             )
         if axes and kind == "scale":
-            whole = whole.then(_Placement(values, (0.0,) * rank, is_scaled=True))
+            scale = tuple(a * v for a, v in zip(scale, values, strict=True))
+            shift = tuple(t * v for t, v in zip(shift, values, strict=True))
         elif axes:
-            whole = whole.then(_Placement((1.0,) * rank, values))
-    return whole
+            shift = tuple(t + v for t, v in zip(shift, values, strict=True))
+    return scale, shift
 
 
 def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:

@@ -240,18 +240,16 @@ def _pages(series: TiffPageSeries, file: Path) -> list[Page]:
     missing = pages.count(None)
     if missing:
         raise VolumeError(f"{file}: {missing} of {len(pages)} pages are missing; is a file of the set not beside it?")
-    paths = {page.parent.filehandle.path for page in pages if page is not None}
+    present = [page for page in pages if page is not None]
+    paths = {page.parent.filehandle.path for page in present}
     own = file.resolve()  # tifffile's paths are without links
     for path in paths - {str(own)}:
         check_beside(path, own)
-    if not all(
-        isinstance(n, int) for page in pages if page is not None for n in (*page.dataoffsets, *page.databytecounts)
-    ):
+    if not all(isinstance(n, int) for page in present for n in (*page.dataoffsets, *page.databytecounts)):
         raise VolumeError(f"{file}: offsets or lengths of strips or tiles are no whole numbers; it is damaged")
     return [
         Page(Path(page.parent.filehandle.path), tuple(page.dataoffsets), tuple(page.databytecounts), page.jpegtables)
-        for page in pages
-        if page is not None
+        for page in present
     ]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.flat import FlatArray, RawFile
 from volpipe.volumes.storage import decoded_size
+from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import voxel_dtype
 from volpipe.volumes.storage.tensorstore import Index
 
@@ -67,12 +68,9 @@ class Layout:
 
     def page_box(self, index: Index) -> tuple[slice, ...]:
         """Return the box of a page around `index`, an index of the page's axes in the series."""
-        ranges = iter(
-            range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
-            for i, n in zip(index, self.shape[self.num_outer :], strict=True)
-            if n > 1
-        )
-        full = (next(ranges) if n > 1 else range(1) for n in self.page)
+        sizes = self.shape[self.num_outer :]
+        long = iter(p for p, n in zip(ranges(index, sizes), sizes, strict=True) if n > 1)
+        full = (next(long) if n > 1 else range(1) for n in self.page)
         return tuple(slice(p[0], p[-1] + 1) if p else slice(0, 0) for p in full)
 
 
@@ -92,8 +90,8 @@ class PagedArray:
         counts, sizes = self._layout.shape[:at], self._layout.shape[at:]
         numbers = np.arange(math.prod(counts)).reshape(counts)[index[:at]]
         box = self._layout.page_box(index[at:])
-        spans = [n if isinstance(i, int) else len(range(*i.indices(n))) for i, n in zip(index[at:], sizes, strict=True)]
-        shape = [n for n, i in zip(spans, index[at:], strict=True) if not isinstance(i, int)]
+        positions = zip(ranges(index[at:], sizes), index[at:], strict=True)
+        shape = [len(along) for along, i in positions if not isinstance(i, int)]
         out = np.empty((*np.shape(numbers), *shape), self._dtype)
         if out.size:
             within = tuple(0 if isinstance(i, int) else slice(None, None, i.step) for i in index[at:])

@@ -63,15 +63,21 @@ def read_place(tif: TiffFile, number: int, names: tuple[str, ...]) -> Place:
 
 def _ome(text: str, number: int) -> tuple[dict[str, float], dict[str, str]]:
     """Return voxel size and unit per axis of image `number` of an OME-XML document; µm where no unit is said."""
+    attributes = next((element.attrib for element in _elements(text, number, "Pixels")), {})
+    lengths = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
+    sizes = {axis: length for axis, length in lengths.items() if length}
+    return sizes, {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in sizes}
+
+
+def _elements(text: str, number: int, name: str) -> list[ElementTree.Element]:
+    """Return the elements `name` of the Pixels of image `number` in an OME-XML document, itself included."""
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:
-        return {}, {}
-    pixels = [element.attrib for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
-    attributes = pixels[number] if number < len(pixels) else {}
-    sizes = {axis: _number(attributes.get(f"PhysicalSize{axis.upper()}")) for axis in "zyx"}
-    units = {axis: attributes.get(f"PhysicalSize{axis.upper()}Unit", "µm") for axis in "zyx"}
-    return {axis: size for axis, size in sizes.items() if size}, units
+        return []
+    pixels = list(root.iterfind(".//{*}Pixels"))
+    inner = pixels[number].iter() if number < len(pixels) else ()
+    return [element for element in inner if element.tag.rpartition("}")[2] == name]
 
 
 def _described(
@@ -125,13 +131,7 @@ def channel_names(tif: TiffFile, number: int) -> tuple[str, ...]:
     """Return the names of the channels of series `number`, as OME has them; () where not all have one."""
     if tif.series[number].kind != "ome":
         return ()
-    try:
-        root = ElementTree.fromstring(tif.ome_metadata or "")
-    except ElementTree.ParseError:
-        return ()
-    pixels = [element for element in root.iter() if element.tag.rpartition("}")[2] == "Pixels"]
-    channels = pixels[number].iter() if number < len(pixels) else ()
-    names = tuple(e.get("Name", "") for e in channels if e.tag.rpartition("}")[2] == "Channel")
+    names = tuple(element.get("Name", "") for element in _elements(tif.ome_metadata or "", number, "Channel"))
     return names if all(names) else ()
 
 

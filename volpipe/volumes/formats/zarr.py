@@ -24,9 +24,9 @@ from volpipe.volumes.storage.metadata import (
     Place,
     Tree,
     floats,
+    listed_place,
     mapping,
     named_axes,
-    place,
     plain,
     read_json,
     usual_axes,
@@ -38,20 +38,8 @@ from volpipe.volumes.storage.tensorstore import Index
 if TYPE_CHECKING:
     import zarr
 
-DTYPES = (
-    "bool",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 CODECS_V2: Mapping[str, tuple[str, ...]] = {
     "zlib": ("level",),
     "gzip": ("level",),
@@ -310,13 +298,7 @@ def read_place(header: Header) -> Place:
     names = axes if len(size) == len(axes) else tuple(axis for axis in axes if axis in "zyx")
     if len(size) != len(names):
         return Place()
-    shift = floats(attributes.get("offset"))
-    shift = shift if shift is not None and len(shift) == len(names) else (0.0,) * len(names)
-    units = attributes.get("units")
-    units = units if isinstance(units, list) and len(units) == len(names) else ["nm"] * len(names)
-    return place(
-        dict(zip(names, size, strict=True)), dict(zip(names, shift, strict=True)), dict(zip(names, units, strict=True))
-    )
+    return listed_place(names, size, attributes.get("offset"), attributes.get("units"))
 
 
 def documents(spec: ArraySpec, version: int) -> dict[str, Tree]:
@@ -336,7 +318,7 @@ def _documents_v2(spec: ArraySpec) -> dict[str, Tree]:
         "zarr_format": 2,
         "shape": spec.shape,
         "chunks": spec.chunks,
-        "dtype": _little(spec.dtype).str,
+        "dtype": spec.dtype.newbyteorder("<").str,
         "compressor": compressor,
         "fill_value": _json_number(spec),
         "order": "C",
@@ -357,37 +339,21 @@ def _documents_v3(spec: ArraySpec) -> dict[str, Tree]:
         codecs.append({"name": "crc32c"})  # so that a damaged chunk is noticed with every codec
     if spec.shards:
         index: list[Tree] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-        codecs = [
-            {
-                "name": "sharding_indexed",
-                "configuration": {
-                    "chunk_shape": spec.chunks,
-                    "codecs": codecs,
-                    "index_codecs": index,
-                    "index_location": "end",
-                },
-            }
-        ]
-    return {
-        "zarr.json": plain(
-            {
-                "zarr_format": 3,
-                "node_type": "array",
-                "shape": spec.shape,
-                "data_type": spec.dtype.name,
-                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
-                "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-                "fill_value": _json_number(spec),
-                "codecs": codecs,
-                "dimension_names": spec.axes,
-                "attributes": dict(spec.attributes),
-            }
-        )
+        sharding = {"chunk_shape": spec.chunks, "codecs": codecs, "index_codecs": index, "index_location": "end"}
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    array = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": spec.shape,
+        "data_type": spec.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": spec.shards or spec.chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": _json_number(spec),
+        "codecs": codecs,
+        "dimension_names": spec.axes,
+        "attributes": dict(spec.attributes),
     }
-
-
-def _little(dtype: np.dtype) -> np.dtype:
-    return dtype.newbyteorder("<")
+    return {"zarr.json": plain(array)}
 
 
 def _json_number(spec: ArraySpec) -> int | float | str:

@@ -20,6 +20,7 @@ import numpy as np
 from volpipe.errors import ChunkError, RemoteError, VolumeError
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
+from volpipe.volumes.storage.indexing import ranges
 from volpipe.volumes.storage.metadata import Header, check_memory
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
@@ -120,11 +121,7 @@ def _message(error: Exception) -> str:
 
 
 def _spans(header: Header, index: Index) -> Spans:
-    spans = []
-    for i, n in zip(index, header.shape, strict=True):
-        positions = range(i, i + 1) if isinstance(i, int) else range(*i.indices(n))
-        spans.append((positions[0], positions[-1] + 1) if positions else (0, 0))
-    return spans
+    return [(along[0], along[-1] + 1) if along else (0, 0) for along in ranges(index, header.shape)]
 
 
 def _chunks(header: Header, spans: Spans) -> Iterator[tuple[int, ...]]:
@@ -241,8 +238,8 @@ def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> 
     """
     if header.format != "n5" or not data.size:
         return
-    axes = zip(index, header.shape, header.chunks, strict=True)
-    chunks, last = zip(*(_last_of_chunks(i, n, c) for i, n, c in axes), strict=True)
+    axes = zip(ranges(index, header.shape), header.chunks, strict=True)
+    chunks, last = zip(*(_last_of_chunks(along, c) for along, c in axes), strict=True)
     ends = tuple(at for i, at in zip(index, last, strict=True) if not isinstance(i, int))
     corners = data[np.ix_(*ends)] if ends else data
     for zero in np.argwhere(corners.reshape([len(at) for at in last]) == 0):
@@ -254,9 +251,9 @@ def _check_after(place: str, header: Header, index: Index, data: np.ndarray) -> 
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
 
-def _last_of_chunks(i: slice | int, n: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the chunks that `i` touches on an axis of `n`, and the last position in each."""
-    numbers = np.arange(*((i, i + 1) if isinstance(i, int) else i.indices(n))) // chunk
+def _last_of_chunks(positions: range, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the chunks that `positions` of an axis touch, and the last of them in each."""
+    numbers = np.array(positions, int) // chunk
     last = np.flatnonzero(np.diff(numbers, append=-1))
     return numbers[last], last
 

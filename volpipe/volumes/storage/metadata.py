@@ -35,25 +35,14 @@ AXES = ("t", "c", "z", "y", "x")
 SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
 MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22}
 NANOMETRES = {
-    "picometer": 1e-3,
-    "pm": 1e-3,
-    "angstrom": 0.1,
-    "ångström": 0.1,
-    "å": 0.1,
-    "nanometer": 1.0,
-    "nm": 1.0,
-    "micrometer": 1e3,
-    "micron": 1e3,
-    "um": 1e3,
-    "µm": 1e3,
-    "μm": 1e3,
-    "millimeter": 1e6,
-    "mm": 1e6,
-    "centimeter": 1e7,
-    "cm": 1e7,
-    "meter": 1e9,
-    "m": 1e9,
-}  # both micro signs: U+00B5 and U+03BC
+    **dict.fromkeys(("picometer", "pm"), 1e-3),
+    **dict.fromkeys(("angstrom", "ångström", "å"), 0.1),
+    **dict.fromkeys(("nanometer", "nm"), 1.0),
+    **dict.fromkeys(("micrometer", "micron", "um", "µm", "μm"), 1e3),  # both micro signs: U+00B5 and U+03BC
+    **dict.fromkeys(("millimeter", "mm"), 1e6),
+    **dict.fromkeys(("centimeter", "cm"), 1e7),
+    **dict.fromkeys(("meter", "m"), 1e9),
+}
 LENGTH = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s.+-]*)\s*")
 
 
@@ -227,8 +216,10 @@ class ArraySpec:
             raise VolumeError(f"codec {self.codec!r} is not known; use {', '.join(MAX_LEVEL)}")
         if self.codec != "raw" and not 0 <= self.codec_level <= MAX_LEVEL[self.codec]:
             raise VolumeError(f"{self.codec} has levels 0 to {MAX_LEVEL[self.codec]}, not {self.codec_level}")
-        if self.dtype.kind in "iu" and (int(self.fill) != self.fill or not _fits(int(self.fill), self.dtype)):
-            raise VolumeError(f"fill {self.fill} is no {self.dtype}")
+        if self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            if int(self.fill) != self.fill or not int(limits.min) <= self.fill <= int(limits.max):
+                raise VolumeError(f"fill {self.fill} is no {self.dtype}")
 
     def _check_shapes(self) -> None:
         rank = len(self.shape)
@@ -245,11 +236,6 @@ class ArraySpec:
                 raise VolumeError(
                     f"axis {axis}: shard {s} is not a multiple of chunk {c}; use {s // c * c or c} or {-(-s // c) * c}"
                 )
-
-
-def _fits(value: int, dtype: np.dtype) -> bool:
-    limits = np.iinfo(dtype)
-    return int(limits.min) <= value <= int(limits.max)
 
 
 def check_memory(num_bytes: int, what: object) -> None:
@@ -448,6 +434,15 @@ def place(scale: Mapping[str, float], shift: Mapping[str, float], units: Mapping
     size = [spatial.get(axis, 1.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     origin = [shift.get(axis, 0.0) * (factors.get(axis) or 1.0) for axis in "zyx"]
     return Place((size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+
+
+def listed_place(axes: Sequence[str], scale: Sequence[float], shift: object, units: object) -> Place:
+    """Return the place of an array whose attributes are lists in the order of `axes`; without others, of 0 and nm."""
+    shifts, rank = floats(shift), len(axes)
+    shifts = shifts if shifts is not None and len(shifts) == rank else (0.0,) * rank
+    names = units if isinstance(units, list) and len(units) == rank else ["nm"] * rank
+    by_axis = [dict(zip(axes, values, strict=True)) for values in (scale, shifts)]
+    return place(by_axis[0], by_axis[1], dict(zip(axes, names, strict=True)))
 
 
 def _why_unknown(spatial: Mapping[str, float], units: Mapping[str, object], factors: Mapping[str, float | None]) -> str:

@@ -297,11 +297,8 @@ def read_end(file: Remote, num_bytes: int) -> bytes | None:
 
 def size(file: Remote) -> int | None:
     """Return the bytes of `file`, None where there is none, or none that may be read."""
-    import obstore
-
-    with _explained(file, missing_ok=True):
-        return int(obstore.head(client(file), file.key)["size"])
-    return None
+    known = stamp(file)
+    return None if known is None else known.num_bytes
 
 
 @dataclass(frozen=True)
@@ -431,22 +428,16 @@ def _explained(place: Remote, *, missing_ok: bool = False) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        if missing_ok and not _is_missing_bucket(error) and (_is_denied(error) or isinstance(error, FileNotFoundError)):
+        is_absent = isinstance(error, FileNotFoundError) or re.search(DENIED, str(error))
+        if missing_ok and is_absent and "NoSuchBucket" not in str(error):
             return
         raise RemoteError(explain(place, error)) from None  # obstore's own text fills a page
 
 
-def _is_missing_bucket(error: Exception) -> bool:
-    return "NoSuchBucket" in str(error)
-
-
-def _is_denied(error: Exception) -> bool:
-    return bool(re.search(r"40[13] (Unauthorized|Forbidden)|AccessDenied|PERMISSION_DENIED", str(error)))
-
-
+DENIED = r"40[13] (Unauthorized|Forbidden)|AccessDenied|PERMISSION_DENIED"
 REASONS: Mapping[str, str] = {
     r"NoSuchBucket": "there is no bucket {bucket}; check its name, and the endpoint ({server})",
-    r"40[13] (Unauthorized|Forbidden)|AccessDenied|PERMISSION_DENIED|InvalidAccessKeyId|SignatureDoesNotMatch": (
+    rf"{DENIED}|InvalidAccessKeyId|SignatureDoesNotMatch": (
         "access denied ({signed}); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; "
         "where a bucket may be read but not listed, give the whole key of the array"
     ),

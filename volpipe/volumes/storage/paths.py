@@ -155,12 +155,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        sync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def partial_files(folder: Path) -> list[Path]:
@@ -177,9 +176,9 @@ def delete_file(file: Location) -> None:
     file.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -18,7 +18,6 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import Header
-from volpipe.volumes.storage.paths import Location
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -100,7 +99,10 @@ def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> 
     Raises:
         ValueError: tensorstore does not know this metadata.
     """
-    return _open_array(header, _kvstore(header.folder), write=write, cache_bytes=cache_bytes)
+    kvstore: dict[str, Any] = {"driver": "file", "path": f"{header.folder}/"}  # Any: JSON
+    if isinstance(header.folder, object_store.Remote):
+        kvstore = object_store.kvstore(header.folder)
+    return _open_array(header, kvstore, write=write, cache_bytes=cache_bytes)
 
 
 def _open_array(
@@ -144,12 +146,6 @@ class ArrayInMemory:
 
     def read(self, index: Index) -> np.ndarray:
         return self._array.read(index)
-
-
-def _kvstore(folder: Location) -> dict[str, Any]:  # Any: JSON
-    if isinstance(folder, object_store.Remote):
-        return object_store.kvstore(folder)
-    return {"driver": "file", "path": f"{folder}/"}
 
 
 def context(cache_bytes: int = 0) -> ts.Context:

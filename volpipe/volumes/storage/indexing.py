@@ -1,4 +1,4 @@
-"""Indexing as in numpy: brackets become one slice or integer for each axis.
+"""Indexing as in numpy: brackets become one slice or integer for each axis, and these the positions that they mean.
 
 Not here: reading (volume).
 """
@@ -19,6 +19,11 @@ def plain_index(index: object, shape: tuple[int, ...]) -> Index:
     at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
     full = entries[:at] + [slice(None)] * missing + entries[at + 1 :]
     return tuple(_plain_axis(entry, n) for entry, n in zip(full, shape, strict=True))
+
+
+def ranges(index: Index, shape: tuple[int, ...]) -> list[range]:
+    """Return the positions along each axis of an array of `shape` that a plain `index` means."""
+    return [range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in zip(index, shape, strict=True)]
 
 
 def _plain_axis(entry: object, n: int) -> slice | int:
