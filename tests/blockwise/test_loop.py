@@ -282,6 +282,21 @@ class Losing:
         return succeed(stage, units)
 
 
+@pytest.mark.parametrize(("further", "tries"), [((), 3), ((3, 4, 6), 8)])
+def test_failures_before_a_unit_came_further_count_no_more(further: Sequence[int], tries: int) -> None:
+    """Of two units that never succeed, the second comes further between some of its attempts."""
+    flaky, asked = Flaky({0: 99, 1: 99}), Counter[int]()
+
+    def forgives(unit: int) -> bool:
+        asked[unit] += 1
+        return unit == 1 and asked[unit] in further
+
+    loop, _ = loop_over(stage := Stage("work", 9, forgives=forgives), Workers(flaky))
+    loop.run()
+    assert stage.failed == {0, 1}
+    assert (flaky.attempts[0], flaky.attempts[1]) == (3, tries)
+
+
 @pytest.mark.parametrize(("reason", "tries"), [(ManagerLost, 5), (WorkerLost, 2)])
 def test_a_lost_node_costs_a_task_less_than_a_lost_worker(reason: type[TaskLost], tries: int) -> None:
     losing = Losing(reason, tries - 1)

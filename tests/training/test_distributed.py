@@ -21,13 +21,14 @@ from command import begin, finish, processes_in, wait_until
 from torch import nn
 from trainings import Threads, losses_in, make_folder
 
+from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.errors import RunStopped, SiteError
+from volpipe.errors import RunStopped, SiteError, WorkerLost
 from volpipe.recipes.training import WEIGHTS, TrainRecipe, load_training
 from volpipe.training import distributed
 from volpipe.training.checkpoints import checkpoints
 from volpipe.training.distributed import RENDEZVOUS, PeerLost, RankGroup, join_ranks
-from volpipe.training.driver import run_training
+from volpipe.training.driver import joined, newest_step, run_training
 from volpipe.training.logs import last_step
 from volpipe.training.loop import train
 from volpipe.training.rank_info import ABANDONED, RankInfo
@@ -170,16 +171,102 @@ class Told:
 
 
 def test_the_reason_of_the_rank_that_failed_is_the_one_that_is_told(folder: Path) -> None:
-    workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)])
+    workers = Told([("PeerLost: rank 0 lost another", True), ("ValueError: of its own", False)] * 4)
     with pytest.raises(RunStopped, match="after step 0: ValueError: of its own"):
         run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
+    assert len(workers.ends) == 2  # it is tried again, as a block is
 
 
-def test_a_connection_that_broke_is_tried_again_as_a_lost_worker_is(folder: Path) -> None:
+def test_a_connection_that_broke_is_tried_again_as_a_rank_that_fails_is(folder: Path) -> None:
     workers = Told([("PeerLost: rank 0 lost another", True), ("PeerLost: rank 1 lost another", True)] * 4)
-    with pytest.raises(RunStopped, match=r"3 workers were lost after step 0, .* PeerLost: rank 0 lost another"):
+    with pytest.raises(RunStopped, match="the training stops after step 0: PeerLost: rank 0 lost another"):
         run_training(recipe(folder, "train.ranks=2"), folder / "t", workers.start, search_path=folder)
     assert len(workers.ends) == 2
+
+
+def ended(*, reason: str = "", peer_lost: bool = False, fatal: bool = False) -> Record[RankResult]:
+    return Record("train", () if reason else (1,), ((1, reason),) if reason else (), RankResult(peer_lost), fatal=fatal)
+
+
+PEER = ended(reason="PeerLost: another", peer_lost=True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "blamed"),
+    [
+        ([ended(), ended()], ""),
+        ([PEER, ended(reason="ValueError: own")], "ValueError: own"),
+        ([PEER, WorkerLost("killed"), PEER], "killed"),
+        ([WorkerLost("killed"), ended(reason="ValueError: own")], "ValueError: own"),
+        ([ended(reason="ValueError: own"), ended(reason="NetError: other", fatal=True)], "NetError: other"),
+        ([PEER, ended()], "PeerLost: another"),
+    ],
+)
+def test_ranks_end_as_one_when_the_last_is_back_and_the_first_failure_is_told_at_once(
+    outcomes: list[Record[RankResult] | WorkerLost], blamed: str
+) -> None:
+    tasks, calls = [Future[Record[RankResult]]() for _ in outcomes], list[str]()
+    whole = joined(tasks, lambda: calls.append("abandon"))
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        assert not whole.done()
+        if isinstance(outcome, WorkerLost):
+            task.set_exception(outcome)
+        else:
+            task.set_result(outcome)
+    assert bool(calls) == any(isinstance(each, WorkerLost) or each.failed for each in outcomes[:-1])
+    if blamed == "killed":
+        assert isinstance(whole.exception(0), WorkerLost)
+        return
+    assert (whole.result(0).done, whole.result(0).failed) == (() if blamed else (0,), ((0, blamed),) if blamed else ())
+
+
+class Mortal(Threads):
+    """Workers that are lost at the ends of their first tasks, when these have come to the steps that are given."""
+
+    def __init__(self, training: TrainRecipe, steps: list[int]) -> None:
+        super().__init__(1)
+        self.training, self.steps = training, steps
+
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
+        if not self.steps:
+            return super().submit(app, *arguments)
+        self.sent.append("lost")
+        few = self.training.train.model_copy(update={"steps": self.steps.pop(0)})
+        place = Path(arguments[0])
+        train(self.training.model_copy(update={"train": few}), place, str(place.parent))
+        (place / WEIGHTS).unlink()
+        future: Future[Any] = Future()
+        future.set_exception(WorkerLost("the worker was killed"))
+        return future
+
+
+def test_a_loss_after_a_new_checkpoint_counts_anew_and_the_losses_are_those_of_no_loss(folder: Path) -> None:
+    """Four losses, of which two without a checkpoint between them would be too many."""
+    workers = Mortal(recipe(folder), [2, 3, 4, 5])
+    result = run_training(recipe(folder), folder / "t", workers.start, search_path=folder)
+    assert (result.steps, workers.sent) == (6, ["lost"] * 4 + ["t"])
+    assert losses_in(folder / "t") == losses_in(learn(folder, "whole", 1))
+
+
+def test_an_interrupt_lets_ranks_come_to_their_next_checkpoint_and_no_further(folder: Path) -> None:
+    INTERRUPTS.reset()
+    settings, calls = ("train.steps=4000", "train.checkpoint_every=10", "train.ranks=2"), list[int]()
+
+    def interrupt(step: int) -> None:
+        calls.append(step)
+        if len(calls) == 2:
+            assert INTERRUPTS.ask()
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_training(
+                recipe(folder, *settings), folder / "t", Threads(2).start, search_path=folder, on_step=interrupt
+            )
+    finally:
+        INTERRUPTS.reset()
+    assert time.monotonic() - began < GRACE_SECONDS
+    assert 0 < last_step(folder / "t") == newest_step(folder / "t") < 4000
 
 
 def test_a_recipe_that_fails_on_every_rank_says_why(folder: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_worker_that_is_lost_is_in_the_log_with_its_reason(folder: Path) -> No
     learn(folder, Threads(2, victim="t", lose=1), "train.ranks=2")
     lines = lines_in(folder / "t")
     assert "t: rank 0 of 2 failed: the worker was killed" in lines
-    assert "t: lost after step 0 (1 of 3 times): the worker was killed" in lines
+    assert "train 0 failed (attempt 1): WorkerLost: the worker was killed" in lines
     assert "t: attempt 2 with train.ranks=2 begins at step 0" in lines
     assert lines[-1] == "done after step 6"
 
@@ -129,7 +129,8 @@ def test_a_sweep_logs_each_trial_its_values_and_why_one_failed(folder: Path) -> 
     lines = lines_in(folder / "s")
     assert lines[0] == f"volpipe {volpipe.__version__} sweep begins in {folder / 's'}"
     assert "trial 000 begins: samples.shape = [4, 16, 16]" in lines
-    assert "000: lost after step 0 (1 of 3 times): the worker was killed" in lines
+    assert "000: rank 0 of 1 failed: the worker was killed" in lines
+    assert "000: attempt 2 with train.ranks=1 begins at step 0" in lines
     assert any(line.startswith("trial 000 ended: done after step 6, loss 0.") for line in lines)
     assert any(line.startswith("trial 001 failed: ") and "longer than the volume" in line for line in lines)
     assert "trial 001 ended: failed after step 0, loss None, score None" in lines
@@ -139,13 +140,13 @@ def test_a_sweep_logs_each_trial_its_values_and_why_one_failed(folder: Path) -> 
 
 def test_a_search_logs_each_trial_and_why_one_failed(folder: Path) -> None:
     tuning = load_tuning(folder / "recipe.toml")
-    rows = run_tuning(tuning, folder / "u", Threads(1, victim="001", lose=3).start, search_path=folder)
+    rows = run_tuning(tuning, folder / "u", Threads(1, victim="001", lose=2).start, search_path=folder)
     lines = lines_in(folder / "u")
     assert lines[0] == f"volpipe {volpipe.__version__} tune begins in {folder / 'u'}"
     assert json.loads(lines[2].removeprefix("search: "))["trials"] == 2
     rate = next(row for row in rows if row.number == 0).values["train.learning_rate"]
     assert f"trial 000 begins: train.learning_rate = {rate}" in lines
-    assert any(line.startswith("trial 001 failed: 3 workers were lost after step 0") for line in lines)
+    assert any(line.startswith("trial 001 failed: the training stops after step 0: WorkerLost") for line in lines)
     assert lines[-1] == "1 of 2 trials are done; the first of the table is 000"
 
 

@@ -43,6 +43,9 @@ def logging_to(path: Path) -> Iterator[None]:
     logger.setLevel(logging.INFO)
     try:
         yield
+    except KeyboardInterrupt:
+        log.warning("interrupted; the same command again goes on")
+        raise
     except VolpipeError:
         log.exception("the run stopped")
         raise

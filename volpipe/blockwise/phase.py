@@ -249,6 +249,8 @@ class Phase:
 
     def _retry(self, stage: Stage, unit: int, reason: str, cost: float) -> None:
         key, kind = (stage.name, unit), failure_kind(reason)
+        if stage.forgives is not None and stage.forgives(unit):
+            self._attempts[key], self._costs[key] = 0, 0.0
         self._attempts[key] += 1
         self._costs[key] += cost
         self.reasons[key] = reason

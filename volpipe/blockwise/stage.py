@@ -39,6 +39,8 @@ class Stage:
         num_held: units that are not to be done in this session.
         most: units that a task takes at the most.
         num_workers: that a task takes, all at the same time.
+        forgives: asked at each failure of a unit, whether it came further than at the one before, so that earlier ones
+            count no more; None where units begin anew.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Stage:
     num_held: int = 0
     most: int = LARGEST_BUNDLE
     num_workers: int = 1
+    forgives: Callable[[int], bool] | None = None
     _scan: Iterator[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -133,7 +133,7 @@ def each(
     pool: WorkerPool = yield POOL
 
     def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-        return followed(pool.submit(app, *arguments(units[0])), partial(_numbered, stage, units[0]))
+        return followed(pool.submit(app, *arguments(units[0])), partial(numbered, stage, units[0]))
 
     def keep(units: Sequence[int], record: Record[Any]) -> None:
         records[units[0]] = record
@@ -143,7 +143,7 @@ def each(
     return [records[unit] for unit in range(num)]
 
 
-def _numbered(stage: str, unit: int, record: Record[Any]) -> Record[Any]:
+def numbered(stage: str, unit: int, record: Record[Any]) -> Record[Any]:
     """Return the record of a task that has units of its own, as that of the one `unit` of `stage`."""
     failed = tuple((unit, reason) for _, reason in record.failed[:1])
     return dataclasses.replace(record, stage=stage, done=() if failed else (unit,), failed=failed, permanent=())

@@ -123,8 +123,43 @@ class Progressing:
         return self.schedule.missing(self.reasons)
 
 
-class FolderWork(ABC, Generic[R]):
-    """Work with a folder of its own, that holds its journal, log and lock.
+class HeldWork(ABC, Generic[R]):
+    """Work with a folder of its own, that holds its log and lock."""
+
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        """The folder, or the output."""
+        return str(self.folder.path)
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
+
+        Raises:
+            RunError: they are not.
+        """
+
+    @abstractmethod
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        """Do what is not done yet as the session `name`, which holds the folder, and return how that ended."""
+
+    def steps(self) -> Steps[R]:
+        """Do what is missing, and return how that ended.
+
+        Raises:
+            RunError: another run's folder or output is in the way, or the input has changed.
+            RunStopped: too much fails.
+        """
+        with self.folder.locked() as name:
+            self.claim()
+            with logging_to(self.folder.log), present(self.folder.path, name) as presence:
+                return (yield from self.held_steps(name, presence))
+
+
+class FolderWork(HeldWork[R]):
+    """Work whose folder holds its journal as well.
 
     Args:
         folder: that folder.
@@ -142,11 +177,6 @@ class FolderWork(ABC, Generic[R]):
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """The output."""
-
-    @property
     def journal(self) -> Path:
         """The journal of the stages of `schedule`."""
         return self.folder.journal
@@ -161,32 +191,13 @@ class FolderWork(ABC, Generic[R]):
         """Return the stages that the journal speaks of, nothing of them done."""
 
     @abstractmethod
-    def claim(self) -> None:
-        """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
-
-        Raises:
-            RunError: they are not.
-        """
-
-    @abstractmethod
     def session_steps(self, session: Session) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
 
-    def steps(self) -> Steps[R]:
-        """Make the output, or what is missing of it, and return how that ended.
-
-        Raises:
-            RunError: another run's folder or output is in the way, or the input has changed.
-            RunStopped: too much fails.
-        """
-        with self.folder.locked() as name:
-            self.claim()
-            with (
-                logging_to(self.folder.log),
-                present(self.folder.path, name) as presence,
-                Journal(self.folder.journal, self.kinds) as journal,
-            ):
-                return (yield from self.session_steps(Session(self, name, presence, journal)))
+    def held_steps(self, name: str, presence: Presence) -> Steps[R]:
+        """Do what is not done yet with the journal open; see `HeldWork`."""
+        with Journal(self.folder.journal, self.kinds) as journal:
+            return (yield from self.session_steps(Session(self, name, presence, journal)))
 
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""

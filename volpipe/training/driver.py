@@ -1,44 +1,51 @@
 """The driver of a training: from its recipe to its weights, on the workers of a site, resumed after an interrupt.
 
-Not here: a worker's task (task), or starting workers (apps.pool).
+Not here: a worker's task (task), whether a failed attempt is followed by another (blockwise.phase), or starting workers
+(apps.pool).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import volpipe
 from volpipe.blockwise.failures import message_of
+from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.errors import RecipeError, RunError, RunStopped, SiteError, TaskLost
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.work import POOL, RELEASED, Steps, numbered
+from volpipe.errors import RecipeError, RunError, RunStopped, SiteError
 from volpipe.nets.files import PACKAGE, is_program, kind_of
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import NetChoice
 from volpipe.recipes.toml import Section
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, TrainRecipe, check_same
 from volpipe.runs.presence import FILE as NOTE_FILE
-from volpipe.runs.presence import StageNote, present
+from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import HeldWork
 from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
 from volpipe.training.rank_info import ABANDONED, RankInfo
-from volpipe.training.task import RankResult, Training
+from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.5
-ATTEMPTS = 3  # without a new checkpoint between them
 BOOKKEEPING = ("lock", "parsl", "volpipe.log", NOTE_FILE)  # files of a folder in which no training has begun
 
-
+R = TypeVar("R")
 OnStep = Callable[[int], None]
+Task = Future[Record[RankResult]]  # of a rank, or of all of an attempt
 
 
 @dataclass(frozen=True)
@@ -93,39 +100,14 @@ def run_training(
     if fresh or not is_complete(folder.path, recipe):  # a complete training needs no volume
         check_data(recipe, describe(recipe.net, str(search_path)), str(search_path))
     training = Training(recipe=recipe, search_path=str(search_path))
-    with folder.locked() as session:
-        claim(folder, training, fresh=fresh)
-        with log_session(folder, "train", recipe), present(folder.path, session) as presence:
-            if is_complete(folder.path, recipe):
-                log.info("nothing to do: all %d steps are taken", newest_step(folder.path))
-                return TrainingResult(folder.path / WEIGHTS, newest_step(folder.path), was_complete=True)
-            with start(folder.parsl) as workers:
-                run = TrainingRun(folder, training, workers, session)
-                while not run.poll():
-                    wait(run.futures, TICK_SECONDS, FIRST_COMPLETED)
-                    step = last_step(folder.path)
-                    on_step(step)
-                    presence.tell({"train": StageNote(step, recipe.train.steps)})
-            stopped = not is_complete(folder.path, recipe)
-            log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder.path))
-            return TrainingResult(folder.path / WEIGHTS, newest_step(folder.path), was_stopped=stopped)
+    work = TrainingWork(folder=folder, training=training, fresh=fresh, on_step=on_step)
+    return perform(work, partial(start, folder.parsl))
 
 
-@contextmanager
-def log_session(folder: RunFolder, command: str, recipe: Section) -> Iterator[None]:
-    """Log the context to the log in `folder`: version, recipe, interrupts and errors with their tracebacks."""
-    with logging_to(folder.log):
-        log.info("volpipe %s %s begins in %s", volpipe.__version__, command, folder.path)
-        log.info("recipe: %s", recipe.model_dump_json(exclude_defaults=True))
-        try:
-            yield
-        except KeyboardInterrupt:
-            log.warning("interrupted; the same command again goes on")
-            raise
-        except RunStopped as error:
-            if error.detail:
-                log.error("what the worker said:\n%s", error.detail)
-            raise
+def log_beginning(folder: RunFolder, command: str, recipe: Section) -> None:
+    """Log which version begins which `command` in `folder`, and by what recipe."""
+    log.info("volpipe %s %s begins in %s", volpipe.__version__, command, folder.path)
+    log.info("recipe: %s", recipe.model_dump_json(exclude_defaults=True))
 
 
 def newest_step(folder: Path) -> int:
@@ -138,110 +120,183 @@ def is_complete(folder: Path, recipe: TrainRecipe) -> bool:
     return (folder / WEIGHTS).is_file() and newest_step(folder) >= recipe.train.steps
 
 
-def claim(folder: RunFolder, training: Training, *, fresh: bool = False) -> None:
-    """Refuse a folder of another training, or clear it.
-
-    Raises:
-        RecipeError: the folder holds a training by another recipe.
-        RunError: the folder holds other files.
-    """
-    if fresh:
-        folder.clear()
-    old = Training.load(folder.path)
-    if old is None:
-        others = [entry.name for entry in folder.path.iterdir() if entry.name not in BOOKKEEPING]
-        if others:
-            raise RunError(
-                f"{folder.path} holds {others[0]} and no training; choose another --out, or use --fresh to delete it"
-            )
-        return
-    check_same(old.recipe, training.recipe, newest_step(folder.path))
-
-
 class TrainingFailed(RunStopped):
     """One training cannot go on; others may."""
 
 
-class TrainingRun:
-    """The running tasks of a training, one for each rank, sent again after the loss of a worker. Nothing here waits.
+@dataclass(kw_only=True)
+class LearningWork(HeldWork[R]):
+    """One training or many, in a folder of their own, known by a `file`; a fresh start deletes its contents."""
 
-    Args:
-        folder: the training's folder, claimed for `session`.
-        training: recipe and search path.
-        workers: of the site.
-        session: content of the folder's lock while this driver holds it.
+    folder: RunFolder
+    fresh: bool = False
+    file: ClassVar[str]
 
-    Raises:
-        SiteError: fewer workers than ranks.
-    """
-
-    def __init__(self, folder: RunFolder, training: Training, workers: WorkerPool, session: str) -> None:
-        check_slots(training.recipe, workers.slots)
-        self.folder, self.training, self.session = folder.path, training, session
-        self._workers, self._sent, self._lost, self._reached = workers, 0, 0, newest_step(folder.path)
-        (folder.path / STOP).unlink(missing_ok=True)
-        (folder.path / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
-        training.store(folder.path)
-        self._send()
-
-    @property
-    def futures(self) -> list[Future[Record[RankResult]]]:
-        """Futures of the running tasks."""
-        return [future for future in self._futures if not future.done()]
-
-    def poll(self) -> bool:
-        """Return whether the training is done; after the loss of a worker, retry from the newest checkpoint.
+    def claim(self) -> None:
+        """Clear the folder if the user asked for a fresh start, and refuse one that holds other files.
 
         Raises:
-            TrainingFailed: a rank failed by itself, or workers are lost again and again.
+            RunError: with one of the files.
         """
-        if self.futures:
-            if any(map(_has_failed, self._done())):  # the other ranks end; waiting ones do not begin
-                (self.folder / ABANDONED).write_text(self._attempt, encoding="utf-8")
-            return False
-        lost = next(filter(None, map(_lost_worker, self._futures)), None)
-        for rank, reason in enumerate(map(_reason, self._futures)):
-            if reason:
-                log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, len(self._futures), reason)
-        failed = [record for record in map(_record, self._futures) if record is not None and record.failed]
-        own = [record for record in failed if record.result is None or not record.result.peer_lost]
-        if own:
-            reason = own[0].failed[0][1]
-            raise TrainingFailed(
-                f"the training stops after step {newest_step(self.folder)}: {message_of(reason)}", reason
-            )  # fmt: skip
-        if lost is None and not failed:
-            return True
-        self._retry(lost or RunError(message_of(failed[0].failed[0][1])))
-        return False
-
-    def _done(self) -> list[Future[Record[RankResult]]]:
-        return [future for future in self._futures if future.done()]
-
-    def _retry(self, error: Exception) -> None:
-        """Begin another attempt, unless too many workers were lost after the same checkpoint."""
-        step = newest_step(self.folder)
-        self._lost = 1 if step > self._reached else self._lost + 1
-        if self._lost >= ATTEMPTS:
-            raise TrainingFailed(
-                f"{self._lost} workers were lost after step {step}, so the training stops: {error}"
-            ) from error
-        log.warning("%s: lost after step %d (%d of %d times): %s", self.folder.name, step, self._lost, ATTEMPTS, error)
-        self._reached = step
-        self._send()
-
-    def _send(self) -> None:
-        self._sent += 1
-        self._attempt = f"attempt {self._sent} of {self.session}"
-        ranks, step = self.training.recipe.train.ranks, newest_step(self.folder)
-        beginning = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
-        log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self._sent, ranks, beginning)
-        self._futures = [
-            self._workers.submit(
-                "train", str(self.folder), self.session, RankInfo(rank, ranks, self._attempt, self._workers.address)
+        path = self.folder.path
+        if self.fresh:
+            self.folder.clear()
+        others = [entry.name for entry in path.iterdir() if entry.name not in BOOKKEEPING]
+        if others and not (path / self.file).is_file():
+            raise RunError(
+                f"{path} holds {others[0]} and no {self.file}; choose another --out, or use --fresh to delete it"
             )
-            for rank in range(ranks)
-        ]
+
+
+@dataclass(kw_only=True)
+class TrainingWork(LearningWork[TrainingResult]):
+    """A training; attributes as the arguments of `run_training`."""
+
+    training: Training
+    on_step: OnStep = lambda step: None
+    file = TRAINING_FILE
+
+    def claim(self) -> None:
+        """Refuse the folder of another recipe's training as well.
+
+        Raises:
+            RecipeError: with the keys that differ.
+        """
+        super().claim()
+        old = Training.load(self.folder.path)
+        if old is not None:
+            check_same(old.recipe, self.training.recipe, newest_step(self.folder.path))
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[TrainingResult]:
+        """Take the steps that are left, and return how that ended."""
+        recipe, folder = self.training.recipe, self.folder.path
+        log_beginning(self.folder, "train", recipe)
+        if is_complete(folder, recipe):
+            log.info("nothing to do: all %d steps are taken", newest_step(folder))
+            return TrainingResult(folder / WEIGHTS, newest_step(folder), was_complete=True)
+
+        def tell(step: int) -> None:
+            self.on_step(step)
+            presence.tell({STAGE: StageNote(step, recipe.train.steps)})
+
+        yield from self.trained(name, tell)
+        yield RELEASED
+        stopped = not is_complete(folder, recipe)
+        log.info("%s after step %d", "stopped, as was asked," if stopped else "done", newest_step(folder))
+        return TrainingResult(folder / WEIGHTS, newest_step(folder), was_stopped=stopped)
+
+    def trained(self, session: str, tell: OnStep = lambda step: None) -> Steps[None]:
+        """Take the steps that are left, unless a file "stop" ends them before.
+
+        Args:
+            session: content of the folder's lock, while this driver holds it.
+            tell: called now and then with the number of steps taken.
+
+        Raises:
+            SiteError: fewer workers than ranks.
+            TrainingFailed: the attempts fail again and again after the same checkpoint.
+        """
+        pool: WorkerPool = yield POOL
+        folder, ranks = self.folder.path, self.training.recipe.train.ranks
+        check_slots(self.training.recipe, pool.slots)
+        (folder / STOP).unlink(missing_ok=True)
+        (folder / WEIGHTS).unlink(missing_ok=True)  # of fewer steps: they would pass for the last
+        self.training.store(folder)
+        attempts = _Attempts(folder, ranks, pool, session)
+
+        def show(progress: Progress) -> None:
+            if INTERRUPTS.is_asked:  # what is under way ends at its next checkpoint, not in hours
+                (folder / STOP).touch()
+            tell(last_step(folder))
+
+        stage = Stage(STAGE, 1, label="gpu", marked=False, most=1, num_workers=ranks, forgives=attempts.came_further)
+        phase = Phase(Schedule(stage), attempts.submit, show=show, tolerated=0, on_record=attempts.log_failures)
+        try:
+            yield phase
+        except RunStopped as error:
+            if not (stage.failed or error.detail):  # not by the training, but by the site
+                raise
+            reason = error.detail or phase.reasons[STAGE, 0]
+            sentence = f"the training stops after step {newest_step(folder)}: {message_of(reason)}"
+            raise TrainingFailed(sentence, error.detail) from error
+
+
+@dataclass
+class _Attempts:
+    """The attempts of a session at a training, each a task for every rank; `reached`: before its last failure."""
+
+    folder: Path
+    ranks: int
+    pool: WorkerPool
+    session: str
+    num_sent: int = 0
+    reached: int = 0
+    tasks: Sequence[Task] = ()
+
+    def submit(self, stage: str, units: Sequence[int]) -> Task:
+        """Send a task for each rank, and return what comes of all."""
+        self.num_sent += 1
+        attempt, step = f"attempt {self.num_sent} of {self.session}", newest_step(self.folder)
+        beginning = f"goes on from the checkpoint after step {step}" if step else "begins at step 0"
+        log.info("%s: attempt %d with train.ranks=%d %s", self.folder.name, self.num_sent, self.ranks, beginning)
+        infos = [RankInfo(rank, self.ranks, attempt, self.pool.address) for rank in range(self.ranks)]
+        self.tasks = [self.pool.submit("train", str(self.folder), self.session, info) for info in infos]
+        return joined(self.tasks, partial(self._abandon, attempt))
+
+    def came_further(self, unit: int) -> bool:
+        """Return whether there is a newer checkpoint than when this was asked before."""
+        before, self.reached = self.reached, newest_step(self.folder)
+        return self.reached > before
+
+    def log_failures(self, units: Sequence[int], record: Record[RankResult]) -> None:
+        """Log why ranks of the newest attempt failed, a line each."""
+        for rank, task in enumerate(self.tasks):
+            if _blame(task):
+                reason = task.exception() or message_of(task.result().failed[0][1])
+                log.warning("%s: rank %d of %d failed: %s", self.folder.name, rank, self.ranks, reason)
+
+    def _abandon(self, attempt: str) -> None:
+        """Let ranks of an attempt that still run end, and those that wait for a worker not begin."""
+        try:
+            (self.folder / ABANDONED).write_text(attempt, encoding="utf-8")
+        except OSError as error:  # they notice by themselves, later
+            log.warning("%s: its other ranks cannot be told that one failed: %s", self.folder.name, error)
+
+
+def joined(tasks: Sequence[Task], on_failure: Callable[[], None]) -> Task:
+    """Return the outcome of all ranks, as of one unit: that of the rank to blame.
+
+    `on_failure` is called as one fails while others run.
+    """
+    whole, lock, running = Task(), threading.Lock(), list(tasks)
+
+    def end(task: Task) -> None:
+        with lock:
+            running.remove(task)
+            if running and _blame(task):
+                on_failure()
+            is_last = not running
+        if is_last:
+            worst = max(tasks, key=_blame)
+            error = worst.exception()
+            if error is None:
+                whole.set_result(numbered(STAGE, 0, worst.result()))
+            else:
+                whole.set_exception(error)
+
+    for task in tasks:
+        task.add_done_callback(end)
+    return whole
+
+
+def _blame(task: Task) -> int:
+    """Return how much a rank is to blame for the end of its attempt: 0 not, 1 it lost another rank, 2 it was lost."""
+    if task.exception() is not None:
+        return 2
+    record = task.result()
+    if not record.failed:
+        return 0
+    return 1 if record.result is not None and record.result.peer_lost else 3 + record.fatal
 
 
 def check_trainable(choice: NetChoice) -> None:
@@ -273,28 +328,3 @@ def check_slots(recipe: TrainRecipe, slots: Mapping[str, int]) -> None:
             f"train.ranks is {ranks}, and the site runs {most} tasks of gpu stages at once; all ranks must run "
             f"together: give train.ranks={most}, or a site with more workers"
         )
-
-
-def _lost_worker(future: Future[Record[RankResult]]) -> TaskLost | None:
-    """Return the loss of an ended task's worker, None if it answered; raise any other error."""
-    error = future.exception()
-    if error is None or isinstance(error, TaskLost):
-        return error
-    raise error
-
-
-def _record(future: Future[Record[RankResult]]) -> Record[RankResult] | None:
-    return None if future.exception() is not None else future.result()
-
-
-def _reason(future: Future[Record[RankResult]]) -> str:
-    """Return why an ended task failed, in a line; "" where it succeeded."""
-    record = _record(future)
-    if record is None:
-        return str(future.exception())
-    return message_of(record.failed[0][1]) if record.failed else ""
-
-
-def _has_failed(future: Future[Record[RankResult]]) -> bool:
-    record = _record(future)
-    return record is None or bool(record.failed)

@@ -18,7 +18,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.blockwise.feed import Feed
-from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
@@ -26,9 +25,9 @@ from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import Evaluation, EvaluationWork
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
-from volpipe.runs.presence import present
+from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, OutputWork, WorkReport, check_free
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, Options, OutputWork, WorkReport, check_free
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
@@ -157,7 +156,7 @@ class StageWork:
         return isinstance(work, Evaluation) and (work.kind == "labels" or work.given is not None)
 
 
-class FlowWork:
+class FlowWork(HeldWork[FlowReport]):
     """The stages of a plan that are not complete, side by side.
 
     Args:
@@ -173,12 +172,8 @@ class FlowWork:
     def name(self) -> str:
         return str(self.plan.out)
 
-    def steps(self) -> Steps[FlowReport]:
-        """Do what is not done yet, and return how that ended.
-
-        Raises:
-            VolpipeError: a stage cannot be done; the message names it.
-        """
+    def held_steps(self, name: str, presence: Presence) -> Steps[FlowReport]:
+        """Do what is not done yet, and return how that ended; see `HeldWork`."""
         plan, began, ended = self.plan, time.monotonic(), dict[str, Ended[StageReport | None]]()
 
         def on_end(of_stage: Ended[Any]) -> None:  # Any: how a stage ended, None where it was not begun
@@ -186,16 +181,13 @@ class FlowWork:
             if of_stage.result is not None:
                 self.listener.on_end(of_stage.result)
 
-        with self.folder.locked() as session:
-            self._claim()
-            with logging_to(self.folder.log), present(self.folder.path, session):
-                if not all(map(is_complete, plan.stages)):
-                    self.listener.on_workers((yield POOL))
-                works = self._works()
-                yield Together(works, on_end, at_once=len(works), latest_first=True)
-                errors = [ended[stage.name].error for stage in plan.stages]
-                for error in filter(None, errors):
-                    raise error
+        if not all(map(is_complete, plan.stages)):
+            self.listener.on_workers((yield POOL))
+        works = self._works()
+        yield Together(works, on_end, at_once=len(works), latest_first=True)
+        errors = [ended[stage.name].error for stage in plan.stages]
+        for error in filter(None, errors):
+            raise error
         results = [ended[stage.name].result for stage in plan.stages]
         return FlowReport(plan, [each for each in results if each is not None], time.monotonic() - began)
 
@@ -212,7 +204,7 @@ class FlowWork:
             works[stage.name] = StageWork(stage, self.options, self.listener, feed)
         return list(works.values())
 
-    def _claim(self) -> None:
+    def claim(self) -> None:
         """Make sure that what is there is of this flow, and that no stage is older than what it read."""
         plan = self.plan
         _check_out(plan)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from trainings import Threads, losses_in, make_folder
 
+from volpipe.blockwise import loop
 from volpipe.recipes.training import LOSSES, STOP, WEIGHTS
 from volpipe.training.loop import TrainLog, TrainState
 from volpipe.training.search import trials
@@ -60,7 +61,7 @@ def _in_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Study, "watch", watching)
     monkeypatch.setattr(TrainLog, "write", writing)
-    monkeypatch.setattr(trials, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(loop, "TICK_SECONDS", 0.02)
 
 
 @pytest.mark.usefixtures("_in_step")

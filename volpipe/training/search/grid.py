@@ -8,28 +8,30 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
+from volpipe.blockwise.work import Steps
 from volpipe.errors import RecipeError, RunError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import load_tree, typed
 from volpipe.recipes.training import VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.runs.presence import present
+from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_slots, check_trainable, is_complete, log_session
+from volpipe.training.driver import check_trainable, is_complete, log_beginning
 from volpipe.training.search.trials import (
+    OnEnd,
     Trial,
-    TrialPool,
     TrialResult,
+    TrialsWork,
     Values,
     check_folders,
-    check_place,
     result_of,
     store_table,
     with_overrides,
@@ -41,8 +43,6 @@ log = logging.getLogger(__name__)
 SECTION = "sweep"
 COMBINE = "combine"
 SWEEP_FILE = "sweep.json"  # the values of each trial, by number
-
-OnEnd = Callable[[TrialResult], None]
 
 
 @dataclass(frozen=True)
@@ -139,36 +139,41 @@ def run_sweep(
     """
     for recipe in sweep.recipes:
         check_trainable(recipe.net)
-    folder = RunFolder(out.absolute())
-    with folder.locked() as session:
-        check_place(folder, SWEEP_FILE, fresh=fresh)
-        with log_session(folder, "sweep", sweep.recipes[0]), present(folder.path, session):
-            trials = _number(folder.path, sweep)
-            check_folders(trials, folder.path)
-            rest = [trial for trial in trials if not is_complete(folder.path / trial.name, trial.recipe)]
-            results = {t.number: result_of(t, folder.path / t.name, "waiting" if t in rest else "done") for t in trials}
-            log.info("%d trials, of which %d are done", len(trials), len(trials) - len(rest))
-            if rest:
-                try:
-                    for result in _train(rest, folder, start, search_path):
-                        results[result.number] = result
-                        on_end(result)
-                finally:
-                    store_table(list(results.values()), folder.path)
-            log.info("%d of %d trials are done", sum(row.state == "done" for row in results.values()), len(results))
-            return list(results.values())
+    work = SweepWork(sweep=sweep, folder=RunFolder(out.absolute()), search_path=search_path, fresh=fresh, on_end=on_end)
+    return perform(work, partial(start, work.folder.parsl))
 
 
-def _train(rest: Sequence[Trial], folder: RunFolder, start: Start, search_path: Path) -> Iterator[TrialResult]:
-    """Yield the result of each trial of `rest` as it ends."""
-    waiting = list(rest)
-    with start(folder.parsl) as workers, closing(TrialPool(workers, folder.path, search_path)) as pool:
-        for trial in waiting:
-            check_slots(trial.recipe, workers.slots)
-        while waiting or pool.trials:
-            while waiting and pool.has_room(waiting[0].recipe):
-                pool.begin(waiting.pop(0))
-            yield from pool.wait()
+@dataclass(kw_only=True)
+class SweepWork(TrialsWork):
+    """A sweep; attributes as the arguments of `run_sweep`, and the results by number."""
+
+    sweep: Sweep
+    results: dict[int, TrialResult] = field(default_factory=dict)
+    file = SWEEP_FILE
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
+        """Train what is not complete, and return the results of all."""
+        log_beginning(self.folder, "sweep", self.sweep.recipes[0])
+        folder = self.folder.path
+        trials = _number(folder, self.sweep)
+        check_folders(trials, folder)
+        rest = [trial for trial in trials if not is_complete(folder / trial.name, trial.recipe)]
+        for trial in trials:
+            state = "waiting" if trial in rest else "done"
+            self.results[trial.number] = result_of(trial, folder / trial.name, state)
+        log.info("%d trials, of which %d are done", len(trials), len(trials) - len(rest))
+        if rest:
+            try:
+                yield from self.side_by_side(rest, [trial.recipe for trial in rest])
+            finally:
+                store_table(list(self.results.values()), folder)
+        rows = list(self.results.values())
+        log.info("%d of %d trials are done", sum(row.state == "done" for row in rows), len(rows))
+        return rows
+
+    def keep(self, result: TrialResult) -> None:
+        """Take note of a result, for the table."""
+        self.results[result.number] = result
 
 
 def _number(folder: Path, sweep: Sweep) -> list[Trial]:

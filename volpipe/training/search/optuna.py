@@ -8,30 +8,32 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.work import Steps
 from volpipe.errors import RecipeError, RunError, RunStopped
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import Section, differences, load_tree, typed
 from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
-from volpipe.runs.presence import present
+from volpipe.runs.presence import Presence
 from volpipe.runs.provenance import to_toml
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import check_slots, check_trainable, log_session
+from volpipe.training.driver import check_trainable, log_beginning
 from volpipe.training.search.trials import (
+    OnEnd,
     Trial,
-    TrialPool,
     TrialResult,
+    TrialsWork,
     Values,
-    check_place,
     format_values,
     read_scores,
     result_of,
@@ -50,8 +52,6 @@ STUDY, BEST = "study.jsonl", "best.toml"  # in the folder of a tuning
 FOLDER = "folder"  # attribute of Optuna's trial: its folder, which is another's where it resumes one that died
 RECIPE, SEARCH = "recipe", "search"  # attributes of a study: its recipe and its ranges
 FAILURES_TO_STOP = 3  # the search stops if the first trials all fail
-
-OnEnd = Callable[[TrialResult], None]
 
 
 class Range(Section):
@@ -204,39 +204,44 @@ def run_tuning(
     for key, values in tuning.search.ranges.items():
         for value in values.ends:
             check_trainable(tuning.recipe_with({key: value}).net)
-    folder = RunFolder(out.absolute())
-    with folder.locked() as session:
-        check_place(folder, STUDY, fresh=fresh)
-        with log_session(folder, "tune", tuning.recipe), present(folder.path, session):
-            log.info("search: %s", tuning.search.model_dump_json(exclude_defaults=True))
-            study = Study(tuning, folder.path)
-            if study.has_more:
-                with start(folder.parsl) as workers, closing(TrialPool(workers, folder.path, search_path)) as pool:
-                    _search(study, workers, pool, on_end)
-            results = study.results()
-            store_table(results, folder.path)
-            done = sum(result.state == "done" for result in results)
-            log.info("%d of %d trials are done; the first of the table is %03d", done, len(results), results[0].number)
-            return results
+    work = TuneWork(
+        tuning=tuning, folder=RunFolder(out.absolute()), search_path=search_path, fresh=fresh, on_end=on_end
+    )
+    return perform(work, partial(start, work.folder.parsl))
 
 
-def _search(study: Study, workers: WorkerPool, pool: TrialPool, on_end: OnEnd) -> None:
-    """Begin trials while there is room, and stop those that lag behind, until the study has them all."""
-    check_slots(study.tuning.recipe, workers.slots)
-    failed: list[TrialResult] | None = []
-    while study.has_more or pool.trials:
-        while study.has_more and pool.has_room(study.tuning.recipe):
-            trial = study.ask()
-            check_slots(trial.recipe, workers.slots)
-            pool.begin(trial)
-        for result in pool.wait():
-            study.tell(result)
-            on_end(result)
-            failed = None if failed is None or result.state != "failed" else [*failed, result]
-            if failed and len(failed) == FAILURES_TO_STOP:
-                raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
-        for trial in pool.trials:
-            study.watch(trial)
+@dataclass(kw_only=True)
+class TuneWork(TrialsWork):
+    """A search; attributes as the arguments of `run_tuning`, and the states of trials in the order of their ends."""
+
+    tuning: Tuning
+    states: list[str] = field(default_factory=list)
+    study: Study = field(init=False)
+    file = STUDY
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[list[TrialResult]]:
+        """Train until there are as many trials as were asked for, and return the results of all."""
+        log_beginning(self.folder, "tune", self.tuning.recipe)
+        log.info("search: %s", self.tuning.search.model_dump_json(exclude_defaults=True))
+        self.study = Study(self.tuning, self.folder.path)
+        if self.study.has_more:
+            yield from self.side_by_side(self.study.trials(), [self.tuning.recipe], self._watch)
+        results = self.study.results()
+        store_table(results, self.folder.path)
+        done = sum(result.state == "done" for result in results)
+        log.info("%d of %d trials are done; the first of the table is %03d", done, len(results), results[0].number)
+        return results
+
+    def keep(self, result: TrialResult) -> None:
+        """Store a result, and stop the search where its first trials all fail."""
+        self.study.tell(result)
+        self.states.append(result.state)
+        if self.states == ["failed"] * FAILURES_TO_STOP:
+            raise RunStopped(f"the first {FAILURES_TO_STOP} trials all fail, so the search stops: {result.reason}")
+
+    def _watch(self) -> None:
+        for trial in self.running.values():
+            self.study.watch(trial)
 
 
 class Study:
@@ -271,6 +276,11 @@ class Study:
         trials = self._study.get_trials(deepcopy=False)
         waiting = any(trial.state == TrialState.WAITING for trial in trials)
         return waiting or len({_folder_of(trial) for trial in trials}) < self.tuning.search.trials
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield trials as they are asked for, until there are all."""
+        while self.has_more:
+            yield self.ask()
 
     def ask(self) -> Trial:
         """Return the next trial, with values from Optuna."""

@@ -9,27 +9,20 @@ import copy
 import csv
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import ExitStack
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.pool import WorkerPool
-from volpipe.errors import RecipeError, RunError
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together
+from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import show_value
 from volpipe.recipes.training import TrainRecipe, check_same
 from volpipe.runs.run_folder import RunFolder
-from volpipe.training.driver import (
-    BOOKKEEPING,
-    TICK_SECONDS,
-    TrainingFailed,
-    TrainingRun,
-    claim,
-    is_complete,
-    newest_step,
-)
+from volpipe.training.driver import LearningWork, TrainingFailed, TrainingWork, check_slots, is_complete, newest_step
 from volpipe.training.logs import read_log
 from volpipe.training.task import Training
 
@@ -77,6 +70,9 @@ class TrialResult:
     seconds: float
     state: str
     reason: str = ""
+
+
+OnEnd = Callable[[TrialResult], None]
 
 
 def with_overrides(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:  # Any: TOML values
@@ -160,78 +156,62 @@ def check_folders(trials: Iterable[Trial], folder: Path) -> None:
             raise RecipeError(f"{folder / trial.name}: {error}") from error
 
 
-class TrialPool:
-    """Trials running in parallel, no more than the site's workers take at once.
+@dataclass(kw_only=True)
+class TrialsWork(LearningWork[list[TrialResult]]):
+    """Trials, each in a folder of its own in that of them all.
 
-    Args:
-        workers: of the site.
-        folder: parent of the trials' folders.
+    Attributes:
         search_path: folder that the recipes' relative names count from.
+        on_end: called with the result of each trial as it ends.
+        running: trials that are being trained, by name.
     """
 
-    def __init__(self, workers: WorkerPool, folder: Path, search_path: Path) -> None:
-        self._workers, self._folder, self._search_path = workers, folder, search_path
-        self._running: dict[str, tuple[Trial, TrainingRun, ExitStack]] = {}
+    search_path: Path
+    on_end: OnEnd
+    running: dict[str, Trial] = field(default_factory=dict)
 
-    @property
-    def trials(self) -> list[Trial]:
-        """The running trials."""
-        return [trial for trial, _, _ in self._running.values()]
+    @abstractmethod
+    def keep(self, result: TrialResult) -> None:
+        """Take note of the result of a trial; what this raises stops the others."""
 
-    def has_room(self, recipe: TrainRecipe) -> bool:
-        """Return whether the workers can take a training by `recipe` now."""
-        busy = sum(trial.recipe.train.ranks for trial in self.trials)
-        return not busy or busy + recipe.train.ranks <= self._workers.slots["gpu"]
+    def side_by_side(
+        self, trials: Iterable[Trial], recipes: Sequence[TrainRecipe], on_tick: Callable[[], None] = lambda: None
+    ) -> Steps[None]:
+        """Train `trials`, of these `recipes` as far as ranks go; the next is asked for when the workers have room.
 
-    def begin(self, trial: Trial) -> None:
+        Raises:
+            SiteError: a training has more ranks than the site has workers.
+            VolpipeError: a trial's folder is another driver's, or holds other files.
+        """
+        pool: WorkerPool = yield POOL
+        for recipe in recipes:
+            check_slots(recipe, pool.slots)
+        works = (Errand(trial.name, partial(self._trial, trial)) for trial in trials)
+        at_once = pool.slots["gpu"] // min(recipe.train.ranks for recipe in recipes)
+        yield Together(works, self._end, at_once=at_once, on_tick=on_tick)
+        yield RELEASED
+
+    def _trial(self, trial: Trial) -> Steps[None]:
         """Begin or resume the training of `trial`."""
-        folder = RunFolder(self._folder / trial.name)
-        training = Training(recipe=trial.recipe, search_path=str(self._search_path))
-        with ExitStack() as stack:
-            session = stack.enter_context(folder.locked())
-            claim(folder, training)
+        training = Training(recipe=trial.recipe, search_path=str(self.search_path))
+        work = TrainingWork(folder=RunFolder(self.folder.path / trial.name), training=training)
+        with work.folder.locked() as session:
+            work.claim()
             log.info("trial %s begins: %s", trial.name, format_values(trial.values))
-            run = TrainingRun(folder, training, self._workers, session)
-            self._running[trial.name] = trial, run, stack.pop_all()
+            self.running[trial.name] = trial
+            yield from work.trained(session)
 
-    def wait(self) -> list[TrialResult]:
-        """Wait up to `TICK_SECONDS`, and return the results of the trials that ended."""
-        futures = [future for _, run, _ in self._running.values() for future in run.futures]
-        wait(futures, TICK_SECONDS, FIRST_COMPLETED)
-        results = []
-        for name, (trial, run, stack) in list(self._running.items()):
-            folder, state, reason = self._folder / name, "done", ""
-            try:
-                if not run.poll():
-                    continue
-            except TrainingFailed as error:
-                state, reason = "failed", str(error)
-                log.warning("trial %s failed: %s\n%s", name, error, error.detail)
-            if state == "done" and not is_complete(folder, trial.recipe):
-                state = "pruned"  # by a file "stop"
-            del self._running[name]
-            stack.close()
-            row = result_of(trial, folder, state, reason)
-            log.info("trial %s ended: %s after step %d, loss %s, score %s", name, state, row.steps, row.loss, row.score)
-            results.append(row)
-        return results
-
-    def close(self) -> None:
-        """Unlock the folders of the running trials."""
-        for _, _, stack in self._running.values():
-            stack.close()
-
-
-def check_place(folder: RunFolder, file: str, *, fresh: bool) -> None:
-    """Refuse a folder that holds other files but no `file` to resume from, or clear it if `fresh`.
-
-    Raises:
-        RunError: with one of the files.
-    """
-    if fresh:
-        folder.clear()
-    others = [entry.name for entry in folder.path.iterdir() if entry.name not in BOOKKEEPING]
-    if others and not (folder.path / file).is_file():
-        raise RunError(
-            f"{folder.path} holds {others[0]} and no {file}; choose another --out, or use --fresh to delete it"
-        )
+    def _end(self, ended: Ended[None]) -> None:
+        """Hand on how a trial ended."""
+        name, error = ended.work.name, ended.error
+        if error is not None and not isinstance(error, TrainingFailed):
+            raise error
+        trial, folder = self.running.pop(name), self.folder.path / name
+        state = "done" if is_complete(folder, trial.recipe) else "pruned"  # by a file "stop"
+        if error is not None:
+            state = "failed"
+            log.warning("trial %s failed: %s", name, error)
+        row = result_of(trial, folder, state, str(error or ""))
+        log.info("trial %s ended: %s after step %d, loss %s, score %s", name, state, row.steps, row.loss, row.score)
+        self.on_end(row)
+        self.keep(row)
