@@ -150,18 +150,7 @@ class RunFolder:
         old = self.load_plan()
         if old is None or old.identity == plan.identity:
             return
-        changed = differences(old.recipe, plan.recipe)
-        for name in ("source", "net"):
-            before, after = (getattr(each, name).model_dump() for each in (old, plan))
-            changed += [
-                f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
-                for key in before
-                if before[key] != after[key]
-            ]
-        for name in ("code_sha256", "search_path", "out"):
-            before, after = getattr(old, name), getattr(plan, name)
-            if before != after:
-                changed.append(f"{name}: {_short(before)} -> {_short(after)}{CHANGES.get(name, '')}")
+        changed = plan_changes(old, plan)
         raise RunError(
             f"{self.path} holds a run with another recipe or input ({'; '.join(changed) or 'other sizes'}); "
             "restore it to go on, choose another --out, or use --fresh to start over"
@@ -197,6 +186,23 @@ class RunFolder:
                 delete(entry)
             else:
                 entry.unlink()
+
+
+def plan_changes(old: Plan, new: Plan) -> list[str]:
+    """Return one line for each key in which two plans differ, in recipe, volume, net or place: ``key: old -> new``."""
+    changes = differences(old.recipe, new.recipe)
+    for name in ("source", "net"):
+        before, after = (getattr(plan, name).model_dump() for plan in (old, new))
+        changes += [
+            f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
+            for key in before
+            if before[key] != after[key]
+        ]
+    for name in ("code_sha256", "search_path", "out"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            changes.append(f"{name}: {_short(before)} -> {_short(after)}{CHANGES.get(name, '')}")
+    return changes
 
 
 def _short(value: object) -> str:
