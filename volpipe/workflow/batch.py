@@ -238,9 +238,8 @@ def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
         yield from (stage.given.path for stage in plan.stages if stage.reads == VOLUME)
     else:
         yield plan.source.path
-    for work, *_ in stages_of(plan):
-        if isinstance(work, Plan) and work.mask is not None:
-            yield work.mask.path
+    works = [stage.work for stage in plan.stages] if isinstance(plan, FlowPlan) else [plan]
+    yield from (work.mask.path for work in works if isinstance(work, Plan) and work.mask is not None)
 
 
 def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[Mistake]:
