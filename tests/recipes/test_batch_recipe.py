@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from volpipe.errors import RecipeError
 from volpipe.recipes.batch import Batch, Dataset, expand, home, list_datasets, load_batch
@@ -129,3 +130,19 @@ def test_a_file_that_is_no_batch_is_refused(tmp_path: Path, text: str, sentence:
     (tmp_path / "batch.toml").write_text(text)
     with pytest.raises(RecipeError, match=re.escape(sentence)):
         load_batch(Path("batch.toml"))
+
+
+def test_the_batch_of_the_documentation_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "batches.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "batch.toml").write_text(example)
+    batch = load_batch(Path("batch.toml"))
+    assert (batch.at_once, len(batch.dataset)) == (4, 2)
+    (tmp_path / "more.csv").write_text("volume,mask\nraw/other.n5/em,tissue.zarr\n")
+    for name in ("thick.n5/em", "thin.n5/em"):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+    datasets, mistakes = list_datasets(batch)
+    assert mistakes == []
+    assert sorted(Path(each.volume).parts[1] for each in datasets) == [
+        "a.n5", "b.n5", "c.n5", "other.n5", "thick.n5", "thin.n5",
+    ]  # fmt: skip

@@ -85,20 +85,25 @@ def batch(
         BatchError: with all that is wrong with any of the datasets; nothing was written.
         SiteError, RunError: the site cannot be used; another driver is at work on the batch.
     """
+    from volpipe.runs.run_folder import RunFolder
     from volpipe.workflow.batch import AT_ONCE, BatchOptions, execute_batch, plan_batch
     from volpipe.workflow.batch_table import BatchReport, batch_folder
 
     listener = listener or BatchListener()
     tree, place = _batch_of(volumes, recipe, out)
-    start, name = site_of(site)
-    options = BatchOptions(fresh, replace, name, tolerate, same_input, at_once or tree.at_once or AT_ONCE)
+    folder = RunFolder(batch_folder(place))
+    start, name = site_of(site, None if dry_run else folder)
+    options = BatchOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
+        at_once=at_once or tree.at_once or AT_ONCE,
+    )  # fmt: skip
     datasets, mistakes = list_datasets(tree)
 
     def prepare(dataset: Dataset) -> Plan | FlowPlan:
         return _plan(dataset, settings, trust_model, search_path or Path.cwd())
 
     plan = plan_batch(
-        batch_folder(place), datasets, prepare,
+        folder, datasets, prepare,
         mistakes=mistakes,
         options=options,
         check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),

@@ -80,7 +80,7 @@ OnRow = Callable[[int, DatasetRow], None]  # of the row of that number
 
 
 def plan_batch(
-    folder: Path,
+    folder: RunFolder,
     datasets: Sequence[Dataset],
     prepare: Prepare,
     *,
@@ -121,7 +121,7 @@ def plan_batch(
     if wrong:
         num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
         raise BatchError(f"{num} wrong, and nothing was begun", wrong)
-    return BatchPlan(RunFolder(folder), [each for each, _ in kept], rows, [identity for _, identity in kept], notes)
+    return BatchPlan(folder, [each for each, _ in kept], rows, [identity for _, identity in kept], notes)
 
 
 def _identity(plan: Plan | FlowPlan) -> str:
