@@ -405,3 +405,16 @@ def test_a_bucket_that_may_only_be_read_is_named_once(bucket: Bucket, monkeypatc
     monkeypatch.setattr(batch, "try_writing", deny)
     ((place, sentence),) = refused(out=f"s3://{bucket.name}/done").items()
     assert (place.partition("?")[0], sentence) == (f"s3://{bucket.name}/done", "may not be written; ")
+
+
+def test_a_net_is_examined_once_for_all_datasets(tmp_path: Path) -> None:
+    counted = NET.replace(
+        "    return Net()", '    with open("built", "a") as log:\n        log.write("x")\n    return Net()'
+    )
+    counts = []
+    for volumes in (["raw/a.n5"], ["raw/a.n5", "raw/b.n5", "raw/c.n5"]):
+        (tmp_path / "net.py").write_text(counted.replace("1, 1, (", f"1, 1, (  # {len(volumes)}\n    "))
+        (tmp_path / "built").write_text("")
+        give(volumes, "net.name=net.py:build", "net.untrained=true", dry_run=True)
+        counts.append(len((tmp_path / "built").read_text()))
+    assert counts[0] == counts[1] > 0
