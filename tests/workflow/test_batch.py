@@ -418,3 +418,10 @@ def test_a_net_is_examined_once_for_all_datasets(tmp_path: Path) -> None:
         give(volumes, "net.name=net.py:build", "net.untrained=true", dry_run=True)
         counts.append(len((tmp_path / "built").read_text()))
     assert counts[0] == counts[1] > 0
+
+
+def test_outputs_in_a_bucket_whose_runs_would_meet_on_the_disk_are_refused(bucket: Bucket, tmp_path: Path) -> None:
+    place = f"s3://{bucket.name}"
+    (tmp_path / "two.csv").write_text(f"volume,out\nraw/a.n5,{place}/x/one.zarr\nraw/b.n5,{place}/y/one.zarr\n")
+    (sentence,) = refused("two.csv").values()
+    assert f"would share the folder {tmp_path / 'one.zarr.run'}" in sentence
