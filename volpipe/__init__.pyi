@@ -1,3 +1,4 @@
+from .api.batch import batch
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
 from .api.outputs import reproduce, status, verify
@@ -5,7 +6,7 @@ from .api.runs import estimate, plan, run
 from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
-from .errors import VolpipeError
+from .errors import BatchError, VolpipeError
 from .evaluation.evaluate import EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
@@ -17,11 +18,14 @@ from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult
 from .volumes.reader import Volume
+from .workflow.batch_table import BatchReport
 from .workflow.driver import Report
 
 __version__: str
 
 __all__ = [
+    "BatchError",
+    "BatchReport",
     "Box",
     "ChunkSampler",
     "EvaluationResult",
@@ -36,6 +40,7 @@ __all__ = [
     "VolpipeError",
     "Volume",
     "WindowDataset",
+    "batch",
     "check_site",
     "convert",
     "draw_comparison",

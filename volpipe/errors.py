@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+MOST_MISTAKES: Final = 10  # of a batch, named in one sentence
 NOTICE: Final = {"notice": True}  # extra of what is logged and also told to the user, who can do something about it
 
 
@@ -82,6 +83,25 @@ class RunStopped(RunError):
     def __init__(self, sentence: str, detail: str = "") -> None:
         super().__init__(sentence)
         self.detail = detail
+
+
+class BatchError(VolpipeError, ValueError):
+    """A batch cannot begin.
+
+    Attributes:
+        sentence: on all of it.
+        mistakes: of each the dataset, or the file that lists it, and a sentence on what is wrong.
+    """
+
+    def __init__(self, sentence: str, mistakes: Sequence[tuple[str, str]]) -> None:
+        more = f"; and {len(mistakes) - MOST_MISTAKES:,} more" if len(mistakes) > MOST_MISTAKES else ""
+        listed = "; ".join(f"{what}: {problem}" for what, problem in mistakes[:MOST_MISTAKES])
+        super().__init__(f"{sentence}: {listed}{more}")
+        self.sentence, self.mistakes = sentence, tuple(mistakes)
+
+    def __reduce__(self) -> tuple[type[BatchError], tuple[str, tuple[tuple[str, str], ...]]]:
+        """An exception travels between processes by its arguments."""
+        return type(self), (self.sentence, self.mistakes)
 
 
 class TaskLost(RunError):

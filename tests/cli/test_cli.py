@@ -20,10 +20,10 @@ from volumes import fingerprint, noise, windowed, write_volume
 import volpipe
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
-from volpipe.blockwise.loop import Progress
+from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.cli import app
-from volpipe.cli.display.reports import Rate, progress_line
+from volpipe.cli.display.progress import Rate, progress_line
 from volpipe.cli.display.units import count, duration, size
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits

@@ -88,6 +88,8 @@ def test_tab_completes_sites_recipes_nets_and_keys_without_heavy_packages(tmp_pa
     assert completed(tmp_path, "volpipe", "run", "--config", "m") == ["mine.py"]
     assert completed(tmp_path, "volpipe", "run", "--recipe", "superres_z4") == ["superres_z4", "superres_z4_sharp"]
     assert completed(tmp_path, "volpipe", "train", "mi") == ["mine.toml"]
+    (tmp_path / "minced.n5").mkdir()
+    assert completed(tmp_path, "volpipe", "batch", "mi") == ["minced.n5/", "mine.toml"]
     assert completed(tmp_path, "volpipe", "net", "un") == ["unet3d"]
     offered = completed(tmp_path, "volpipe", "run", "--set", "windows.")
     assert offered == [f"{key}=" for key in keys(Recipe) if key.startswith("windows.")] and len(offered) > 3

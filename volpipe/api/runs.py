@@ -93,11 +93,16 @@ def request(
     mask: str | None = None,
     trust_model: bool = False,
     search_path: Path | None = None,
+    for_volume: Sequence[str] = (),
 ) -> Request:
-    """Return what is asked for; arguments as of `plan`. The volume is opened first: most mistakes are about it."""
+    """Return what is asked for; arguments as of `plan`. The volume is opened first: most mistakes are about it.
+
+    `for_volume` has settings for what reads the volume itself: the run, or the first of the stages.
+    """
     search_path = search_path or Path.cwd()
     volume = volume if isinstance(volume, Volume) else str(volume)
     region = [f"input.{key}={json.dumps(value)}" for key, value in (("roi", roi), ("mask", mask)) if value is not None]
+    region += for_volume
     trust = ["net.trust_model=true"] if trust_model else []
     flow = None
     if isinstance(recipe, str | Path):

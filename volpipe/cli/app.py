@@ -22,6 +22,7 @@ import typer
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import (
+    batch,
     data,
     evaluate,
     k8s,
@@ -131,6 +132,7 @@ app.command()(train.train)
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
 app.command()(evaluate.evaluate)
+app.command()(batch.batch)
 app.command()(segment.segment)
 app.command()(cli_net.net)
 app.command()(outputs.verify)
@@ -288,12 +290,15 @@ def _print_details(found: Forecast) -> None:
 @app.command()
 def status(
     output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", help="An output, its run's folder, or the folder of a training.")
+        str,
+        typer.Argument(
+            metavar="OUTPUT", help="An output, its run's folder, the folder of a training, or a batch's file or folder."
+        ),
     ],
     every: Annotated[bool, typer.Option("--all", help="List all boxes that failed, not the first of them.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Print how far a run, its stages, labels or a training is, who is at work on it, and which boxes failed."""
+    """Print how far a run, its stages, labels, a training or a batch is, who is at work on it, and what failed."""
     found = volpipe.status(output)
     if as_json:
         out.print(json.dumps(found.to_json(), indent=1), markup=False)

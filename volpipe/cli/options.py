@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of help, at most
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
-    "Process": ("run", "plan", "segment", "status", "verify", "reproduce"),
+    "Process": ("run", "plan", "batch", "segment", "status", "verify", "reproduce"),
     "Look": ("info", "evaluate", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),
@@ -81,6 +81,11 @@ def complete_recipe(incomplete: str) -> Choices:
 
     yield from ((name, "shipped") for name in shipped_recipes() if name.startswith(incomplete))
     yield from _files(incomplete, ".toml")
+
+
+def complete_volumes(incomplete: str) -> Choices:
+    """Yield the TOML, CSV and text files, the volumes and the folders, that begin so."""
+    yield from _files(incomplete, ".toml", ".csv", ".txt", ".h5", ".hdf5", ".tif", ".tiff", ".mrc", ".npy")
 
 
 def complete_net(incomplete: str) -> Choices:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
+from volpipe.cli.display.batches import MOST_DATASETS, result_table
 from volpipe.cli.display.console import check_target, out
 from volpipe.cli.display.reports import driver_line, missing_table, standing_table
 from volpipe.cli.options import Parents, whole
@@ -82,6 +83,8 @@ def reproduce(
 
 def show_status(status: Status, most: int | None) -> None:
     """Print `status`, with no more than `most` of the boxes that failed; None prints all."""
+    if status.datasets:
+        out.print(result_table(status.datasets, None if most is None else MOST_DATASETS))
     for number, part in enumerate(status.parts, 1):
         out.print(f"{'stage' if status.kind == 'stages' else 'trial'} {number} of {len(status.parts)}")
         show_status(part, most)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -19,9 +20,10 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -57,6 +59,36 @@ MOST_COMPUTED = 32**3
 SMALL = 16  # voxels along an axis of a window that is computed twice
 
 log = logging.getLogger(__name__)
+
+_memory_of: ContextVar[dict[Any, Any] | None] = ContextVar("results of checks", default=None)  # Any: of any function
+R = TypeVar("R")
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Examine and check each net once meanwhile: many plans are made of few nets, none of which changes."""
+    token = _memory_of.set({})
+    try:
+        yield
+    finally:
+        _memory_of.reset(token)
+
+
+def _once(function: Callable[..., R]) -> Callable[..., R]:
+    """Return `function`, whose results are kept while somebody is `remembering`."""
+
+    @functools.wraps(function)
+    def call(choice: NetChoice, *arguments: Any) -> R:  # Any: the function's own
+        memory = _memory_of.get()
+        if memory is None:
+            return function(choice, *arguments)
+        key = (function.__name__, choice.model_dump_json(), *map(str, arguments))
+        if key not in memory:
+            memory[key] = function(choice, *arguments)
+        result: R = memory[key]
+        return result
+
+    return call
 
 
 def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
@@ -147,6 +179,7 @@ def load_weights(net: nn.Module, path: Path, key: str | None = None) -> None:
         ) from error
 
 
+@_once
 def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`: the shipped ones, or those of the net, built.
 
@@ -267,6 +300,7 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
     return Path(home) / "volpipe" / f"{files.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
 
 
+@_once
 def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a user's net whose windows would disagree: its halo or stride is smaller than declared.
 
@@ -405,6 +439,7 @@ def check_same_net(choice: NetChoice, facts: NetFacts, weights_sha256: str) -> N
     )
 
 
+@_once
 def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str = "") -> None:
     """Refuse a net whose output for a window (z, y, x) has another shape than declared.
 

@@ -497,6 +497,7 @@ def open_writer(path: str | Path | object_store.Remote, key: str, into: Location
 
 
 T = TypeVar("T", Reader, Writer)
+MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
 _opened: dict[tuple[int, Location, object], tuple[object, Reader | Writer]] = {}
 _lock = threading.Lock()
 
@@ -510,6 +511,8 @@ def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
         with _lock:
             known = _opened.get(place)
             if known is None or known[0] != now:
+                while len(_opened) >= MOST_OPENED:  # a batch opens those of thousands of datasets
+                    del _opened[next(iter(_opened))]
                 known = _opened[place] = (now, make())
     return known[1]  # type: ignore[return-value]  # the purpose decides which
 

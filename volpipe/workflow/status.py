@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,11 @@ from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.trials import TABLE
 from volpipe.training.task import Training
 from volpipe.volumes.storage import paths
+from volpipe.workflow.batch_table import DatasetRow, find_batch, note_of, read_table
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
 
-Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials"]
+Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -49,6 +50,7 @@ class Status:
         missing: what failed when it was last tried.
         remark: what else there is to say.
         parts: the stages of several, in their order.
+        datasets: of a batch.
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Status:
     missing: list[Missing] = field(default_factory=list)
     remark: str = ""
     parts: tuple[Status, ...] = ()
+    datasets: tuple[DatasetRow, ...] = ()
 
     @property
     def state(self) -> State:
@@ -98,6 +101,7 @@ class Status:
                 for part in self.missing
             ],
             "parts": [part.to_json() for part in self.parts],
+            "datasets": [asdict(row) for row in self.datasets],
         }
 
 
@@ -107,7 +111,19 @@ def find_status(output: str) -> Status:
     Raises:
         RunError: nobody began anything there, or what is stored is damaged.
     """
+    batch = find_batch(output)
+    if batch is not None:
+        return _of_batch(output, batch)
     return _of_stages(output) or _of_training(output) or _of_trials(output) or _of_run(output)
+
+
+def _of_batch(output: str, folder: Path) -> Status:
+    """Return the status of a batch; a dataset that its driver left is one that was interrupted."""
+    driver, rows = find_driver(folder, RunFolder(folder).log), read_table(folder) or []
+    if not driver.is_at_work and driver.state != "unseen":
+        rows = [replace(row, ended="interrupted") if row.ended == "running" else row for row in rows]
+    note = note_of(rows)
+    return Status("batch", output, note.done == len(rows), driver, {"datasets": note}, datasets=tuple(rows))
 
 
 def _of_run(output: str | Path) -> Status:

@@ -1,0 +1,155 @@
+"""Batches: many volumes and what to do with each, planned, checked and run together on one pool of workers.
+
+Not here: the work (workflow.batch), or printing (cli).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from volpipe.api.arguments import site_of
+from volpipe.api.runs import check, request
+from volpipe.errors import RecipeError
+from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
+from volpipe.recipes.inference import Recipe
+from volpipe.volumes.formats.container import SUFFIXES
+from volpipe.volumes.storage import paths
+
+if TYPE_CHECKING:
+    from volpipe.blockwise.pool import WorkerPool
+    from volpipe.inference.plan import Plan
+    from volpipe.volumes.storage.paths import Location
+    from volpipe.workflow.batch import BatchPlan, OnRow
+    from volpipe.workflow.batch_table import BatchReport
+    from volpipe.workflow.plan import FlowPlan
+
+Volumes = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class BatchListener:
+    """Whom a batch tells: of the number of datasets that are planned, of all rows, of those that begin and end."""
+
+    on_dataset: Callable[[int, int], None] = lambda number, count: None
+    on_plan: Callable[[BatchPlan], None] = lambda plan: None
+    on_begin: OnRow = lambda number, row: None
+    on_end: OnRow = lambda number, row: None
+
+
+def batch(
+    volumes: Volumes,
+    recipe: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    site: str | Path | WorkerPool = "local",
+    settings: Sequence[str] = (),
+    at_once: int | None = None,
+    fresh: bool = False,
+    replace: bool = False,
+    dry_run: bool = False,
+    tolerate: float = 0.1,
+    same_input: bool = False,
+    trust_model: bool = False,
+    parents: bool = True,
+    search_path: Path | None = None,
+    listener: BatchListener | None = None,
+) -> BatchReport:
+    """Run a recipe over many volumes; the same call again goes on, and leaves alone what is complete and unchanged.
+
+    Args:
+        volumes: a batch's TOML file; or places of volumes, patterns such as "raw/*.n5/em", CSV and text files of them,
+            and prefixes of buckets.
+        recipe: a shipped name or a TOML file, also of stages; None for the batch's own, or the default one.
+        out: the folder of the outputs, or a name for each, by {stem}, {key} and {recipe}.
+        site: a shipped name, a Python file, or a pool that is started, which stays up.
+        settings: ``key=value`` on top of the recipe, below those of single datasets.
+        at_once: how many datasets may be at work at a time.
+        fresh: delete all outputs and their runs, and start over.
+        replace: start over with those that were made otherwise, by another recipe, net, input or version.
+        dry_run: say how the outputs stand, and run nothing.
+        tolerate: share of a dataset's blocks begun that may fail before its run stops.
+        same_input: go on with inputs whose files have other times or sizes, if the voxels that are compared agree.
+        trust_model: load a net's file that is code, TorchScript or torch.export.
+        parents: make folders for the outputs, where there are none.
+        search_path: folder that relative names in recipes count from; the current one where None.
+        listener: whom to tell.
+
+    Returns:
+        A row for each dataset; those that failed say why.
+
+    Raises:
+        BatchError: with all that is wrong with any of the datasets; nothing was written.
+        SiteError, RunError: the site cannot be used; another driver is at work on the batch.
+    """
+    from volpipe.runs.run_folder import RunFolder
+    from volpipe.workflow.batch import AT_ONCE, BatchOptions, execute_batch, plan_batch
+    from volpipe.workflow.batch_table import BatchReport, batch_folder
+
+    listener = listener or BatchListener()
+    tree, place = _batch_of(volumes, recipe, out)
+    folder = RunFolder(batch_folder(place))
+    start, name = site_of(site, None if dry_run else folder)
+    options = BatchOptions(
+        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
+        at_once=at_once or tree.at_once or AT_ONCE,
+    )  # fmt: skip
+    datasets, mistakes = list_datasets(tree)
+
+    def prepare(dataset: Dataset) -> Plan | FlowPlan:
+        return _plan(dataset, settings, trust_model, search_path or Path.cwd())
+
+    plan = plan_batch(
+        folder, datasets, prepare,
+        mistakes=mistakes,
+        options=options,
+        check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
+        on_dataset=lambda number: listener.on_dataset(number, len(datasets)),
+    )  # fmt: skip
+    listener.on_plan(plan)
+    if dry_run:
+        return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
+    return execute_batch(plan, start, prepare, options=options, on_begin=listener.on_begin, on_end=listener.on_end)
+
+
+def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, Location]:
+    """Return the batch that the arguments describe, and the place that it is named after."""
+    given = [str(volumes)] if isinstance(volumes, str | Path) else [str(volume) for volume in volumes]
+    files = [name for name in given if name.endswith(".toml") and "://" not in name]
+    if files and len(given) > 1:
+        raise RecipeError(f"{files[0]} is a batch of its own; give it alone, or volumes without it")
+    changes = {"recipe": None if recipe is None else str(recipe), "out": None if out is None else str(out)}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if files:
+        file = Path(files[0]).expanduser()
+        return load_batch(file).model_copy(update=changes), paths.locate(file)
+    if out is None:
+        raise RecipeError("a batch needs a place for its outputs; give a folder or a name with {stem}: -o restored/")
+    tree = Batch(volumes=tuple(given), **changes)
+    return tree, home(tree.out)
+
+
+def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_path: Path) -> Plan | FlowPlan:
+    """Return the plan of `dataset`; the output of a run gets a suffix by its format where it has none."""
+    own = (*settings, *dataset.settings)
+    asked = request(
+        dataset.volume, dataset.recipe, out=dataset.out, settings=own, for_volume=dataset.region,
+        trust_model=trust_model, search_path=search_path,
+    )  # fmt: skip
+    if isinstance(asked.work, Recipe) and paths.locate(asked.out).suffix.lower() not in SUFFIXES:
+        place = paths.locate(asked.out)
+        suffix = ".n5" if asked.work.output.format == "n5" else ".zarr"
+        asked = dataclasses.replace(asked, out=str(place.parent / f"{place.name}{suffix}"))
+    check(asked)
+    return asked.plan()
+
+
+def _check_folder(out: Location, inside: Location) -> None:
+    """Refuse an output whose folder is not there, unless it is the batch's own or in that, which is made."""
+    if isinstance(out, Path) and not out.parent.exists():
+        is_own = isinstance(inside, Path) and inside.parent.exists() and out.is_relative_to(inside)
+        if not is_own:
+            raise RecipeError(f"out {out}: there is no folder {out.parent}; make it first, or give --parents")

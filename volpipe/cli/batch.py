@@ -1,0 +1,136 @@
+"""`volpipe batch`: many datasets, planned and checked together, run on one pool, told as a table.
+
+Not here: the batch (api.batch, workflow.batch), or its tables (display.batches). Exit codes as in app.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import volpipe
+from volpipe.cli.display.batches import mistake_table, plan_table, result_table, tally, why_table
+from volpipe.cli.display.console import INCOMPLETE, REFUSED, bars, err, interruptible, measuring_shown, out
+from volpipe.cli.display.units import duration
+from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, complete_volumes, positive, share
+from volpipe.errors import BatchError
+
+if TYPE_CHECKING:
+    from volpipe.api.batch import BatchListener
+    from volpipe.workflow.batch import BatchPlan
+    from volpipe.workflow.batch_table import BatchReport, DatasetRow
+
+
+def batch(
+    volumes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="VOLUMES", autocompletion=complete_volumes,
+            help="A batch's file; or volumes, 'patterns/*.n5/raw', CSV and text files of them, s3://bucket/prefix.",
+        ),
+    ],
+    config: Site = "local",
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    out_path: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="OUT",
+            help="Folder of the outputs, or a name for each, such as 'done/{stem}_{recipe}.zarr'; also {key}, s3://.",
+        ),
+    ] = None,
+    parents: Parents = False,
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", parser=positive, help="Datasets that may be at work at a time.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what each dataset is: unchanged, or why not. Nothing is run.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete all outputs and their runs, and start over.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Start over with outputs of another recipe, net, input or version.")
+    ] = False,
+    same_input: SameInput = False,
+    tolerate: Annotated[
+        float,
+        typer.Option(metavar="SHARE", parser=share, help="Share of a dataset's blocks that may fail before it stops."),
+    ] = 0.1,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop a dataset at its first block that fails for good.")
+    ] = False,
+    trust_model: Annotated[
+        bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:  # fmt: skip
+    """Run a recipe over many volumes on one pool of workers; again: goes on, and skips what is unchanged."""
+    try:
+        with interruptible(), measuring_shown(), _listening(dry_run=dry_run, as_json=as_json) as listener:
+            report = volpipe.batch(
+                volumes, recipe, out=out_path, site=config, settings=settings or [], at_once=at_once, fresh=fresh,
+                replace=replace, dry_run=dry_run, tolerate=0 if strict else tolerate, same_input=same_input,
+                trust_model=trust_model, parents=parents, listener=listener,
+            )  # fmt: skip
+    except BatchError as error:
+        err.print(mistake_table(error.mistakes))
+        err.print(f"volpipe: {error.sentence}", markup=False)
+        raise typer.Exit(REFUSED) from None
+    if as_json:
+        out.print(json.dumps(report.to_json(), indent=1), markup=False)
+    elif not dry_run:
+        _tell(report)
+    if not dry_run and not report.is_complete:
+        raise typer.Exit(INCOMPLETE)
+
+
+@contextmanager
+def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
+    """Give a listener that prints the plan, a line as each dataset ends, and on a terminal a bar."""
+    from volpipe.api.batch import BatchListener
+
+    with bars() as shown:
+        left: list[DatasetRow] = []
+
+        def on_plan(plan: BatchPlan) -> None:
+            left.extend(row for row in plan.rows if not row.is_complete)
+            if not as_json:
+                _show_plan(plan, dry_run=dry_run)
+
+        def on_end(number: int, row: DatasetRow) -> None:
+            left.pop()
+            took = "" if row.wall_seconds is None else f" after {duration(row.wall_seconds)}"
+            reason = f": {row.reason}" if row.reason else ""
+            err.print(f"{row.volume}: {row.ended}{took}{reason}; {len(left):,} left", markup=False)
+
+        yield BatchListener(
+            on_dataset=lambda number, whole: shown.show("planned", number, whole, "dataset"),
+            on_plan=on_plan,
+            on_end=on_end,
+        )
+
+
+def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:
+    most = {} if not dry_run else {"most": None}
+    out.print(plan_table(plan.rows, **most))
+    if (why := why_table(plan.rows, **most)) is not None:
+        out.print(why)
+    for note in plan.notes:
+        err.print(f"warning: {note}", markup=False)
+    for warning in dict.fromkeys(warning for row in plan.rows for warning in row.warnings):
+        err.print(f"warning: {warning}", markup=False)
+
+
+def _tell(report: BatchReport) -> None:
+    """Print how the datasets ended."""
+    states = [row.ended for row in report.rows]
+    if set(states) == {"unchanged"}:
+        out.print(f"{tally(states)}; nothing to do (--fresh starts over)")
+        return
+    out.print(result_table(report.rows))
+    out.print(f"{duration(report.seconds)} in all; the table is {report.folder}/batch.csv and batch.json", markup=False)
+    if not report.is_complete:
+        err.print("the same command again goes on with what is not done")

@@ -1,0 +1,99 @@
+"""The datasets of a batch as tables: what would be done with each, what is wrong with some, and how they ended.
+
+Not here: printing, or the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from volpipe.cli.display.units import count, duration, shape, size
+
+if TYPE_CHECKING:
+    from volpipe.workflow.batch_table import DatasetRow
+
+MOST_DATASETS = 100  # lines of a table, unless all are asked for
+
+
+def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
+    """Return a line for each dataset: how its output stands, and what it takes."""
+    table = _table("dataset", "state", "shape", "blocks", "output", "files", "scratch", "worker time", "goes to")
+    for row in rows[:most]:
+        bound = "" if row.is_measured else "≤ "
+        table.add_row(
+            escape(row.volume), row.state, shape(row.shape), f"{row.num_blocks:,}", f"{bound}{size(row.output_bytes)}",
+            f"{row.output_files:,}", f"{bound}{size(row.scratch_bytes)}",
+            "" if row.worker_seconds is None else duration(row.worker_seconds), escape(row.out),
+        )  # fmt: skip
+    _cut(table, rows, most)
+    left = [row for row in rows if row.share_left]
+    bound = "" if all(row.is_measured for row in left) else "≤ "
+    output = sum(row.share_left * row.output_bytes for row in left)
+    files = round(sum(row.share_left * row.output_files for row in left))
+    table.caption = (
+        f"{tally([row.state for row in rows])}; still to be written: {bound}{size(output)} in {files:,} files"
+    )
+    return table
+
+
+def why_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table | None:
+    """Return what differs of outputs that were begun or made otherwise; None where nothing does."""
+    table, differing = _table("dataset", "state", "what differs, or is left"), [row for row in rows if row.why]
+    for row in differing[:most]:
+        table.add_row(escape(row.volume), row.state, escape(row.why))
+    _cut(table, differing, most)
+    return table if differing else None
+
+
+def mistake_table(mistakes: Sequence[tuple[str, str]], most: int | None = MOST_DATASETS) -> Table:
+    """Return what is wrong, with which dataset; what is wrong with several alike, once."""
+    table, groups = _table("dataset", "what is wrong"), dict[str, list[str]]()
+    for what, sentence in mistakes:
+        groups.setdefault(sentence, []).append(what)
+    for sentence, names in list(groups.items())[:most]:
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        table.add_row(escape(", ".join(names[:3]) + more), escape(sentence))
+    _cut(table, list(groups), most)
+    return table
+
+
+def result_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> Table:
+    """Return a line for each dataset: how it ended, what it took, and why it failed."""
+    table = _table("dataset", "ended", "time", "cpu", "read", "written", "missing", "seams", "output, or why not")
+    for row in rows[:most]:
+        took = row.cpu_seconds > 0
+        table.add_row(
+            escape(row.volume),
+            row.ended,
+            "" if row.wall_seconds is None else duration(row.wall_seconds),
+            *((duration(row.cpu_seconds), size(row.read_bytes), size(row.written_bytes)) if took else ("", "", "")),
+            f"{row.missing:,}" if row.missing else "",
+            ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()),
+            escape(row.reason or row.out),
+        )
+    _cut(table, rows, most)
+    table.caption = tally([row.ended for row in rows])
+    return table
+
+
+def tally(states: Sequence[str]) -> str:
+    """Return how many datasets there are, and of which state: 40 datasets: 38 new, 2 unchanged."""
+    return f"{count(len(states), 'dataset')}: {', '.join(f'{n:,} {state}' for state, n in Counter(states).items())}"
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    left = ("dataset", "state", "goes to", "ended", "what is wrong", "what differs, or is left", "output, or why not")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    return table
+
+
+def _cut(table: Table, lines: Sequence[object], most: int | None) -> None:
+    if most is not None and len(lines) > most:
+        table.add_row(f"… and {len(lines) - most:,} more")

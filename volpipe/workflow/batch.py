@@ -1,0 +1,440 @@
+"""A batch: many datasets on one pool of workers; planned and checked together, then run, each by itself.
+
+Not here: the file (recipes.batch), the table (batch_table), how one dataset runs (driver, execute), or printing
+(cli.batch). Each output keeps a run of its own, by which it is resumed. Of a dataset only its row is kept, never its
+plan, which is made again when its turn comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.phase import TOLERATED_SHARE
+from volpipe.blockwise.pool import Start
+from volpipe.blockwise.work import Ended, Steps, Together
+from volpipe.errors import BatchError, RunError, VolpipeError
+from volpipe.estimation.calibrate import load_rates
+from volpipe.estimation.estimate import estimate
+from volpipe.estimation.forecast import UNKNOWN_SLOTS
+from volpipe.estimation.limits import GIB, disk_limits, of_quota
+from volpipe.evaluation.evaluate import Evaluation
+from volpipe.inference.plan import Plan
+from volpipe.nets.load import remembering
+from volpipe.recipes.batch import Dataset, Mistake
+from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.presence import Presence
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import HeldWork, Options, WorkReport
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.object_store import Remote, try_writing
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import Volume
+from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
+from volpipe.workflow.cost import ResourceNeeds
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.execute import FlowReport, FlowWork
+from volpipe.workflow.output_state import CHANGED, find_state, findings, share_left, stages_of
+from volpipe.workflow.plan import FlowPlan
+
+AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
+Prepare = Callable[[Dataset], Plan | FlowPlan]
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What holds for every dataset; as the arguments of `execute`.
+
+    `replace` makes anew what was made otherwise; no more than `at_once` datasets are at work at a time.
+    """
+
+    fresh: bool = False
+    replace: bool = False
+    site: str = ""
+    tolerated: float = TOLERATED_SHARE
+    same_input: bool = False
+    at_once: int = AT_ONCE
+
+
+@dataclass
+class BatchPlan:
+    """Datasets that can be run, a row for each, and the batch's folder.
+
+    Attributes:
+        folder: of the batch.
+        datasets, rows, identities: of the same length; of each plan a hash of what decides the output's bytes.
+        notes: sentences about all of them.
+    """
+
+    folder: RunFolder
+    datasets: list[Dataset]
+    rows: list[DatasetRow]
+    identities: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+OnRow = Callable[[int, DatasetRow], None]  # of the row of that number
+
+
+def plan_batch(
+    folder: RunFolder,
+    datasets: Sequence[Dataset],
+    prepare: Prepare,
+    *,
+    mistakes: Iterable[Mistake] = (),
+    options: BatchOptions,
+    check_out: Callable[[Location], None] = lambda out: None,
+    on_dataset: Callable[[int], None] = lambda number: None,
+) -> BatchPlan:
+    """Return the plan of all `datasets`; whatever is wrong with any of them is refused together.
+
+    Args:
+        folder: of the batch.
+        datasets: what to do.
+        prepare: returns the plan of a dataset.
+        mistakes: of those that could not be listed.
+        options: for every dataset.
+        check_out: refuses the place of an output.
+        on_dataset: called with the number of datasets that are planned.
+
+    Raises:
+        BatchError: with every mistake.
+    """
+    wrong, rows, places = list(mistakes), list[DatasetRow](), _Places()
+    kept: list[tuple[Dataset, str]] = []
+    with remembering():
+        for number, dataset in enumerate(datasets, 1):
+            try:
+                plan = prepare(dataset)
+                check_out(paths.locate(plan.out))
+                rows.append(_row(dataset, plan, options))
+                kept.append((dataset, _identity(plan)))
+                places.add(dataset, plan)
+            except (VolpipeError, OSError) as error:
+                wrong.append((_name(dataset), str(error)))
+            on_dataset(number)
+    notes: list[str] = []
+    wrong += [*places.mistakes(), *_check_room(rows, options.at_once, notes)]
+    if wrong:
+        num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
+        raise BatchError(f"{num} wrong, and nothing was begun", wrong)
+    return BatchPlan(folder, [each for each, _ in kept], rows, [identity for _, identity in kept], notes)
+
+
+def _identity(plan: Plan | FlowPlan) -> str:
+    if isinstance(plan, Plan):
+        return plan.identity
+    return " ".join(getattr(stage.work, "identity", "") for stage in plan.stages)
+
+
+def _name(dataset: Dataset) -> str:
+    return f"{dataset.volume} ({dataset.line})" if dataset.line else dataset.volume
+
+
+def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> DatasetRow:
+    state, why = find_state(plan, same_input=options.same_input)
+    is_done = state == "unchanged" and not options.fresh
+    stages = list(stages_of(plan))
+    needs = [_need(work, given, run) for work, given, _, run in stages if not isinstance(work, Evaluation)]
+    works = [work for work, *_ in stages]
+    times = [seconds for _, seconds in needs]
+    row = DatasetRow(
+        dataset.volume, str(plan.out), dataset.recipe_name, state, why,
+        ended="unchanged" if is_done else "waiting",
+        shape=stages[0][1].spatial_shape,
+        num_blocks=sum(_num_blocks(work) for work in works),
+        output_bytes=sum(need.output_bytes for need, _ in needs),
+        output_files=sum(need.output_files for need, _ in needs),
+        scratch_bytes=max((need.scratch_bytes for need, _ in needs), default=0.0),
+        scratch_files=max((need.scratch_files for need, _ in needs), default=0),
+        is_measured=all(need.is_measured for need, _ in needs),
+        worker_seconds=None if None in times else sum(filter(None, times)),
+        share_left=share_left(plan, state),
+        warnings=tuple(plan.warnings()),
+    )  # fmt: skip
+    return replace(row, **findings(plan)) if is_done else row
+
+
+def _num_blocks(work: Plan | SegmentPlan | Evaluation) -> int:
+    if isinstance(work, Plan):
+        return work.num_active
+    return len(work.blocks) if isinstance(work, SegmentPlan) else 0
+
+
+def _need(work: Plan | SegmentPlan, given: Volume, folder: RunFolder) -> tuple[ResourceNeeds, float | None]:
+    """Return what a stage needs, and the seconds of one worker where blocks were tried; no voxel is read for it."""
+    voxel_bytes = float(given.num_channels * given.dtype.itemsize)
+    if isinstance(work, SegmentPlan):
+        return ResourceNeeds.from_labels(work, voxel_bytes), None
+    result = estimate(work, given, voxel_bytes, UNKNOWN_SLOTS, load_rates(folder, work))
+    return ResourceNeeds.from_estimate(result), result.seconds
+
+
+class _Places:
+    """The places of inputs, outputs and runs of all datasets, by their names."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[Location, str] = {}
+        self.outputs: dict[Location, list[str]] = {}
+        self.runs: dict[Path, list[str]] = {}
+        self._folders: dict[Path, Path] = {}
+
+    def add(self, dataset: Dataset, plan: Plan | FlowPlan) -> None:
+        """Take note of what a dataset reads and writes."""
+        out, name = paths.locate(plan.out), _name(dataset)
+        self.outputs.setdefault(self._resolved(out), []).append(name)
+        run = plan.folder if isinstance(plan, FlowPlan) else RunFolder.from_output(out)
+        self.runs.setdefault(run.path, []).append(name)
+        for place in _inputs(plan):
+            self.inputs.setdefault(self._resolved(paths.locate(place)), name)
+
+    def _resolved(self, place: Location) -> Location:
+        """Return `place` with links followed; each folder is looked up once."""
+        if not isinstance(place, Path):
+            return place
+        if place.is_symlink():
+            return place.resolve()
+        if place.parent not in self._folders:
+            self._folders[place.parent] = place.parent.resolve()
+        return self._folders[place.parent] / place.name
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield outputs that meet another output, or the input of another dataset."""
+        for out, names in self.outputs.items():
+            if len(names) > 1:
+                advice = "put {stem}, {key} or {recipe} into out, or give each its own"
+                yield _listed(names), f"they have one output, {out}; {advice}"
+            for above in out.parents:
+                if above in self.outputs:
+                    yield names[0], f"its output {out} lies in that of {self.outputs[above][0]}; give it another out"
+                if above in self.inputs:
+                    yield names[0], f"its output {out} lies in the input of {self.inputs[above]}; give it another out"
+        for run, names in self.runs.items():
+            if len(names) > 1 and names not in self.outputs.values():
+                yield _listed(names), f"their runs would share the folder {run}; give their outputs other names"
+        for place, name in self.inputs.items():
+            makers = next(
+                (self.outputs[folder] for folder in (place, *place.parents) if folder in self.outputs), [name]
+            )
+            if makers != [name]:
+                yield name, f"its input {place} is the output of {makers[0]}; run it in a second batch"
+        for folder in {out.parent for out in self.outputs if isinstance(out, Remote)}:
+            try:
+                try_writing(folder)
+            except VolpipeError as error:
+                yield str(folder), str(error)
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
+    """Yield the places that a dataset reads."""
+    if isinstance(plan, FlowPlan):
+        yield from (stage.given.path for stage in plan.stages if stage.reads == VOLUME)
+    else:
+        yield plan.source.path
+    works = [stage.work for stage in plan.stages] if isinstance(plan, FlowPlan) else [plan]
+    yield from (work.mask.path for work in works if isinstance(work, Plan) and work.mask is not None)
+
+
+def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[Mistake]:
+    """Yield what file systems have no room for, all datasets together; what may become too much goes to `notes`.
+
+    Bytes count only of datasets whose blocks were tried: the compression of others is not known.
+    """
+    groups: dict[int, tuple[Path, list[DatasetRow]]] = {}
+    for row in rows:
+        out = paths.locate(row.out)
+        if isinstance(out, Path) and row.share_left:
+            place = next(parent for parent in (out, *out.parents) if parent.exists())
+            groups.setdefault(place.stat().st_dev, (place, []))[1].append(row)
+    for place, group in groups.values():
+        limits = disk_limits(place)
+        files = _highest(
+            [(row.share_left * row.output_files, row.share_left * row.scratch_files) for row in group], at_once
+        )
+        if limits.free_files is not None and files > limits.free_files:
+            yield (
+                "all datasets",
+                (
+                    f"they need {files:,.0f} files and {place} may have {limits.free_files:,}"
+                    f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another out"
+                ),
+            )
+        if limits.free_bytes is None:
+            continue
+        free = f"{place} has {limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}"
+        if (known := _most_bytes([row for row in group if row.is_measured], at_once)) > limits.free_bytes:
+            yield (
+                "all datasets",
+                (f"they need {known / GIB:.1f} GiB and {free}; free some, give another out, or fewer datasets"),
+            )
+        elif (most := _most_bytes(group, at_once)) > limits.free_bytes:
+            notes.append(f"where nothing compresses, outputs and scratch take {most / GIB:.1f} GiB, and {free}")
+
+
+def _most_bytes(rows: Sequence[DatasetRow], at_once: int) -> float:
+    return _highest([(row.share_left * row.output_bytes, row.share_left * row.scratch_bytes) for row in rows], at_once)
+
+
+def _highest(needs: Sequence[tuple[float, float]], at_once: int) -> float:
+    """Return all outputs, which stay, and the largest scratch of datasets that are at work at a time."""
+    scratch = sorted((each for _, each in needs), reverse=True)
+    return sum(output for output, _ in needs) + sum(scratch[:at_once])
+
+
+def check_changed(plan: BatchPlan, options: BatchOptions) -> None:
+    """Refuse datasets whose outputs were made otherwise, unless they are to be replaced.
+
+    Raises:
+        BatchError: with each.
+    """
+    changed = [(row.volume, f"{row.out}: {row.state}: {row.why}") for row in plan.rows if row.state in CHANGED]
+    if changed and not options.replace and not options.fresh:
+        raise BatchError(
+            f"{len(changed):,} of {len(plan.rows):,} outputs were made otherwise, and nothing was begun; --replace "
+            "makes them again, another out (with {recipe}, say) puts new ones beside them",
+            changed,
+        )
+
+
+def execute_batch(
+    plan: BatchPlan,
+    start: Start,
+    prepare: Prepare,
+    *,
+    options: BatchOptions,
+    on_begin: OnRow = lambda number, row: None,
+    on_end: OnRow = lambda number, row: None,
+) -> BatchReport:
+    """Run the datasets of `plan` that are not complete on one pool of workers, and return how each ended.
+
+    What fails of one dataset is its own: the others go on.
+
+    Args:
+        plan: as `plan_batch` made it.
+        start: starts the workers once, where anything is to be done; it is given a folder for their files.
+        prepare: returns the plan of a dataset, when its turn comes.
+        options: for every dataset.
+        on_begin, on_end: called with the number and the row of a dataset.
+
+    Raises:
+        BatchError: an output was made otherwise.
+        RunError: another driver is at work on the batch.
+        SiteError: the site cannot be used.
+    """
+    check_changed(plan, options)
+    work = BatchWork(plan, prepare, options, on_begin, on_end)
+    with remembering():
+        return perform(work, partial(start, plan.folder.parsl))
+
+
+class BatchWork(HeldWork[BatchReport]):
+    """The datasets of a plan that are not complete, side by side; arguments as of `execute_batch`."""
+
+    def __init__(
+        self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, on_begin: OnRow, on_end: OnRow
+    ) -> None:
+        self.plan, self.prepare, self.options, self.folder = plan, prepare, options, plan.folder
+        self.on_begin, self.on_end = on_begin, on_end
+
+    def claim(self) -> None:
+        """Write the table, as it is before anything runs."""
+        self.table = Table(self.folder.path, _with_times(self.plan))
+        self.table.store()
+
+    def held_steps(self, name: str, presence: Presence) -> Steps[BatchReport]:
+        """Run the datasets that are left."""
+        began, table = time.monotonic(), self.table
+
+        def keep(ended: Ended[Any]) -> None:  # Any: why a dataset is not complete
+            dataset = ended.work
+            assert isinstance(dataset, DatasetWork)
+            table.set(dataset.number, dataset.row_after(ended))
+            self.on_end(dataset.number, table.rows[dataset.number])
+            presence.tell({"datasets": table.note}, table.note.done / table.note.all)
+
+        left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if not row.is_complete)
+        try:
+            yield Together(left, keep, at_once=self.options.at_once)
+        finally:
+            for number, row in enumerate(table.rows):
+                if row.ended == "running":
+                    table.set(number, replace(row, ended="interrupted"))
+        return BatchReport(table.rows, self.folder.path, time.monotonic() - began, self.plan.notes)
+
+
+class DatasetWork:
+    """One dataset of a batch; its plan is made when its turn comes, and not kept."""
+
+    def __init__(self, batch: BatchWork, number: int) -> None:
+        self.batch, self.number, self.began = batch, number, time.monotonic()
+        self.row = batch.table.rows[number]
+
+    @property
+    def name(self) -> str:
+        return self.row.volume
+
+    def steps(self) -> Steps[dict[str, Any]]:  # Any: values of a row
+        """Do what is left, and return what the dataset's row says of that."""
+        batch, self.began = self.batch, time.monotonic()
+        batch.table.set(self.number, replace(self.row, ended="running"))
+        batch.on_begin(self.number, batch.table.rows[self.number])
+        plan = _planned_again(batch.plan, self.number, batch.prepare)
+        options = Options(
+            fresh=batch.options.fresh or self.row.state in CHANGED, site=batch.options.site,
+            tolerated=batch.options.tolerated, same_input=batch.options.same_input,
+        )  # fmt: skip
+        if isinstance(plan, FlowPlan):
+            reason = _why_open((yield from FlowWork(plan, options).steps()))
+        else:
+            reason = _missing((yield from RunWork(plan, options).steps()))
+        return {"ended": "incomplete" if reason else "done", "reason": reason, **findings(plan)}
+
+    def row_after(self, ended: Ended[Any]) -> DatasetRow:
+        """Return the row of the dataset, which `ended` so."""
+        changes = ended.result or {"ended": "failed", "reason": str(ended.error)}
+        return replace(self.row, wall_seconds=time.monotonic() - self.began, **changes)
+
+
+def _with_times(plan: BatchPlan) -> list[DatasetRow]:
+    """Return the rows of `plan`, those with nothing to do with the time that they took when they were done."""
+    try:
+        past = {row.out: row for row in read_table(plan.folder.path) or ()}
+    except RunError:  # another version's, which is written anew
+        past = {}
+    return [
+        replace(row, wall_seconds=past[row.out].wall_seconds) if row.is_complete and row.out in past else row
+        for row in plan.rows
+    ]
+
+
+def _planned_again(plan: BatchPlan, number: int, prepare: Prepare) -> Plan | FlowPlan:
+    """Return the plan of a dataset, which must be as it was when the batch was checked."""
+    work = prepare(plan.datasets[number])
+    if _identity(work) != plan.identities[number]:
+        raise RunError("its recipe, its net or its volume changed after the batch began; give the same command again")
+    return work
+
+
+def _why_open(report: FlowReport) -> str:
+    if report.is_whole:
+        return ""
+    first = next((each for each in report.stages if not each.report.is_whole), None)
+    return "a stage was not begun" if first is None else f"stage {first.stage.name}: {_missing(first.report)}"
+
+
+def _missing(report: WorkReport) -> str:
+    """Return how many parts are missing, and why the first is."""
+    if not report.missing:
+        return ""
+    first = report.missing[0]
+    return f"{len(report.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"

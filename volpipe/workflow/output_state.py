@@ -1,0 +1,187 @@
+"""The state of an output against the plan for it: new, incomplete, unchanged, or made otherwise, and what differs.
+
+Not here: how far a run is in detail (status), or what is done about it (batch). Nothing is written, no worker is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import volpipe
+from volpipe.blockwise.journal import Totals, read_records
+from volpipe.errors import RunError
+from volpipe.evaluation.evaluate import Evaluation
+from volpipe.inference.plan import Plan
+from volpipe.recipes.workflow import VOLUME, named
+from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import check_present
+from volpipe.runs.work import OutputWork
+from volpipe.runs.worker import RESULTS
+from volpipe.segmentation import tasks
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.volumes.identity import changes, identify, is_alike, read_identities
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.volume import Volume
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.execute import is_complete, work_of
+from volpipe.workflow.plan import FlowPlan, StagePlan
+
+State = Literal[
+    "new", "incomplete", "unchanged", "recipe changed", "weights changed", "code of the net changed", "input changed",
+    "other version", "files lost",
+]  # fmt: skip
+CHANGED: tuple[State, ...] = (
+    "recipe changed", "weights changed", "code of the net changed", "input changed", "other version", "files lost",
+)  # fmt: skip
+"""States in which a run would mix two outputs, the first to be named first."""
+KINDS: dict[str, State] = {  # by the beginning of a line of `changes`
+    "net.weights_sha256": "weights changed", "code_sha256": "code of the net changed", "source": "input changed",
+}  # fmt: skip
+
+
+def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[State, str]:
+    """Return how the output of `plan` stands, and what differs.
+
+    Raises:
+        RunError: something else is in its place.
+    """
+    if isinstance(plan, Plan):
+        return _state_of_work(RunWork(plan), same_input=same_input)
+    states: list[tuple[State, str]] = []
+    for stage in plan.stages:
+        with named(stage.name):
+            state, why = _state_of_stage(stage, same_input=same_input)
+            states.append((state, f"stage {stage.name}: {why}" if why else ""))
+    changed = next((state for state in states if state[0] in CHANGED), None)
+    if changed is not None:
+        return changed
+    if all(state == "unchanged" for state, _ in states):
+        return "unchanged", ""
+    if all(state == "new" for state, _ in states):
+        return "new", ""
+    open_stages = [stage.name for stage, (state, _) in zip(plan.stages, states, strict=True) if state != "unchanged"]
+    return "incomplete", f"left: {', '.join(open_stages)}"
+
+
+def _state_of_stage(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
+    work = work_of(stage)
+    if isinstance(work, OutputWork):
+        return _state_of_work(work, same_input=same_input, is_outside=stage.reads == VOLUME)
+    return ("unchanged", "") if work.is_complete else ("new", "")
+
+
+def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: bool = True) -> tuple[State, str]:
+    """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
+    plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
+    if not ((folder.path / plan.FILE).is_file() and folder.journal.is_file()):
+        return _state_of_nothing(out, folder)
+    try:
+        old = folder.load(type(plan))
+    except RunError as error:
+        return "other version", str(error)
+    if old is not None and old.identity != plan.identity:
+        changed = old.changes(plan) or ["other sizes"]
+        return _kind(changed), "; ".join(changed)
+    inputs = {name: volume for name, volume in work.volumes().items() if is_outside or name != "volume"}
+    if other := _input_changes(folder, inputs, same_input=same_input):
+        return "input changed", other
+    try:
+        shards = work.shards()
+        if shards and not paths.exists(out):
+            return "files lost", f"the output is gone, of which {folder.path} speaks"
+        if not work.is_complete or not is_sealed(folder):
+            return "incomplete", _left(work)
+        check_present(plan.out, shards)
+    except RunError as error:
+        return "files lost", str(error)
+    return _state_by_version(out)
+
+
+def _left(work: OutputWork[Any, Any]) -> str:
+    progress = work.progress()
+    left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in progress.schedule.shown)
+    return left + (f"; {len(progress.missing):,} parts failed" if progress.missing else "")
+
+
+def _state_of_nothing(out: Location, folder: RunFolder) -> tuple[State, str]:
+    if paths.exists(out):
+        raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
+    return "new", ""
+
+
+def _state_by_version(out: Location) -> tuple[State, str]:
+    """Return the state of a complete output, by the version that made it."""
+    version = read_provenance(str(out)).get("version")
+    if version != volpipe.__version__:
+        return "other version", f"it was made by {version or 'an earlier one'}, this is {volpipe.__version__}"
+    return "unchanged", ""
+
+
+def _kind(changed: Sequence[str]) -> State:
+    """Return the state for what changed: keys of the recipe first, which may bring the rest with them."""
+    states = {
+        next((kind for start, kind in KINDS.items() if line.startswith(start)), "recipe changed") for line in changed
+    }
+    return next(state for state in CHANGED if state in states)
+
+
+def _input_changes(folder: RunFolder, volumes: Mapping[str, Volume], *, same_input: bool) -> str:
+    """Return what differs between inputs as they are and as they were when the run in `folder` began."""
+    before = read_identities(folder.inputs) or {}
+    lines = []
+    for what, volume in volumes.items():
+        if what in before:
+            now = identify(volume)
+            if not (same_input and is_alike(before[what], now)):
+                lines += changes(before[what], now)
+    return "; ".join(lines)
+
+
+def share_left(plan: Plan | FlowPlan, state: State) -> float:
+    """Return the share of an output that is still to be written; what is replaced gives its room back."""
+    if state != "incomplete":
+        return 1.0 if state == "new" else 0.0
+    if isinstance(plan, FlowPlan):
+        return sum(not is_complete(stage) for stage in plan.stages) / len(plan.stages)
+    stages = RunWork(plan).progress().schedule.shown
+    longest = max(stages, key=lambda stage: stage.num_units)
+    return 1.0 - longest.num_done / max(1, longest.num_units)
+
+
+def stages_of(plan: Plan | FlowPlan) -> Iterator[tuple[Plan | SegmentPlan | Evaluation, Volume, Location, RunFolder]]:
+    """Yield the work of each stage, what it reads, its output, and its run's folder."""
+    if isinstance(plan, FlowPlan):
+        yield from ((stage.work, stage.given, stage.out, stage.folder) for stage in plan.stages)
+    else:
+        out = paths.locate(plan.out)
+        yield plan, plan.source.volume(), out, RunFolder.from_output(out)
+
+
+def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
+    """Return what the journals and the outputs of `plan` say of how it was done, by the names of a batch's table."""
+    totals, missing, seams, origins = Totals(), 0, dict[str, float](), []
+    for work, _, out, folder in stages_of(plan):
+        if isinstance(work, Evaluation):
+            continue
+        for record in read_records(folder.journal, RESULTS if isinstance(work, Plan) else tasks.RESULTS):
+            totals.add(record)
+        said = read_provenance(str(out)) if paths.exists(out) else {RUN_KEY: {}}
+        run = said.pop(RUN_KEY)
+        origins.append(said)
+        missing += int(run.get("missing", 0))
+        for axis, value in run.get("seams", {}).items():
+            seams[axis] = max(value, seams.get(axis, value))
+    digest = hashlib.sha256(json.dumps(origins, sort_keys=True).encode()).hexdigest()
+    return {
+        "cpu_seconds": totals.cpu_seconds,
+        "read_bytes": totals.read_bytes,
+        "written_bytes": totals.written_bytes,
+        "missing": missing,
+        "seams": seams,
+        "provenance": digest[:32],
+    }
