@@ -83,7 +83,7 @@ def test_a_pool_that_is_started_stays_up_and_progress_is_told(volume: str, tmp_p
 def test_a_recipe_of_stages_is_run_by_the_same_function(volume: str, tmp_path: Path) -> None:
     (tmp_path / "flow.toml").write_text(STAGES)
     report = vp.run(volume, "flow.toml", out="all", site="threads")
-    assert isinstance(report, FlowReport) and report.is_complete
+    assert isinstance(report, FlowReport) and report.is_whole
     check("all/first.zarr")
     with pytest.raises(vp.VolpipeError, match="open the volume themselves"):
         vp.run(vp.open(volume), "flow.toml", out="more", site="threads")

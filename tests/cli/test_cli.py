@@ -23,6 +23,7 @@ from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
 from volpipe.cli import app
+from volpipe.cli.display import progress
 from volpipe.cli.display.progress import Rate, progress_line
 from volpipe.cli.display.units import count, duration, size
 from volpipe.estimation import calibrate
@@ -232,7 +233,7 @@ MISTAKES = [
     (["in.n5", "--set", "net.weights=w.safetensors"], ["no weights at", "w.safetensors"]),
     (["in.n5", *set_each("net.name=unet3d", "windows.shape=[48,48,51]")], ["axis x: window 51", "use 50 or 52"]),
     (["in.n5", *IDENTITY, "--out", "theirs.zarr"], ["theirs.zarr exists and no run in", "choose another --out"]),
-    (["in.n5", *IDENTITY, "--out", "theirs.zarr", "--fresh"], ["theirs.zarr was not made by a run in", "--out"]),
+    (["in.n5", *IDENTITY, "--out", "theirs.zarr", "--fresh"], ["theirs.zarr exists and no run in", "--out"]),
     (["in.n5", *IDENTITY, "--out", "in.n5"], ["in.n5 would overwrite the volume", "choose another --out"]),
     (["in.n5", *IDENTITY, "--out", "in.n5/s0"], ["s0 would lie inside the volume", "choose another --out"]),
     (["in.n5", *IDENTITY, "--out", "in.n5/attributes.json/x"], ["would lie inside the volume"]),
@@ -354,7 +355,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path
 
 
 def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PLAIN_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_LINE_SECONDS", 0.0)
     small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 0
