@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.task import work_each
 from volpipe.blockwise.work import POOL, Steps
-from volpipe.errors import PlanError
+from volpipe.errors import PlanError, RunError
 from volpipe.evaluation import image_scores
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
@@ -35,13 +35,14 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, Session, WorkReport
-from volpipe.volumes.identity import fingerprint, identify
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, Session, WorkReport, check_kind
+from volpipe.volumes.identity import Identity, changes, fingerprint, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
 
 AXES = "zyx"
+FINGERPRINT = "reference_fingerprint"
 EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
 BLOCK = (2 * image_scores.CUBE,) * 3  # whole cubes of the Fourier shell correlation
 CACHE_BYTES = 1 << 27
@@ -266,6 +267,24 @@ class EvaluationResult(WorkReport):
         draw(Path(path), self.plan)
 
 
+class EvaluationSchedule(FedSchedule):
+    """The one stage of an evaluation, whose units are blocks.
+
+    Args:
+        evaluation: from `plan_evaluation`.
+        feed: the output, where other work is still writing it.
+    """
+
+    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
+        self.evaluation = evaluation
+        stage = Stage("evaluate", len(evaluation.blocks))
+        super().__init__(fed(stage, feed, lambda block: around(evaluation, block)), feed=feed)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the voxels (z, y, x) of both volumes that block `unit` compares."""
+        return own_box(self.evaluation, unit)
+
+
 class EvaluationWork(FolderWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
@@ -305,30 +324,63 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         described: dict[str, object] = json.loads(json.dumps(describe_evaluation(self.evaluation)))
         return described
 
-    def schedule(self) -> FedSchedule:
+    def schedule(self) -> EvaluationSchedule:
         """Return the one stage of the evaluation."""
-        stage = Stage("evaluate", len(self.evaluation.blocks))
-        return FedSchedule(fed(stage, self.feed, self._around), feed=self.feed)
-
-    def _around(self, block: int) -> Box:
-        return around(self.evaluation, block)
+        return EvaluationSchedule(self.evaluation, self.feed)
 
     def claim(self) -> None:
-        """Forget what other evaluations left: scores cost little, and are made again."""
-        mark, given = self.folder.path / EVALUATION_FILE, self._described()
-        if self.options.is_outside:  # what other work of ours writes has another state now, and the same voxels
-            given["output_state"] = identify(self.evaluation.output).model_dump(mode="json")
-        if self.options.fresh or read_json(mark) != given:
+        """Forget what was scored of other volumes, or otherwise: scores cost little, and are made again.
+
+        Raises:
+            RunError: the folder is that of other work.
+        """
+        check_kind(self.folder, EVALUATION_FILE)
+        mark, states = self.folder.path / EVALUATION_FILE, self._states()
+        given = {key: value for key, value in self._described().items() if key != FINGERPRINT}
+        if self.options.fresh or read_json(mark) != given or self._has_changed(states):
             self.folder.clear()
             write_json(mark, given)
+        store_identities(self.folder.inputs, states)
+
+    def _states(self) -> dict[str, Identity]:
+        """Return the present state of what is read, but for what other work of ours writes, whose voxels stay."""
+        evaluation = self.evaluation
+        volumes: dict[str, Volume | None] = {"reference": evaluation.reference}
+        if self.options.is_outside:
+            volumes |= {"output": evaluation.output, "given": evaluation.given}
+        return {name: identify(volume) for name, volume in volumes.items() if volume is not None}
+
+    def _has_changed(self, now: Mapping[str, Identity]) -> bool:
+        """Return whether volumes differ from those that were scored, but for parts that could not be read."""
+        try:
+            before = read_identities(self.folder.inputs) or {}
+        except RunError:  # damaged
+            return True
+        return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
+
+    def check_labels(self) -> None:
+        """Refuse volumes that look like images where labels are to be scored.
+
+        Raises:
+            PlanError: naming the volume.
+        """
+        if self.evaluation.kind == "labels":
+            for volume in (self.evaluation.output, self.evaluation.reference):
+                _check_labels(volume, self.evaluation.box)
+
+    def steps(self) -> Steps[EvaluationResult]:
+        """Score what is not scored yet, and return how that ended; see `FolderWork`.
+
+        Raises:
+            PlanError: the labels look like an image.
+        """
+        self.check_labels()  # before anything is written; a flow has all of them by now
+        return (yield from super().steps())
 
     def session_steps(self, session: Session) -> Steps[EvaluationResult]:
         """Score the blocks that are left, and add up what all gave."""
         if self.is_complete:
             return EvaluationResult(self.evaluation, self.folder.path, was_complete=True)
-        if self.evaluation.kind == "labels":
-            for volume in (self.evaluation.output, self.evaluation.reference):
-                _check_labels(volume, self.evaluation.box)
         pool: WorkerPool = yield POOL
         began, schedule = time.perf_counter(), self.resumed()[0]
         self.listener.on_plan(self.evaluation, self.folder)
@@ -408,13 +460,13 @@ def score(evaluation: Evaluation, units: Sequence[int]) -> Record[BlockScores]:
 
 
 def _overlaps(evaluation: Evaluation, block: int) -> Overlaps:
-    own = evaluation.blocks.box(block).shift(evaluation.box.start)
+    own = own_box(evaluation, block)
     output, truth = (v.open(cache_bytes=CACHE_BYTES) for v in (evaluation.output, evaluation.reference))
     return Overlaps.from_labels(output.read(own)[0], truth.read(own)[0])
 
 
 def _image_sums(evaluation: Evaluation, block: int) -> dict[str, ImageSums]:
-    own, box = evaluation.blocks.box(block).shift(evaluation.box.start), around(evaluation, block)
+    own, box = own_box(evaluation, block), around(evaluation, block)
     reference = evaluation.reference.open(cache_bytes=CACHE_BYTES).read(box)[0]
     _check_finite(evaluation.reference, reference, box)
     inner, sums = own.relative_to(box.start).slices, {}
@@ -425,9 +477,14 @@ def _image_sums(evaluation: Evaluation, block: int) -> dict[str, ImageSums]:
     return sums
 
 
+def own_box(evaluation: Evaluation, block: int) -> Box:
+    """Return the voxels of both volumes that are compared in `block`."""
+    return evaluation.blocks.box(block).shift(evaluation.box.start)
+
+
 def around(evaluation: Evaluation, block: int) -> Box:
     """Return the voxels of both volumes that are read to score `block`."""
-    own = evaluation.blocks.box(block).shift(evaluation.box.start)
+    own = own_box(evaluation, block)
     reach = image_scores.REACH if evaluation.kind == "image" else 0
     return Box(tuple(a - reach for a in own.start), tuple(b + reach for b in own.stop)) & evaluation.box
 
@@ -463,7 +520,7 @@ def describe_evaluation(evaluation: Evaluation) -> dict[str, object]:
         "kind": evaluation.kind,
         "box": str(evaluation.box),
         "data_range": evaluation.data_range,
-        "reference_fingerprint": fingerprint(evaluation.reference),  # scores against another reference are stale
+        FINGERPRINT: fingerprint(evaluation.reference),  # scores against another reference are stale
     }
 
 
