@@ -84,6 +84,10 @@ class RunStopped(RunError):
         self.detail = detail
 
 
+class LockLost(RunError):
+    """Another driver holds the folder that the work is done in: what this one began may write nothing more."""
+
+
 class TaskLost(RunError):
     """A task never answered; not because of what it computed, as far as anybody knows."""
 

@@ -14,10 +14,8 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, named_by_verify, set_each
 from volumes import noise
 
-from volpipe.blockwise.journal import read_records
 from volpipe.segmentation import tasks
 from volpipe.segmentation.fragments import Fragments
-from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status
 
