@@ -6,6 +6,7 @@ import csv
 import json
 import platform
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.evaluation.label_scores import Overlaps, label_scores
 from volpipe.geometry.affinities import OFFSETS, affinities
@@ -348,6 +349,33 @@ def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path:
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
     with pytest.raises(RunStopped, match=r"^every pieces task fails alike, so .* stops: .*killed$"):
         labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=99), fresh=True)
+
+
+def test_a_unit_of_any_stage_that_fails_twice_costs_nothing_else(chances: Path, tmp_path: Path) -> None:
+    class Flaky(Crowd):
+        """Workers that fail twice at unit 3 of each app, and at the graph."""
+
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.failures: Counter[str] = Counter()
+
+        def submit(self, app: str, *arguments: Any) -> Future[Any]:
+            future = super().submit(app, *arguments)
+            if self.failures[app] == 2 or (3 not in arguments[1] and app != "agglomerate"):
+                return future
+            self.failures[app] += 1
+            failed: Future[Any] = Future()
+            stage = future.result().stage
+            failed.set_result(Record(stage, (), tuple((n, f"OSError: {n} went wrong") for n in arguments[1])))
+            return failed
+
+    chosen = recipe((8, 8, 16))
+    labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole := Crowd())
+    _, made = labelled(chances, tmp_path / "l.zarr", chosen, flaky := Flaky())
+    assert made.missing == []
+    assert flaky.failures == {"find_fragments": 2, "find_edges": 2, "agglomerate": 2, "paint": 2}
+    assert flaky.num_sent >= whole.num_sent + 8
+    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
 
 
 def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tmp_path: Path) -> None:
