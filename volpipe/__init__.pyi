@@ -7,7 +7,7 @@ from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import BatchError, VolpipeError
-from .evaluation.driver import EvaluationResult
+from .evaluation.evaluate import EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
 from .recipes.inference import Recipe

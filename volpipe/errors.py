@@ -104,6 +104,10 @@ class BatchError(VolpipeError, ValueError):
         return type(self), (self.sentence, self.mistakes)
 
 
+class LockLost(RunError):
+    """Another driver holds the folder that the work is done in: what this one began may write nothing more."""
+
+
 class TaskLost(RunError):
     """A task never answered; not because of what it computed, as far as anybody knows."""
 

@@ -22,8 +22,7 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.cli import app
-from volpipe.cli.display import progress
+from volpipe.cli.display import progress as display
 from volpipe.cli.display.progress import Rate, progress_line
 from volpipe.cli.display.units import count, duration, size
 from volpipe.estimation import calibrate
@@ -355,7 +354,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_the_start(tmp_path: Path
 
 
 def test_progress_goes_to_a_file_as_plain_lines(tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PLAIN_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(display, "PLAIN_LINE_SECONDS", 0.0)
     small = set_each("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop"))
     ended = give("run", *THREADS, *small, "-o", "out.zarr", "in.n5")
     assert ended.code == 0

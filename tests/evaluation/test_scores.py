@@ -15,30 +15,38 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from arrays import make
 from command import giver
-from inline import perform
+from inline import Inline, perform
 from skimage import metrics
 
-from volpipe.errors import PlanError, RunStopped, WorkerLost
+from volpipe.errors import PlanError, RunError, RunStopped, WorkerLost
 from volpipe.evaluation import evaluate as evaluate_module
-from volpipe.evaluation.evaluate import evaluate, plan_evaluation
+from volpipe.evaluation.evaluate import Evaluation, EvaluationResult, ImageScores, Scores, evaluate, plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
 from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
 from volpipe.geometry.grid import Box
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.tensorstore import transferred
 from volpipe.volumes.volume import open_volume
 
 
 class Here:
-    """Workers for tests: what is sent is done at once; the first `lost` are lost on the way."""
+    """Workers for tests: what is sent is done at once; the first `lost` are lost on the way.
+
+    Attributes:
+        blocks: those that were sent, in this order, as often as they were.
+    """
 
     def __init__(self, lost: int = 0) -> None:
         self.slots = {"cpu": 1, "gpu": 1}
         self.lost = lost
+        self.blocks: list[int] = []
 
     def submit(self, app: str, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        self.blocks += arguments[1]
         self.lost -= 1
         if self.lost >= 0:
             future.set_exception(WorkerLost("killed"))
@@ -49,6 +57,41 @@ class Here:
     @contextmanager
     def start(self, folder: Path) -> Iterator[Here]:
         yield self
+
+
+def evaluated(evaluation: Evaluation, folder: Path, workers: Here | None = None, **options: Any) -> EvaluationResult:
+    """Return how an evaluation ended whose folder is made in `folder`."""
+    return evaluate(evaluation, (workers or Here()).start, RunFolder(folder / "scores.run"), **options)
+
+
+def scores_of(evaluation: Evaluation, folder: Path, workers: Here | None = None) -> Scores:
+    """Return the scores of an evaluation that leaves nothing in `folder`."""
+    before = set(folder.iterdir())
+    result = evaluated(evaluation, folder, workers)
+    assert result.scores is not None and result.missing == []
+    assert set(folder.iterdir()) == before
+    return result.scores
+
+
+def image_scores_of(evaluation: Evaluation, folder: Path) -> dict[str, ImageScores]:
+    scores = scores_of(evaluation, folder)
+    assert isinstance(scores, dict)
+    return scores
+
+
+class Broken(Here):
+    """Workers that cannot do one block."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self._block = block
+
+    def submit(self, app: str, *arguments: Any) -> Future[Any]:
+        future = super().submit(app, *arguments)
+        if self._block in arguments[1]:
+            future = Future()
+            future.set_exception(WorkerLost("killed"))
+        return future
 
 
 @pytest.fixture
@@ -84,13 +127,12 @@ def test_image_scores_are_those_of_scikit_image_whatever_the_blocks(
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
     for block in ((128, 128, 128), (16, 32, 9), (64, 64, 64)):
         monkeypatch.setattr(evaluate_module, "BLOCK", block)
-        scored = evaluate(found, Here().start, tmp_path)
-        assert isinstance(scored, dict)
-        assert scored["output"].psnr == pytest.approx(
+        scores = image_scores_of(found, tmp_path)
+        assert scores["output"].psnr == pytest.approx(
             metrics.peak_signal_noise_ratio(truth, made, data_range=255), 1e-9
         )
         known = metrics.structural_similarity(truth, made, data_range=255)
-        assert scored["output"].ssim == pytest.approx(known, rel=1e-9)
+        assert scores["output"].ssim == pytest.approx(known, rel=1e-9)
 
 
 def test_a_box_is_scored_as_if_it_were_all_there_is(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -99,10 +141,9 @@ def test_a_box_is_scored_as_if_it_were_all_there_is(pair: tuple[np.ndarray, np.n
         str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), roi="2:40,20:141,:", margin=(3, 0, 4)
     )
     assert found.box == Box((5, 20, 4), (37, 141, 33))
-    scored = evaluate(found, Here().start, tmp_path)
-    assert isinstance(scored, dict)
-    assert scored["output"].psnr == pytest.approx(metrics.peak_signal_noise_ratio(truth, made, data_range=255))
-    assert scored["output"].ssim == pytest.approx(metrics.structural_similarity(truth, made, data_range=255))
+    scores = image_scores_of(found, tmp_path)
+    assert scores["output"].psnr == pytest.approx(metrics.peak_signal_noise_ratio(truth, made, data_range=255))
+    assert scores["output"].ssim == pytest.approx(metrics.structural_similarity(truth, made, data_range=255))
 
 
 def test_what_is_the_same_scores_full() -> None:
@@ -235,7 +276,7 @@ def test_labels_are_scored_across_blocks(labelled: tuple[np.ndarray, np.ndarray]
     tifffile.imwrite(tmp_path / "f.tif", found.astype(np.uint16))
     tifffile.imwrite(tmp_path / "t.tif", truth.astype(np.uint16))
     plan = plan_evaluation(str(tmp_path / "f.tif"), str(tmp_path / "t.tif"), kind="labels")
-    assert evaluate(plan, Here().start, tmp_path) == label_scores(Overlaps.from_labels(found, truth))
+    assert scores_of(plan, tmp_path) == label_scores(Overlaps.from_labels(found, truth))
 
 
 # ---- interpolation
@@ -269,10 +310,9 @@ def test_interpolations_stand_beside_an_output_with_more_voxels(tmp_path: Path) 
     found = plan_evaluation(
         str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"), given=str(tmp_path / "coarse.tif"), margin=(8, 0, 0)
     )
-    scored = evaluate(found, Here().start, tmp_path)
-    assert isinstance(scored, dict)
-    assert scored["output"] == scored["nearest"]  # which is what the output is
-    assert scored["nearest"].psnr < scored["linear"].psnr < scored["cubic"].psnr
+    scores = image_scores_of(found, tmp_path)
+    assert scores["output"] == scores["nearest"]  # which is what the output is
+    assert scores["nearest"].psnr < scores["linear"].psnr < scores["cubic"].psnr
 
 
 # ---- what is refused, and what is lost
@@ -300,9 +340,8 @@ def test_a_reference_of_floats_needs_a_range(pair: tuple[np.ndarray, np.ndarray]
         plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"))
     plan = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "f.tif"), data_range=100.0)
     known = metrics.peak_signal_noise_ratio(pair[1], pair[0], data_range=100)
-    scored = evaluate(plan, Here().start, tmp_path)
-    assert isinstance(scored, dict)
-    assert scored["output"].psnr == pytest.approx(known)
+    scores = image_scores_of(plan, tmp_path)
+    assert scores["output"].psnr == pytest.approx(known)
 
 
 @pytest.mark.parametrize("data_range", [0.0, -1.0, np.nan, np.inf])
@@ -320,23 +359,85 @@ def test_what_is_no_number_stops_it_wherever_it_is(name: str, tmp_path: Path) ->
         data[3, 3, 3] = np.nan if each == name else 1
         np.save(tmp_path / f"{each}.npy", data)
     found = plan_evaluation(str(tmp_path / "made.npy"), str(tmp_path / "truth.npy"), data_range=1.0)
-    with pytest.raises(RunStopped, match=rf"{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9"):
-        evaluate(found, Here().start, tmp_path)
+    sentence = rf"^every evaluate task fails alike, .*: .*{name}\.npy has NaN or infinite voxels in 0:9,0:9,0:9.*--roi$"
+    with pytest.raises(RunStopped, match=sentence):
+        evaluated(found, tmp_path)
 
 
-def test_a_lost_worker_costs_its_block_and_three_stop_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_a_lost_worker_costs_its_blocks_and_three_stop_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
-    whole = evaluate(found, Here().start, tmp_path)
-    assert evaluate(found, Here(lost=2).start, tmp_path) == whole
-    with pytest.raises(RunStopped, match="lost its worker 3 times"):
-        evaluate(found, Here(lost=100).start, tmp_path)
+    whole = scores_of(found, tmp_path)
+    losing = Here(lost=2)
+    assert scores_of(found, tmp_path, losing) == whole
+    assert sorted(losing.blocks) == [0, 0, 1, 1]
+    with pytest.raises(RunStopped, match=r"^every evaluate task fails alike, .* killed$"):
+        evaluated(found, tmp_path, Here(lost=100))
 
 
-def test_a_block_that_cannot_be_read_stops_it(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+@pytest.fixture
+def cut(tmp_path: Path) -> tuple[Path, bytes]:
+    """A chunk file of made.zarr that was cut, so that block 1 of three cannot be read, and what it held."""
+    data = np.random.default_rng(7).integers(0, 256, (300, 30, 30)).astype(np.uint8)
+    for name, values in (("made", data), ("truth", data // 2)):
+        make(tmp_path / f"{name}.zarr", values, chunks=(32, 30, 30))
+    chunk = tmp_path / "made.zarr" / "c" / "5" / "0" / "0"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    return chunk, whole
+
+
+def test_a_block_that_cannot_be_read_is_set_aside_and_scored_by_the_same_call(
+    cut: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    found = plan_evaluation(str(tmp_path / "made.zarr"), str(tmp_path / "truth.zarr"))
+    first = evaluated(found, tmp_path, workers := Here())
+    assert first.scores is None
+    (missing,) = first.missing
+    assert (missing.stage, missing.unit) == ("evaluate", 1)
+    assert str(tmp_path / "made.zarr") in missing.reason
+    assert missing.box == Box((128, 0, 0), (256, 30, 30))
+    assert sorted(set(workers.blocks)) == [0, 1, 2]
+
+    chunk, whole = cut
+    chunk.write_bytes(whole)
+    second = evaluated(found, tmp_path, workers := Here())
+    assert workers.blocks == [1]
+    assert second.scores == scores_of(found, tmp_path)
+    assert not (tmp_path / "scores.run").exists()
+
+
+def test_where_nothing_is_tolerated_the_first_block_that_cannot_be_read_stops_it(
+    cut: tuple[Path, bytes], tmp_path: Path
+) -> None:
+    found = plan_evaluation(str(tmp_path / "made.zarr"), str(tmp_path / "truth.zarr"))
+    with pytest.raises(RunStopped, match=r"^evaluate 1 failed, so .* stops: .*made\.zarr"):
+        evaluated(found, tmp_path, tolerated=0)
+
+
+def test_scores_are_the_same_in_whatever_order_blocks_come_back(
+    pair: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_module, "BLOCK", (16, 32, 9))
     found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
-    (tmp_path / "made.tif").unlink()
-    with pytest.raises(RunStopped, match=r"block [01] cannot be scored: .*no array at"):
-        list(gather(Here(), "score", found, range(2)))
+    known = scores_of(found, tmp_path)
+    for seed in (1, 2):
+        shuffled = evaluate(found, Inline(seed, slots=3).start, RunFolder(tmp_path / "scores.run"))
+        assert shuffled.scores == known
+
+
+@pytest.mark.parametrize("changed", ["made", "truth", "coarse"])
+def test_what_was_scored_of_volumes_that_have_changed_is_scored_again(changed: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    for name, length in (("made", 300), ("truth", 300), ("coarse", 150)):
+        np.save(tmp_path / f"{name}.npy", rng.integers(0, 256, (length, 20, 20)).astype(np.uint8))
+    names = (str(tmp_path / f"{name}.npy") for name in ("made", "truth", "coarse"))
+    output, reference, given = names
+    found = plan_evaluation(output, reference, given=given)
+    assert [part.unit for part in evaluated(found, tmp_path, Broken(2)).missing] == [2]
+    np.save(tmp_path / f"{changed}.npy", np.load(tmp_path / f"{changed}.npy")[::-1])
+    again = evaluated(found, tmp_path, workers := Here())
+    assert sorted(workers.blocks) == [0, 1, 2]
+    assert again.scores == scores_of(found, tmp_path)
 
 
 # ---- the command
@@ -364,6 +465,32 @@ def test_the_command_prints_and_writes_what_it_found(
     assert "made.tif looks like an image, not like labels: of neighbouring voxels in" in " ".join(refused.err.split())
     assert give(*base, "--margin", "4").err == "volpipe: --margin '4': write three numbers, z,y,x, such as 4,0,0\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.tif", "p.png", "s.json", "truth.tif"]
+
+
+def test_the_command_names_blocks_without_scores_and_writes_none(
+    cut: tuple[Path, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(tmp_path, monkeypatch, capsys)
+    command = ("evaluate", "made.zarr", "truth.zarr", "--config", "threads", "--json", "s.json")
+    ended = give(*command)
+    assert (ended.code, ended.out, (tmp_path / "s.json").exists()) == (1, "", False)
+    words = " ".join(ended.err.split())
+    assert "128:256,0:30,0:30" in words and "1 part is missing; the same command again" in words
+    strict = give(*command, "--strict")
+    assert (strict.code, strict.out, (tmp_path / "s.json").exists()) == (1, "", False)
+    chunk, whole = cut
+    chunk.write_bytes(whole)
+    assert give(*command).code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made.zarr", "s.json", "truth.zarr"]
+
+
+def test_a_folder_of_other_work_is_left_alone(pair: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    (tmp_path / "scores.run").mkdir()
+    (tmp_path / "scores.run" / "plan.json").write_text("{}")
+    found = plan_evaluation(str(tmp_path / "made.tif"), str(tmp_path / "truth.tif"))
+    with pytest.raises(RunError, match=r"scores\.run holds the run of a net"):
+        evaluated(found, tmp_path)
+    assert (tmp_path / "scores.run" / "plan.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("option", ["--json", "--picture"])

@@ -187,6 +187,7 @@ def test_a_worker_writes_nothing_for_a_driver_whose_place_another_has_taken(
         assert [unit for unit, _ in record.failed] == [0, 5]
         assert all("is no longer held by process 1 on elsewhere" in reason for _, reason in record.failed)
         assert all(session in reason for _, reason in record.failed)
+        assert record.fatal
     assert fingerprint(slow.folder) == before
     of_this = Job(str(slow.run), plan.identity, session=session)
     assert [task(of_this).done for task in tasks] == [(0, 5)] * 5

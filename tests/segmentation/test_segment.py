@@ -6,6 +6,7 @@ import csv
 import json
 import platform
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from skimage import measure
 
 from volpipe.blockwise.interrupts import INTERRUPTED
-from volpipe.blockwise.journal import read_records
+from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.evaluation.label_scores import Overlaps, label_scores
 from volpipe.geometry.affinities import OFFSETS, affinities
@@ -41,18 +42,27 @@ LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthChec
 
 
 class Crowd:
-    """Workers for tests, threads of this process; after `most` tasks the driver is interrupted."""
+    """Workers for tests, threads of this process; after `most` units the driver is interrupted.
+
+    Attributes:
+        tasks: app and units of each that was sent, in this order.
+    """
 
     def __init__(self, slots: int = 1, most: int | None = None, lost: int = 0) -> None:
         self.slots = {"cpu": slots, "gpu": slots}
         self.worker_bytes: int | None = None
-        self.num_sent = 0
+        self.tasks: list[tuple[str, list[int]]] = []
         self._most, self._lost = most, lost
 
+    @property
+    def num_sent(self) -> int:
+        """Units that were sent."""
+        return sum(len(units) for _, units in self.tasks)
+
     def submit(self, app: str, *arguments: Any) -> Future[Any]:
-        if self.num_sent == self._most:
+        if self._most is not None and self.num_sent >= self._most:
             raise Stopped
-        self.num_sent += 1
+        self.tasks.append((app, arguments[1]))
         if self._lost:
             self._lost -= 1
             future: Future[Any] = Future()
@@ -79,6 +89,18 @@ def labelled(
     made = segment(plan_segmentation(str(source), chosen, out, out.parent), (workers or Crowd()).start, **options)
     found = open_volume(out)
     return np.asarray(found.open().read_raw(...)), made
+
+
+def num_noted(out: Path, stopped: Crowd) -> int:
+    """Return how many units are noted of the labels `out`, of all that `stopped` had done; four of it were under way.
+
+    A unit counts each time that it is noted.
+    """
+    noted = sum(
+        len(record.done) for record in read_records(out.with_name(f"{out.name}.run") / "journal.jsonl", RESULTS)
+    )
+    assert sum(len(units) for _, units in stopped.tasks[:-4]) <= noted <= stopped.num_sent
+    return noted
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -303,27 +325,57 @@ def test_a_labelling_that_is_stopped_anywhere_goes_on_to_the_same_bytes(
     total = whole.num_sent
     assert total == 3 * 12 + 1  # 2 × 3 × 2 blocks, three stages; and the graph
     for most in (1, 7, 13, 25, total - 1):
+        stopped, again = Crowd(2, most), Crowd()
         with pytest.raises(Stopped):
-            labelled(chances, tmp_path / "l.zarr", chosen, Crowd(2, most), fresh=True)
-        again = Crowd()
+            labelled(chances, tmp_path / "l.zarr", chosen, stopped, fresh=True)
+        noted = num_noted(tmp_path / "l.zarr", stopped)
         _, made = labelled(chances, tmp_path / "l.zarr", chosen, again)
-        assert again.num_sent <= total - most + 4  # of four under way none may have been noted
+        assert again.num_sent == total - noted
         assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
         assert made.table.read_bytes() == known.table.read_bytes()
     nothing = Crowd()
     _, made = labelled(chances, tmp_path / "l.zarr", chosen, nothing)
     assert made.was_complete and nothing.num_sent == 0 and made.num_objects == known.num_objects
     left = {path.name for path in (tmp_path / "l.zarr.run").iterdir()}
-    assert left == {"inputs.json", "journal.jsonl", "label.json", "lock", "objects.csv", "progress.json", "volpipe.log"}
+    files = {"inputs.json", "journal.jsonl", "label.json", "lock", "objects.csv", "progress.json"}
+    assert left == files | {"sessions.jsonl", "volpipe.log"}
 
 
 def test_a_lost_worker_costs_its_task_and_three_stop_it(chances: Path, tmp_path: Path) -> None:
     chosen = recipe((8, 16, 32))
-    labelled(chances, tmp_path / "known" / "l.zarr", chosen)
-    labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=2))
+    labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole := Crowd())
+    labelled(chances, tmp_path / "l.zarr", chosen, losing := Crowd(lost=2))
+    assert losing.num_sent == whole.num_sent + 2
     assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
-    with pytest.raises(RunStopped, match="lost its worker 3 times"):
+    with pytest.raises(RunStopped, match=r"^every pieces task fails alike, so .* stops: .*killed$"):
         labelled(chances, tmp_path / "l.zarr", chosen, Crowd(lost=99), fresh=True)
+
+
+def test_a_unit_of_any_stage_that_fails_twice_costs_nothing_else(chances: Path, tmp_path: Path) -> None:
+    class Flaky(Crowd):
+        """Workers that fail twice at unit 3 of each app, and at the graph."""
+
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.failures: Counter[str] = Counter()
+
+        def submit(self, app: str, *arguments: Any) -> Future[Any]:
+            future = super().submit(app, *arguments)
+            if self.failures[app] == 2 or (3 not in arguments[1] and app != "agglomerate"):
+                return future
+            self.failures[app] += 1
+            failed: Future[Any] = Future()
+            stage = future.result().stage
+            failed.set_result(Record(stage, (), tuple((n, f"OSError: {n} went wrong") for n in arguments[1])))
+            return failed
+
+    chosen = recipe((8, 8, 16))
+    labelled(chances, tmp_path / "known" / "l.zarr", chosen, whole := Crowd())
+    _, made = labelled(chances, tmp_path / "l.zarr", chosen, flaky := Flaky())
+    assert made.missing == []
+    assert flaky.failures == {"find_fragments": 2, "find_edges": 2, "agglomerate": 2, "paint": 2}
+    assert flaky.num_sent >= whole.num_sent + 8
+    assert tree(tmp_path / "l.zarr") == tree(tmp_path / "known" / "l.zarr")
 
 
 def test_a_task_of_a_driver_that_lost_its_place_writes_nothing(chances: Path, tmp_path: Path) -> None:
@@ -400,7 +452,7 @@ def test_what_is_not_of_this_labelling_is_left_alone(chances: Path, tmp_path: Pa
         labelled(chances, out, recipe((8, 8, 8), threshold=0.7))
     (tmp_path / "n.zarr.run").mkdir()
     (tmp_path / "n.zarr.run" / "plan.json").write_text("{}")
-    with pytest.raises(RunError, match="holds a run of a net"):
+    with pytest.raises(RunError, match="holds the run of a net"):
         labelled(chances, tmp_path / "n.zarr", recipe((8, 8, 8)))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,13 +19,14 @@ from arrays import make
 from command import THREADS, giver
 from hypothesis import given
 from hypothesis import strategies as st
-from inline import Inline, Stopped
+from inline import Inline, Stopped, take_steps
 
 from volpipe.blockwise.journal import Record
 from volpipe.errors import RunStopped
 from volpipe.evaluation import estimate, evaluate
 from volpipe.geometry.grid import Box, Triple
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.work import Listener
 from volpipe.segmentation import estimate as estimate_module
 from volpipe.segmentation import tasks as tasks_module
 from volpipe.segmentation.agglomerate import solve
@@ -59,6 +62,16 @@ def planned_over(folder: Path, data: np.ndarray, chosen: SegmentRecipe, chunk: i
 
 def trial_of(folder: Path, plan: SegmentPlan, volume: Volume, *, is_there: bool = True) -> SegmentTrial:
     return SegmentTrial(plan, volume, is_there, str(folder / "tried"))
+
+
+def calibrated(trial: SegmentTrial, slots: int = 1) -> SegmentTimes:
+    workers = Inline(slots=slots)
+    return take_steps(calibrate_segmentation(trial, workers), workers)
+
+
+def forecast(plan: SegmentPlan, slots: int = 1) -> list[SegmentTimes]:
+    workers = Inline(slots=slots)
+    return take_steps(forecast_labels(plan, workers), workers)
 
 
 def imagined(shape: Triple, block: Triple, chunk: Triple, **objects: object) -> SegmentTrial:
@@ -104,12 +117,18 @@ def with_seconds(record: Record[R], seconds: float) -> Record[R]:
 
 def inject(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[SegmentPlan, str, int], float]) -> None:
     """Let tasks say that they took `seconds(plan, stage, unit)`, in labellings and in what is tried for them."""
-    real = tasks_module._task
+    for name in ("fragments", "edges", "graph", "paint", "coarsen"):
+        monkeypatch.setattr(tasks_module, name, partial(timed, getattr(tasks_module, name), seconds))
 
-    def timed(stage: str, job: tasks_module.SegmentJob, unit: int, do: Callable[[], object]) -> Record[object]:
-        return with_seconds(real(stage, job, unit, do), seconds(job.plan, stage, unit))
 
-    monkeypatch.setattr(tasks_module, "_task", timed)
+def timed(
+    task: Callable[[tasks_module.SegmentJob, Sequence[int]], Record[R]],
+    seconds: Callable[[SegmentPlan, str, int], float],
+    job: tasks_module.SegmentJob,
+    units: Sequence[int],
+) -> Record[R]:
+    record = task(job, units)
+    return with_seconds(record, sum(seconds(job.plan, record.stage, unit) for unit in units))
 
 
 @pytest.mark.parametrize("objects", [{"method": "components", "threshold": 0.5}, {}, {"agglomerate": "mutex"}])
@@ -122,7 +141,7 @@ def test_tasks_that_take_time_by_voxels_are_planned_to_take_what_they_take(
     reach = {"pieces": near, "edges": plan.reach, "paint": (0, 0, 0)}
     rates = {"pieces": 3e-3, "edges": 5e-3, "paint": 2e-3}
     inject(monkeypatch, lambda plan, stage, n: 0.0 if stage == "graph" else rates[stage] * seen(plan, n, reach[stage]))
-    times = calibrate_segmentation(trial_of(tmp_path, plan, volume), Inline())
+    times = calibrated(trial_of(tmp_path, plan, volume))
     made = segment(plan, Inline().start)
     assert [stage.num_tasks for stage in times.stages] == [12, 12, 1, 12]
     found = {stage.name: stage.seconds for stage in times.stages}
@@ -183,7 +202,7 @@ def test_a_graph_grows_with_its_fragments_and_edges(tmp_path: Path, still: Calla
     for number, length in enumerate((48, 96)):
         (tmp_path / str(number)).mkdir()
         plan, volume = planned_over(tmp_path / str(number), affinities((9, 24, 24, length)), recipe((24, 24, 24)))
-        times.append(calibrate_segmentation(trial_of(tmp_path / str(number), plan, volume), Inline()))
+        times.append(calibrated(trial_of(tmp_path / str(number), plan, volume)))
     graphs = [each.stages[2].seconds for each in times]
     assert 2.0 < graphs[0] < graphs[1] < 2.0 * graphs[0] * 1.2
     assert all(each.seconds > sum(stage.seconds for stage in each.stages) for each in times)  # by the start
@@ -222,7 +241,7 @@ def test_larger_blocks_are_tried_where_that_is_quick(
         }
     )
     plan, volume = planned_over(tmp_path, np.zeros((1, 96, 96, 192), np.uint8), chosen, 96)
-    assert calibrate_segmentation(trial_of(tmp_path, plan, volume), Inline()).num_voxels == 2 * edge**3
+    assert calibrated(trial_of(tmp_path, plan, volume)).num_voxels == 2 * edge**3
 
 
 def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> None:
@@ -241,7 +260,7 @@ def test_blocks_are_tried_where_there_is_something_to_find(tmp_path: Path) -> No
 def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *, is_there: bool) -> None:
     plan, volume = planned_over(tmp_path, affinities((9, 20, 24, 40)), recipe((16, 16, 16)))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = calibrate_segmentation(trial_of(tmp_path, plan, volume, is_there=is_there), Inline(slots=3))
+    found = calibrated(trial_of(tmp_path, plan, volume, is_there=is_there), 3)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert found.is_guess is not is_there
     assert found.num_voxels == 3 * 16 * 16 * 32  # as many as each of three workers tries
@@ -250,7 +269,7 @@ def test_what_is_tried_is_deleted_and_nothing_else_is_touched(tmp_path: Path, *,
 def test_a_volume_that_is_not_there_is_made_up(tmp_path: Path) -> None:
     plan, volume = planned_over(tmp_path, affinities((9, 40, 40, 40)).astype(np.float32) / 255, recipe((20, 20, 20)))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
-    times = calibrate_segmentation(trial_of(tmp_path, plan, volume, is_there=False), Inline())
+    times = calibrated(trial_of(tmp_path, plan, volume, is_there=False))
     assert times.is_guess
     assert all(stage.seconds > 0 for stage in times.stages)
 
@@ -264,7 +283,7 @@ def test_coarser_levels_are_timed_by_the_voxels_that_they_are_made_of(tmp_path: 
     coarser = {stage.name: (stage.num_tasks, stage.seconds) for stage in times.stages[-2:]}
     assert coarser == {"pyramid 1": (4, pytest.approx(61.44)), "pyramid 2": (1, pytest.approx(7.68))}
     assert times.seconds == pytest.approx(69.12)
-    assert all(stage.seconds > 0 for stage in calibrate_segmentation(trial, Inline()).stages)
+    assert all(stage.seconds > 0 for stage in calibrated(trial).stages)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
@@ -293,26 +312,42 @@ def test_a_labelling_of_few_blocks_or_of_damaged_ones_is_not_foreseen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan, _ = planned_over(tmp_path, affinities((9, 32, 32, 32)), recipe((16, 16, 16)), 8)
-    assert len(forecast_labels(plan, Inline())) == 1
-    assert forecast_labels(plan, Inline(slots=2)) == []
+    assert len(forecast(plan)) == 1
+    assert forecast(plan, 2) == []
     chunks = [path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name != "zarr.json"]
     for path in chunks:
         path.write_bytes(b"damaged")
-    assert forecast_labels(plan, Inline()) == []
-    assert "no block could be tried: block 0 cannot be tried: " in caplog.text
+    assert forecast(plan) == []
+    assert f"no block could be tried: trial 0 failed: {tmp_path}/a.zarr, voxels " in caplog.text
     assert not (tmp_path / "out.zarr.run" / "rehearsal").exists()
 
 
-def test_a_labelling_tells_of_its_workers_once_where_nothing_was_done_before(tmp_path: Path) -> None:
+def test_a_labelling_is_foreseen_once_where_nothing_was_done_before_and_only_for_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "WORTH_TRYING", 0)
     plan, _ = planned_over(tmp_path, affinities((9, 16, 16, 32)), recipe((16, 16, 16)))
     heard: list[object] = []
-    stopped = Inline(most_tasks=2)
+
+    class Named(Inline):
+        def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:
+            future = super().submit(app, *arguments)
+            heard.append(app)
+            return future
+
+    listener = Listener(on_estimate=heard.append)
     with pytest.raises(Stopped):
-        segment(plan, stopped.start, on_begin=heard.append)
-    assert heard == [stopped]
-    segment(plan, Inline().start, on_begin=heard.append)
-    segment(plan, Inline().start, on_begin=heard.append)
-    assert heard == [stopped]
+        segment(plan, Named(most_tasks=3).start, listener=listener)
+    trial, times, *tasks = heard
+    assert (trial, tasks) == ("try_segmentation", ["find_fragments"] * 2)
+    assert isinstance(times, SegmentTimes)
+    for goes_on in (True, False):
+        heard.clear()
+        segment(plan, Named().start, listener=listener)
+        assert not {type(each) for each in heard} - {str} and "try_segmentation" not in heard
+        assert ("paint" in heard) == goes_on
+    segment(plan, Named().start, fresh=True)
+    assert heard and "try_segmentation" not in heard
 
 
 def test_the_command_says_how_long_it_takes_before_it_begins_and_beside_what_it_took(
@@ -346,22 +381,29 @@ def timed_score(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Box]]:
     heard: list[tuple[str, Box]] = []
     real = evaluate.score
 
-    def score(found: evaluate.Evaluation, block: int) -> Record[object]:
-        box = found.blocks.box(block)
-        heard.append((found.output.path, box))
-        return with_seconds(real(found, block), box.num_voxels / 1000)
+    def score(found: evaluate.Evaluation, units: Sequence[int]) -> Record[evaluate.BlockScores]:
+        boxes = [found.blocks.box(block) for block in units]
+        heard.extend((found.output.path, box) for box in boxes)
+        return with_seconds(real(found, units), sum(box.num_voxels for box in boxes) / 1000)
 
     monkeypatch.setattr(estimate, "score", score)
     return heard
 
 
+def score_time(
+    found: evaluate.Evaluation, missing: Collection[str], folder: Path, slots: int = 1
+) -> estimate.ScoreTime:
+    workers = Inline(slots=slots)
+    return take_steps(estimate.calibrate_evaluation(found, missing, workers, folder / "tried"), workers)
+
+
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
     found = evaluate.fit_evaluation(volume, volume, None)
-    time = estimate.calibrate_evaluation(found, {"of another stage"}, Inline(), tmp_path / "tried")
+    time = score_time(found, {"of another stage"}, tmp_path)
     assert time == estimate.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
-    four = estimate.calibrate_evaluation(found, (), Inline(slots=4), tmp_path / "tried")
+    four = score_time(found, (), tmp_path, 4)
     assert four.seconds == pytest.approx(time.seconds * 2 / 6)  # six blocks: two rounds
     assert not (tmp_path / "tried").exists()
 
@@ -377,9 +419,9 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     found = evaluate.fit_evaluation(made, truth, given if kind == "image" else None, kind=kind)
     for name in ("a", "b"):
         (tmp_path / name).rename(tmp_path / f"not-{name}")
-    with pytest.raises(RunStopped, match="block 0 cannot be tried"):
-        estimate.calibrate_evaluation(found, (), Inline(), tmp_path / "tried")
-    time = estimate.calibrate_evaluation(found, {made.path, given.path}, Inline(), tmp_path / "tried")
+    with pytest.raises(RunStopped, match=r"^trial 0 failed: no array at .*/a any more"):
+        score_time(found, (), tmp_path)
+    time = score_time(found, {made.path, given.path}, tmp_path)
     assert time == estimate.ScoreTime(pytest.approx(24 * 20 * 20 / 1000), is_guess=True)
     assert not (tmp_path / "tried").exists()
 

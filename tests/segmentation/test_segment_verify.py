@@ -14,10 +14,8 @@ from arrays import make
 from command import THREADS, Ended, Give, giver, named_by_verify, set_each
 from volumes import noise
 
-from volpipe.blockwise.journal import read_records
 from volpipe.segmentation import tasks
 from volpipe.segmentation.fragments import Fragments
-from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.status import find_status
 
@@ -29,7 +27,7 @@ BLOCKS = 2 * 2 * 2
 @pytest.fixture
 def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """The command; affinities of noise lie at a.zarr."""
-    make(tmp_path / "a.zarr", noise((9, 13, 16, 11)), chunks=(9, 8, 8, 8))
+    make(tmp_path / "a.zarr", noise((9, 13, 16, 11)), chunks=(9, 4, 4, 4))
     return giver(tmp_path, monkeypatch, capsys)
 
 
@@ -39,26 +37,35 @@ def done(ended: Ended) -> dict[str, str]:
 
 
 def test_a_status_tells_what_is_done_what_failed_and_when_labels_are_whole(tmp_path: Path, give: Give) -> None:
-    chunk = tmp_path / "a.zarr" / "c" / "0" / "1" / "1" / "1"
+    chunk = tmp_path / "a.zarr" / "c" / "0" / "3" / "3" / "2"  # which two blocks read
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[: len(whole) // 2])
-    assert give(*COMMAND).code != 0
+    ended = give(*COMMAND)
+    assert ended.code == 1
+    assert "3 parts are missing; the same command again tries them once more" in " ".join(ended.err.split())
     stopped = give("status", "l.zarr")
     assert stopped.code == 1
-    num_cut = len(
-        [record for record in read_records(tmp_path / "l.zarr.run" / "journal.jsonl", RESULTS) if record.done]
-    )
-    assert done(stopped) == {"pieces": f"{num_cut} / {BLOCKS}", "edges": "0 / 8", "graph": "0 / 1", "paint": "0 / 8"}
-    missing = re.search(r"^pieces +(\d) +(\S+) +(.*)", stopped.out, re.MULTILINE)
-    assert missing is not None
-    z, y, x = np.unravel_index(int(missing[1]), (2, 2, 2))
-    assert missing[2] == f"{8 * z}:{(8, 13)[z]},{8 * y}:{8 * y + 8},{8 * x}:{(8, 11)[x]}"
-    assert "cannot be cut into fragments" in missing[3]
+    assert done(stopped) == {"pieces": "6 / 8", "edges": "0 / 8", "graph": "0 / 1", "paint": "0 / 8"}
+    for text in (ended.err, stopped.out):
+        missing = re.findall(r"^(pieces|edges|graph|paint) +(\d) +(\d+:\S+) +(.*?) *$", text, re.MULTILINE)
+        assert [entry[:3] for entry in missing] == [
+            ("pieces", "6", "8:13,8:16,0:8"), ("pieces", "7", "8:13,8:16,8:11"), ("graph", "0", "0:13,0:16,0:11"),
+        ]  # fmt: skip
+        assert all(reason.startswith(f"{tmp_path}/a.zarr, voxels 0:9,5:13,5:16,") for *_, reason in missing[:2])
+        assert missing[2][3] == "needs a part that failed"
+    assert "l.zarr: not complete, 3 parts missing; nobody works on it. This command goes on with it: " in stopped.out
+    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "it: volpipe segment a.zarr -o l.zarr" in stopped.out
+
+    strict = give(*COMMAND, "--strict")
+    assert strict.code == 1
+    (line,) = [line for line in strict.err.splitlines() if line.startswith("volpipe: ")]
+    assert re.match(rf"volpipe: pieces [67] failed, so .* stops: {tmp_path}/a\.zarr, voxels ", line)
+    stopped = give("status", "l.zarr")
+    assert (stopped.code, done(stopped)["pieces"]) == (1, "6 / 8")
     assert (
         "l.zarr: stopped by an error, which its log has; nobody works on it. This command goes on with it: "
         in stopped.out
     )
-    assert "&& volpipe segment a.zarr -o l.zarr" in stopped.out or "it: volpipe segment a.zarr -o l.zarr" in stopped.out
     refused = give("verify", "l.zarr")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "has written no labels" in refused.err
@@ -139,8 +146,9 @@ def test_a_driver_that_was_killed_while_it_closed_its_output_is_made_up_for(tmp_
     assert give(*COMMAND).code == 0
     run, said = tmp_path / "l.zarr.run", tmp_path / "l.zarr" / "run" / "zarr.json"
     known = {path.name for path in run.iterdir()}
-    lines, told = (run / "journal.jsonl").read_text().splitlines(keepends=True), said.read_bytes()
-    (run / "journal.jsonl").write_text("".join(lines[:-1]))
+    lines, told = (run / "sessions.jsonl").read_text().splitlines(keepends=True), said.read_bytes()
+    assert len(lines) == 2
+    (run / "sessions.jsonl").write_text(lines[0])
     said.unlink()
     (run / "edges").mkdir()
     assert give("status", "l.zarr").code == 0

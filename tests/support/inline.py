@@ -6,18 +6,28 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from volpipe.apps.app import perform as run_app
 from volpipe.apps.pool import APPS
 from volpipe.blockwise.journal import Record
+from volpipe.blockwise.loop import perform as perform_work
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.work import Errand, Steps
+
+R = TypeVar("R")
 
 
 def perform(app: str, *arguments: Any) -> Record[Any]:
     """Do what a worker does of an app."""
     return run_app(APPS[app].function, *arguments, parsl_resource_specification={})
+
+
+def take_steps(steps: Steps[R], pool: WorkerPool) -> R:
+    """Return the result of work that is one generator of steps, on a pool that is started."""
+    return perform_work(Errand("errand", lambda: steps), lambda: nullcontext(pool))
 
 
 class Stopped(BaseException):

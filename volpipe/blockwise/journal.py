@@ -45,7 +45,7 @@ class Record(Generic[R_co]):
         usage: what the task took.
         permanent: those of `failed` that another attempt would not help, as long as the input is what it is.
         warnings: of its worker, for the log.
-        fatal: whether its worker is not what the plan says, so that nothing that it computes can be right.
+        fatal: whether no task can do better: its worker's net is not the plan's, or another driver has its folder.
     """
 
     stage: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from volpipe.blockwise.failures import Missing, last_line
+from volpipe.blockwise.failures import Missing, message_of
 from volpipe.geometry.grid import Box
 
 NEEDS_FAILED = "needs a part that failed"
@@ -206,7 +206,7 @@ class Schedule:
         return iter(())
 
     def missing(self, reasons: Mapping[tuple[str, int], str]) -> list[Missing]:
-        """Return the units that failed, each with the last line of its reason, and those that wait for them in vain."""
-        failed = [(s, unit, last_line(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
+        """Return the units that failed, each with the sentence of its reason, and those that wait for them in vain."""
+        failed = [(s, unit, message_of(reasons[s.name, unit])) for s in self.shown for unit in sorted(s.failed)]
         kept = [(s, unit, NEEDS_FAILED) for s, unit in self.kept_back() if unit not in s.failed]
         return [Missing(s.name, unit, self.box(s, unit), reason) for s, unit, reason in failed + kept]

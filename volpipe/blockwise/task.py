@@ -13,9 +13,10 @@ from typing import TypeVar
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.malloc import share_heap
 from volpipe.blockwise.usage import is_alone, measured
-from volpipe.errors import ChunkError, NetError
+from volpipe.errors import ChunkError, LockLost, NetError
 from volpipe.volumes.node_cache import take_warnings
 
+FATAL = (LockLost, NetError)  # of a worker that may do nothing more of its work, whatever the unit
 Outcomes = Iterator[tuple[int, Exception | None]]
 P = TypeVar("P")
 R = TypeVar("R")
@@ -38,11 +39,12 @@ def work(
                     done.append(unit)
                     continue
                 failed[unit] = _reason(error)
+                fatal = fatal or isinstance(error, FATAL)
                 if isinstance(error, ChunkError) and not error.may_mend:
                     permanent.append(unit)
         except Exception as error:  # a net that does not load, say: every unit that is left fails alike
             failed |= {unit: _reason(error) for unit in units if unit not in done and unit not in failed}
-            fatal = isinstance(error, NetError)
+            fatal = fatal or isinstance(error, FATAL)
     return Record(
         stage,
         tuple(sorted(done)),

@@ -21,11 +21,12 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from volpipe.blockwise.failures import message_of
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.phase import Phase, Show
 from volpipe.blockwise.pool import WorkerPool, followed
 from volpipe.blockwise.stage import Schedule, Stage
-from volpipe.errors import VolpipeError
+from volpipe.errors import RunStopped, VolpipeError
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -127,7 +128,7 @@ def each(
         show: as of `Phase`.
 
     Raises:
-        RunStopped: a task fails for good.
+        RunStopped: a task fails for good; what that stops is the caller's to say.
     """
     records: dict[int, Record[Any]] = {}
     pool: WorkerPool = yield POOL
@@ -139,7 +140,14 @@ def each(
         records[units[0]] = record
 
     stage = Stage(name, num, label=label, marked=False, most=1)
-    yield Phase(Schedule(stage), submit, show=show, tolerated=0, on_record=keep)
+    phase = Phase(Schedule(stage), submit, show=show, tolerated=0, on_record=keep)
+    try:
+        yield phase
+    except RunStopped as error:
+        if not stage.failed:
+            raise
+        unit = min(stage.failed)
+        raise RunStopped(f"{name} {unit} failed: {message_of(phase.reasons[name, unit])}", error.detail) from error
     return [records[unit] for unit in range(num)]
 
 

@@ -374,11 +374,20 @@ def check_free(folder: RunFolder, out: paths.Location, mark: str, what: str) -> 
     Raises:
         RunError: naming the output or the folder.
     """
-    others = [path.name for path in folder.path.glob("*.json") if path.name in MARKS and path.name != mark]
-    if others:
-        raise RunError(f"{folder.path} holds {MARKS[others[0]]}; choose another --out")
+    check_kind(folder, mark)
     if paths.exists(out) and not (folder.path / mark).is_file():
         raise RunError(f"{out} exists and no {what} in {folder.path} made it; choose another --out")
 
 
-MARKS = {"plan.json": "the run of a net", "label.json": "a segmentation", "scores.json": "an evaluation"}
+MARKS = {"plan.json": "the run of a net", "label.json": "a segmentation", "evaluation.json": "an evaluation"}
+
+
+def check_kind(folder: RunFolder, mark: str) -> None:
+    """Refuse a folder of work of another kind than that which is known by the file `mark`.
+
+    Raises:
+        RunError: naming the folder.
+    """
+    others = [name for name in MARKS if name != mark and (folder.path / name).is_file()]
+    if others:
+        raise RunError(f"{folder.path} holds {MARKS[others[0]]}; choose another --out")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from volpipe.errors import RunError, VolpipeError
+from volpipe.errors import LockLost, VolpipeError
 
 LOCK_FILE = "lock"
 ATTEMPTS, PAUSE_SECONDS = 5, 0.02  # who only looks whether a lock is held holds it for some microseconds
@@ -92,8 +92,8 @@ def check_holder(folder: Path, session: str) -> None:
     """Refuse to write to `folder` for a driver whose place another has taken: workers outlive a killed driver a while.
 
     Raises:
-        RunError: the folder's lock names another session than `session`.
+        LockLost: the folder's lock names another session than `session`.
     """
     holder = (folder / LOCK_FILE).read_text(encoding="utf-8").strip()
     if holder != session:
-        raise RunError(f"{folder} is no longer held by {session}, but by {holder or 'another driver'}")
+        raise LockLost(f"{folder} is no longer held by {session}, but by {holder or 'another driver'}")
