@@ -17,7 +17,7 @@ from volpipe.resolve import describe_error
 
 log = logging.getLogger(__name__)
 
-_speaker: ContextVar[tuple[int, ...] | None] = ContextVar("speaker", default=None)
+_speaker: ContextVar[tuple[int, ...]] = ContextVar("speaker")
 _levels: list[int] = []  # that volpipe's logger had before each of the logs that are open, the first one's first
 
 
@@ -34,9 +34,9 @@ def speaking(place: tuple[int, ...]) -> Iterator[None]:
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Write volpipe's own log to the file at `path` meanwhile, as far as it is of the work that speaks now."""
-    handler, own = logging.FileHandler(path, encoding="utf-8"), _speaker.get() or ()
+    handler, own = logging.FileHandler(path, encoding="utf-8"), _speaker.get(())
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    handler.addFilter(lambda record: (_speaker.get() or own)[: len(own)] == own)
+    handler.addFilter(lambda record: _speaker.get(own)[: len(own)] == own)
     logger = logging.getLogger("volpipe")
     _levels.append(logger.level)
     logger.addHandler(handler)

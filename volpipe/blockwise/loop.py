@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from volpipe.blockwise.interrupts import INTERRUPTS
@@ -22,7 +23,8 @@ from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.work import POOL, RELEASED, Ended, Step, Steps, Together, Until, Work
-from volpipe.errors import SiteError, VolpipeError
+from volpipe.errors import RunError, SiteError, VolpipeError
+from volpipe.resolve import describe_error
 
 TICK_SECONDS = 0.5
 R = TypeVar("R")
@@ -54,7 +56,8 @@ class _Node:
 
     Attributes:
         step: what it waits for; None before it begins.
-        waiting: of a step `Together`, the works that are still to be opened; None when there are no more.
+        waiting, coming: of a step `Together`, the works that are still to be opened, and the next one before them; None
+            when there are no more.
         num_begun, num_open: of those works.
         is_idle: of a phase, whether nothing is under way and nothing can start.
         is_released: whether it needs no worker any more.
@@ -65,7 +68,8 @@ class _Node:
     place: Place = ()
     parent: _Node | None = None
     step: Step | None = None
-    waiting: Iterator[Work[Any]] | None = None
+    waiting: Iterator[Work[Any]] = field(default_factory=lambda: iter(()))
+    coming: Work[Any] | None = None
     num_begun: int = 0
     num_open: int = 0
     is_idle: bool = False
@@ -91,7 +95,9 @@ class _Loop:
         self._nodes.append(_Node(work, work.steps()))
         try:
             while self._nodes:
-                with INTERRUPTS.patience() if self._in_flight.total() else nullcontext():
+                with self._patience():
+                    self._fill()
+                with self._patience():  # of tasks that were sent just now, too
                     self._turn()
                 if not self._in_flight.total() or INTERRUPTS.is_overdue:
                     INTERRUPTS.check()
@@ -103,10 +109,13 @@ class _Loop:
         assert self._ended is not None
         return self._ended
 
+    def _patience(self) -> AbstractContextManager[None]:
+        """Let the first signal pass meanwhile if something is under way."""
+        return INTERRUPTS.patience() if self._in_flight.total() else nullcontext()
+
     def _turn(self) -> None:
-        """Take what has arrived, send what may start, and take one step; wait a moment where there is none."""
-        self._fill()
-        while not self._arrived.empty():
+        """Take what has arrived, and take one step; wait a moment where there is none."""
+        for _ in range(self._arrived.qsize()):  # and not those that arrive meanwhile, or no work would ever go on
             self._receive()
         if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
@@ -121,23 +130,34 @@ class _Loop:
         """Let one work go on that has what it waits for; return whether there was one."""
         for node in self._by_turn():
             step = node.step
-            if step is None or step is RELEASED:
-                self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
-            elif step is POOL:
-                self._resume(node, lambda node=node: node.steps.send(self._started()))  # type: ignore[misc]
-            elif (isinstance(step, Phase) and node.is_idle) or (isinstance(step, Until) and step.condition()):
-                self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
-            elif isinstance(step, Together) and self._open_next(node, step):
-                return True
-            elif isinstance(step, Together) and node.waiting is None and not node.num_open:
+            if step is POOL:
+                self._resume(node, partial(self._give_pool, node))
+            elif self._is_over(node, step):
                 self._resume(node, lambda node=node: node.steps.send(None))  # type: ignore[misc]
             else:
                 continue
             return True
-        return False
+        # Last of all: those that are open may have tasks for every worker.
+        return any(self._open_next(node, node.step) for node in self._by_turn() if isinstance(node.step, Together))
+
+    def _is_over(self, node: _Node, step: Step | None) -> bool:
+        """Return whether `node` has what it waits for, or waits for nothing."""
+        if isinstance(step, Phase):
+            return node.is_idle
+        if isinstance(step, Until):
+            return step.condition()
+        return not isinstance(step, Together) or (node.coming is None and not node.num_open)
 
     def _by_turn(self) -> list[_Node]:
         return sorted(self._nodes, key=lambda node: node.place)
+
+    def _give_pool(self, node: _Node) -> Step:
+        """Let `node` go on with the pool, or by the error that there is none."""
+        try:
+            pool = self._started()
+        except Exception as error:
+            return node.steps.throw(error)
+        return node.steps.send(pool)
 
     def _started(self) -> WorkerPool:
         if self._pool is None:
@@ -145,25 +165,33 @@ class _Loop:
         return self._pool
 
     def _open_next(self, node: _Node, step: Together) -> bool:
-        """Open the next work of `node` if there is room for its tasks; return whether there was one."""
-        if node.waiting is None or node.num_open >= step.at_once or not self._has_room():
-            return False
-        try:
-            with speaking(node.place):
-                work = next(node.waiting, None)
-        except VolpipeError as error:
-            self._throw(node, error)
-            return True
-        if work is None:
-            node.waiting = None
+        """Open the next work of `node` if there is room for its tasks; return whether there was one.
+
+        Works of which later ones go first are all opened: they wait for what earlier ones make, not for workers.
+        """
+        work, has_room = node.coming, step.latest_first or self._has_room()
+        if work is None or node.num_open >= step.at_once or not has_room:
             return False
         number = -node.num_begun if step.latest_first else node.num_begun
         node.num_begun, node.num_open = node.num_begun + 1, node.num_open + 1
         self._nodes.append(_Node(work, work.steps(), (*node.place, number), node))
+        self._look_ahead(node)
         return True
 
+    def _look_ahead(self, node: _Node) -> None:
+        """Take the next work of `node`, so that it is known whether there is one."""
+        try:
+            with speaking(node.place):
+                node.coming = next(node.waiting, None)
+        except VolpipeError as error:
+            self._throw(node, error)
+
     def _has_room(self) -> bool:
-        return self._pool is None or any(self._in_flight[kind] < 2 * n for kind, n in self._pool.slots.items())
+        if self._pool is None:
+            return True
+        if self._pool.shared:
+            return self._in_flight.total() < 2 * max(self._pool.slots.values())
+        return any(self._in_flight[kind] < 2 * n for kind, n in self._pool.slots.items())
 
     def _resume(self, node: _Node, go_on: Callable[[], Step]) -> None:
         """Let `node` go on to its next step, or to its end."""
@@ -177,6 +205,8 @@ class _Loop:
             raise
         except VolpipeError as error:
             self._end(node, Ended(node.work, error=error))
+        except OSError as error:  # before it has a log: a folder that cannot be made, say
+            self._end(node, Ended(node.work, error=_described(error)))
         else:
             self._wait_for(node, step)
 
@@ -186,9 +216,10 @@ class _Loop:
             step.begin(self._started().slots, self._reported)
         elif isinstance(step, Together):
             node.waiting, node.num_begun = iter(step.works), 0
+            self._look_ahead(node)
         elif step is RELEASED:
             node.is_released = True
-            if all(n.is_released or (isinstance(n.step, Together) and n.waiting is None) for n in self._nodes):
+            if all(n.is_released or (isinstance(n.step, Together) and n.coming is None) for n in self._nodes):
                 self._pool = None
                 self._stack.close()
 
@@ -209,7 +240,7 @@ class _Loop:
                 self._nodes.remove(other)
                 with speaking(other.place):
                     other.steps.close()
-        node.num_open = 0
+        node.num_open, node.coming = 0, None
         self._resume(node, lambda: node.steps.throw(error))
 
     def _call(self, node: _Node, function: Callable[..., None], *arguments: Any) -> None:  # Any: the function's own
@@ -278,3 +309,10 @@ class _Loop:
             except BaseException as raised:
                 error = raised if node.parent is None else error
         return error
+
+
+def _described(error: OSError) -> RunError:
+    """Return `error` as one whose sentence is for the user."""
+    described = RunError(describe_error(error))
+    described.__cause__ = error
+    return described

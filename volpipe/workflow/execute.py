@@ -151,9 +151,9 @@ class StageWork:
 
     @property
     def _needs_all(self) -> bool:
-        """Whether it must wait for all of what it reads: scores of labels look at them first."""
+        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
         work = self.stage.work
-        return isinstance(work, Evaluation) and (work.kind == "labels" or work.given is not None)
+        return isinstance(work, Evaluation) and (work.kind == "labels" or len(work.candidates) > 1)
 
 
 class FlowWork(HeldWork[FlowReport]):

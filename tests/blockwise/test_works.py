@@ -1,0 +1,435 @@
+"""Several works on one loop: each ends by itself, on workers that exist in the test alone, as do their tasks."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from volpipe.blockwise import loop as loop_module
+from volpipe.blockwise.interrupts import INTERRUPTS
+from volpipe.blockwise.journal import Journal, Record, read_records
+from volpipe.blockwise.logs import logging_to
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.phase import Phase, Progress
+from volpipe.blockwise.stage import Schedule, Stage
+from volpipe.blockwise.usage import Usage
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together, Until, Work
+from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
+from volpipe.runs.presence import present, read_note
+
+log = logging.getLogger("volpipe.test_works")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.001)
+    INTERRUPTS.reset()
+    yield
+    INTERRUPTS.reset()
+
+
+@dataclass
+class Pool:
+    """Workers of all works, which finish one of the tasks in flight, at random, whenever somebody is shown progress.
+
+    Attributes:
+        num_slots: tasks at a time.
+        bad: works whose units all fail.
+        shared: whether "cpu" and "gpu" are the same workers.
+        tasks: work and units of each, as they came.
+        most_in_flight: of all works together.
+        num_starts: how often it was started; `is_open` from then until it is stopped.
+    """
+
+    num_slots: int = 2
+    bad: tuple[str, ...] = ()
+    tasks: list[tuple[str, list[int]]] = field(default_factory=list)
+    most_in_flight: int = 0
+    num_starts: int = 0
+    is_open: bool = False
+    refusal: Exception | None = None
+    shared: bool = True
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    _in_flight: list[tuple[Future[Record[Any]], str, list[int]]] = field(default_factory=list)
+
+    @property
+    def slots(self) -> dict[str, int]:
+        return {"cpu": self.num_slots, "gpu": self.num_slots}
+
+    @contextmanager
+    def start(self) -> Iterator[Any]:
+        self.num_starts += 1
+        if self.refusal is not None:
+            raise self.refusal
+        self.is_open = True
+        try:
+            yield self
+        finally:
+            self.is_open = False
+
+    def submit(self, work: str, units: Sequence[int]) -> Future[Record[Any]]:
+        assert self.is_open
+        future: Future[Record[Any]] = Future()
+        self.tasks.append((work, list(units)))
+        self._in_flight.append((future, work, list(units)))
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
+        return future
+
+    def show(self, progress: Progress) -> None:
+        if self._in_flight:
+            future, work, units = self._in_flight.pop(self.dice.randrange(len(self._in_flight)))
+            failed = tuple((unit, "Traceback\nValueError: no good") for unit in units) if work in self.bad else ()
+            future.set_result(Record("part", () if failed else tuple(units), failed, usage=Usage(seconds=0.001)))
+
+
+@dataclass
+class Part:
+    """A work of `num` units, of which everything is noted.
+
+    Attributes:
+        folder: with log, journal and presence of its own, if any.
+        before, after: called before it asks for workers, and after it has released them.
+        marked: units that came back.
+        seen: the error by which it was left; None where it came to its end.
+        events: of all works, "+name" and "-name".
+    """
+
+    name: str
+    pool: Pool
+    num: int = 8
+    folder: Path | None = None
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+    marked: list[int] = field(default_factory=list)
+    seen: BaseException | None = None
+    events: list[str] = field(default_factory=list)
+
+    def steps(self) -> Steps[int]:
+        self.events.append(f"+{self.name}")
+        try:
+            if self.folder is None:
+                return (yield from self._steps(None))
+            self.folder.mkdir()
+            with (
+                logging_to(self.folder / "log"),
+                present(self.folder, self.name),
+                Journal(self.folder / "journal", ()) as journal,
+            ):
+                return (yield from self._steps(journal))
+        except BaseException as error:
+            self.seen = error
+            raise
+        finally:
+            self.events.append(f"-{self.name}")
+
+    def _steps(self, journal: Journal | None) -> Steps[int]:
+        self.before()
+        yield POOL
+        log.info("%s begins", self.name)
+        stage = Stage("part", self.num, most=1)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return self.pool.submit(self.name, units)
+
+        def keep(units: Sequence[int], record: Record[Any]) -> None:
+            self.marked += record.done
+
+        yield Phase(Schedule(stage), submit, journal, self.pool.show, on_record=keep)
+        yield RELEASED
+        self.after()
+        log.info("%s ends", self.name)
+        return self.num
+
+
+def perform_all(pool: Pool, works: Iterable[Work[Any]], **options: Any) -> dict[str, Ended[Any]]:
+    """Do `works` together, and return how each ended by its name, in the order in which they did."""
+    ended: dict[str, Ended[Any]] = {}
+
+    def on_end(one: Ended[Any]) -> None:
+        ended[one.work.name] = one
+
+    def steps() -> Steps[None]:
+        yield Together(works, on_end, **options)
+
+    perform(Errand("all", steps), pool.start)
+    return ended
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+# ---- side by side
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_no_more_works_are_open_than_may_be_and_all_come_to_their_ends(at_once: int) -> None:
+    pool, events = Pool(), list[str]()
+    ended = perform_all(pool, (Part(f"w{n}", pool, 5, events=events) for n in range(9)), at_once=at_once)
+    assert {name: one.result for name, one in ended.items()} == {f"w{n}": 5 for n in range(9)}
+    assert [event for event in events if event[0] == "+"] == [f"+w{n}" for n in range(9)]
+    open_works = [sum(1 if e[0] == "+" else -1 for e in events[: n + 1]) for n in range(len(events))]
+    assert max(open_works) <= at_once
+    if at_once > 1:
+        assert max(open_works) > 1
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_tasks_in_flight_are_bounded_over_all_works_together(slots: int) -> None:
+    pool = Pool(slots)
+    perform_all(pool, [Part(f"w{n}", pool, 30) for n in range(7)])
+    assert pool.most_in_flight == 2 * slots
+    assert len(pool.tasks) == 7 * 30
+
+
+def test_works_are_opened_as_there_is_room_for_their_tasks_not_all_at_the_start() -> None:
+    pool, events = Pool(1), list[str]()
+    perform_all(pool, (Part(f"w{n}", pool, 50, events=events) for n in range(20)))
+    open_works = [sum(1 if e[0] == "+" else -1 for e in events[: n + 1]) for n in range(len(events))]
+    assert max(open_works) <= 3
+
+
+def test_tasks_of_earlier_works_go_first_or_those_of_later_ones_where_that_is_asked() -> None:
+    for latest_first in (False, True):
+        pool = Pool(2)
+        gate = [Part(f"w{n}", pool, 40) for n in range(3)]
+        perform_all(pool, gate, latest_first=latest_first)
+        last = {name: max(n for n, (work, _) in enumerate(pool.tasks) if work == name) for name in ("w0", "w1")}
+        assert (last["w0"] < last["w1"]) is not latest_first
+
+
+def test_a_work_waits_until_another_has_come_as_far() -> None:
+    pool, order = Pool(), list[str]()
+    first = Part("first", pool, 10, events=order)
+
+    def steps() -> Steps[str]:
+        yield Until(lambda: len(first.marked) > 3)
+        order.append(f"after {len(first.marked)}")
+        return "so far"
+
+    ended = perform_all(pool, [Errand("second", steps), first])
+    assert ended["second"].result == "so far"
+    begun, after, ended_then = order
+    assert (begun, ended_then) == ("+first", "-first")
+    assert 3 < int(after.removeprefix("after ")) < 10
+
+
+# ---- failures
+
+
+def test_a_failure_is_that_of_its_own_work_alone() -> None:
+    pool = Pool(bad=("all fail",))
+    works = [
+        Part("all fail", pool),
+        Part("before", pool, before=raises(PlanError("no such box"))),
+        Part("good", pool, 30),
+        Part("after", pool, after=raises(RunError("no room for the table"))),
+        Part("also good", pool),
+    ]
+    ended = perform_all(pool, works)
+    errors = {name: type(one.error) for name, one in ended.items() if one.error is not None}
+    assert errors == {"all fail": RunStopped, "before": PlanError, "after": RunError}
+    assert (ended["good"].result, ended["also good"].result) == (30, 8)
+    assert all(ended[name].result is None for name in errors)
+
+
+def test_a_folder_that_cannot_be_made_is_the_failure_of_its_own_work(tmp_path: Path) -> None:
+    """As a disk that is full or may not be written, before the work has a log: in a batch, one dataset of many."""
+    pool = Pool()
+    lost = Part("lost", pool, folder=tmp_path / "no" / "such" / "place")
+    ended = perform_all(pool, [lost, Part("good", pool)])
+    assert ended["good"].result == 8
+    assert isinstance(ended["lost"].error, RunError)
+    assert "No such file or directory" in str(ended["lost"].error)
+    assert str(tmp_path / "no" / "such" / "place") in str(ended["lost"].error)
+
+
+def test_an_error_of_ours_while_the_works_are_listed_ends_what_is_open() -> None:
+    pool, first = Pool(), Part("first", Pool())
+
+    def works() -> Iterator[Work[Any]]:
+        first.pool = pool
+        yield first
+        yield Part("second", pool)
+        raise PlanError("the list ends in the middle of a line")
+
+    with pytest.raises(PlanError, match="middle of a line"):
+        perform_all(pool, works())
+    assert isinstance(first.seen, GeneratorExit)
+    assert not pool.is_open
+
+
+def test_an_error_of_the_site_ends_all_works_and_each_is_told(tmp_path: Path) -> None:
+    pool = Pool(refusal=SiteError("the queue is closed"))
+    works = [Part(f"w{n}", pool, folder=tmp_path / f"w{n}") for n in range(3)]
+    with pytest.raises(SiteError, match="the queue is closed"):
+        perform_all(pool, works)
+    assert pool.num_starts == 1
+    begun = [work for work in works if work.events]
+    assert begun
+    for work in begun:
+        assert isinstance(work.seen, SiteError)
+        assert work.folder is not None
+        note = read_note(work.folder)
+        assert note is not None and note.ended == "stopped"
+        assert "the queue is closed" in (work.folder / "log").read_text()
+
+
+def test_a_site_that_is_lost_under_way_ends_all_works_with_its_error(tmp_path: Path) -> None:
+    pool = Pool()
+    works = [Part(f"w{n}", pool, 20, tmp_path / f"w{n}") for n in range(3)]
+    submit = pool.submit
+
+    def lose(work: str, units: Sequence[int]) -> Future[Record[Any]]:
+        if len(pool.tasks) == 30:
+            raise SiteError("all jobs were cancelled")
+        return submit(work, units)
+
+    pool.submit = lose  # type: ignore[method-assign]
+    with pytest.raises(SiteError, match="all jobs were cancelled"):
+        perform_all(pool, works)
+    assert all(work.seen is None or isinstance(work.seen, SiteError) for work in works)
+    assert sum(isinstance(work.seen, SiteError) for work in works) >= 1
+    assert not pool.is_open
+
+
+def test_works_that_wait_for_each_other_are_an_error_and_no_hang() -> None:
+    pool, seen = Pool(), list[BaseException]()
+
+    def waiting() -> Steps[None]:
+        try:
+            yield Until(lambda: False)
+        except RuntimeError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(RuntimeError, match=r"works wait for each other: \['all', 'left', 'right'\]"):
+        perform_all(pool, [Errand("left", waiting), Part("done", pool), Errand("right", waiting)])
+    assert len(seen) == 2
+    assert not pool.is_open
+
+
+# ---- interrupts
+
+
+def test_an_interrupt_reaches_every_open_work_which_leaves_its_folder_as_interrupted(tmp_path: Path) -> None:
+    pool = Pool(2)
+    works = [Part(f"w{n}", pool, 9, tmp_path / f"w{n}") for n in range(40)]
+    show = pool.show
+
+    def interrupted(progress: Progress) -> None:
+        if len(pool.tasks) > 20 and not INTERRUPTS.is_asked:
+            assert INTERRUPTS.ask()
+        show(progress)
+
+    pool.show = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        perform_all(pool, works)
+    states = {work.name: None if work.folder is None else read_note(work.folder) for work in works}
+    ended = {name: note.ended for name, note in states.items() if note is not None}
+    open_works = [work for work in works if isinstance(work.seen, KeyboardInterrupt)]
+    assert open_works
+    assert {work.name for work in open_works} == {name for name, state in ended.items() if state == "interrupted"}
+    assert set(ended.values()) <= {"interrupted", "ended"}
+    assert len(ended) < len(works)  # no other work began
+    sent = [(name, unit) for name, units in pool.tasks for unit in units]
+    marked = [
+        (name, unit)
+        for name in ended
+        for record in read_records(tmp_path / name / "journal", ())
+        for unit in record.done
+    ]
+    assert sorted(marked) == sorted(sent)  # what ran could finish
+    assert not pool.is_open
+
+
+# ---- workers
+
+
+def test_workers_are_started_by_the_first_work_that_asks_and_only_then() -> None:
+    pool, at_start = Pool(), list[int]()
+
+    def idle() -> Steps[str]:
+        at_start.append(pool.num_starts)
+        yield Until(lambda: True)
+        return "nothing to do"
+
+    ended = perform_all(pool, [Errand(f"idle {n}", idle) for n in range(3)])
+    assert [one.result for one in ended.values()] == ["nothing to do"] * 3
+    assert pool.num_starts == 0
+    perform_all(pool, [Errand("idle", idle), *(Part(f"w{n}", pool) for n in range(5))])
+    assert pool.num_starts == 1
+    assert at_start == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+@pytest.mark.parametrize("at_once", [5, 64])
+def test_workers_are_stopped_before_the_last_steps_of_the_last_work(num: int, at_once: int) -> None:
+    pool, open_then = Pool(), list[bool]()
+    works = [Part(f"w{n}", pool, after=lambda: open_then.append(pool.is_open)) for n in range(num)]
+    perform_all(pool, works, at_once=min(at_once, num) if at_once == 5 else at_once)
+    assert len(open_then) == num
+    assert open_then[-1] is False
+    assert pool.num_starts == 1
+
+
+def test_workers_stay_while_a_work_may_still_ask_for_them() -> None:
+    pool, order = Pool(1), list[str]()
+    first = Part("first", pool, 3, events=order)
+
+    def late() -> Steps[None]:
+        yield Until(lambda: "-first" in order)
+        order.append(f"open {pool.is_open}")
+        yield from Part("late", pool, 3).steps()
+
+    perform_all(pool, [first, Errand("late", late)])
+    assert order == ["+first", "-first", "open True"]
+    assert pool.num_starts == 1
+
+
+# ---- logs
+
+
+def test_a_line_goes_to_the_log_of_its_own_work_and_of_those_that_it_belongs_to(tmp_path: Path) -> None:
+    pool = Pool(bad=("w1",))
+    works = [Part(f"w{n}", pool, 12, tmp_path / f"w{n}") for n in range(3)]
+    level = logging.getLogger("volpipe").level
+
+    def steps() -> Steps[None]:
+        with logging_to(tmp_path / "all.log"):
+            log.info("all begin")
+            yield Together(works, lambda ended: log.info("%s is over", ended.work.name))
+            log.info("all end")
+
+    perform(Errand("all", steps), pool.start)
+    lines = {work.name: (tmp_path / work.name / "log").read_text() for work in works}
+    for name, text in lines.items():
+        assert f"{name} begins" in text
+        others = [other for other in lines if other != name]
+        assert not any(other in text for other in others), text
+        assert ("no good" in text) == (name == "w1")
+    whole = (tmp_path / "all.log").read_text()
+    assert all(f"{name} begins" in whole and f"{name} is over" in whole for name in lines)
+    assert "no good" in whole
+    assert whole.index("all begin") < whole.index("all end")
+    assert not any("is over" in text for text in lines.values())
+    assert logging.getLogger("volpipe").level == level
+    assert logging.getLogger("volpipe").handlers == []
+
+
+def test_errors_are_of_one_kind_with_those_of_a_work_alone() -> None:
+    pool = Pool(bad=("alone",))
+    with pytest.raises(VolpipeError, match="every part task fails alike"):
+        perform(Part("alone", pool), pool.start)
+    assert not pool.is_open
