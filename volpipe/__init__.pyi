@@ -4,6 +4,7 @@ from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
 from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
+from .api.viewer import view
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import VolpipeError
 from .geometry.grid import Box
@@ -15,6 +16,7 @@ from .segmentation.driver import SegmentationResult
 from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult
+from .viewer.viewer import Viewer
 from .volumes.reader import Volume
 from .workflow.driver import Report
 
@@ -32,6 +34,7 @@ __all__ = [
     "TrainRecipe",
     "TrainingResult",
     "TrialResult",
+    "Viewer",
     "VolpipeError",
     "Volume",
     "WindowDataset",
@@ -56,4 +59,5 @@ __all__ = [
     "train",
     "tune",
     "verify",
+    "view",
 ]
