@@ -69,7 +69,7 @@ HEAVY = {
     "PIL": (set(), {"evaluation"}),
     "kubernetes": ({"apps.kubernetes"}, set()),
     "optuna": (set(), {"training.search"}),
-    "tornado": (set(), {"viewer"}),
+    "tornado": ({"viewer"}, set()),
     "yaml": (set(), {"cli", "nets"}),
     "rich": ({"cli", "cli.display"}, set()),
     "cc3d": (set(), {"segmentation"}),

@@ -16,7 +16,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,7 +169,7 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
     Its own levels are read where they are whole; of a volume without, and of one that is being written, coarser levels
     take one voxel in 2³ and 4³.
     """
-    levels = tuple(map(volume.level, range(len(volume.levels)))) if volume.levels and not is_live else (volume,)
+    levels = (volume,) if is_live else levels_of(volume)
     steps = [(1, 1, 1)] * len(levels)
     if len(levels) == 1:
         steps = [_step(volume.spatial_shape, step) for step in STEPS if step == 1 or max(volume.spatial_shape) > LARGE]
@@ -189,8 +189,28 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
         data = reader.read(fine)[index]
         return _padded(data, box.shape).astype(dtype)
 
-    rasters = tuple(Raster.from_volume(v).every(s) for v, s in zip(levels, steps, strict=True))
+    rasters = tuple(raster.every(step) for raster, step in zip(rasters_of(levels), steps, strict=True))
     return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open)
+
+
+def levels_of(volume: Volume) -> tuple[Volume, ...]:
+    """Return `volume` and the coarser levels of its group; itself alone where it was given a place of its own."""
+    if volume.key not in volume.levels or volume.view.voxel_size_nm is not None or volume.view.origin_nm is not None:
+        return (volume,)
+    coarser = (volume.level(number) for number in range(volume.levels.index(volume.key) + 1, len(volume.levels)))
+    return (volume, *(v for v in coarser if (v.dtype, v.axes, v.format) == (volume.dtype, volume.axes, volume.format)))
+
+
+def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
+    """Return the rasters of a group's levels; without voxel sizes the coarser ones cover what the first does."""
+    base = Raster.from_volume(levels[0])
+    if all(level.voxel_size_nm is not None for level in levels):
+        return tuple(map(Raster.from_volume, levels))
+    rasters = [base]
+    for level in levels[1:]:
+        z, y, x = (max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
+        rasters.append(replace(base.every((z, y, x)), shape=level.spatial_shape))
+    return tuple(rasters)
 
 
 def _step(shape: Triple, step: int) -> Triple:
@@ -264,7 +284,7 @@ class ZarrFiles:
         self.levels[0].open()
 
     def answer(self, name: str) -> bytes | Path | None:
-        group = _group(self.version, "".join(self.levels[0].axes), tuple(map(Raster.from_volume, self.levels)))
+        group = _group(self.version, "".join(self.levels[0].axes), rasters_of(self.levels))
         array_file, group_file = (".zarray", ".zattrs") if self.version == 2 else ("zarr.json", "zarr.json")
         if name == group_file:
             return _json(group)
@@ -297,9 +317,9 @@ class N5Files:
         return chunk_file(self.levels[level], rest)
 
     def _attributes(self) -> Tree:
-        axes, base = self.levels[0].axes, self.levels[0]
-        size = base.voxel_size_nm or UNKNOWN_SIZE_NM
-        factors = [_factors(base, level) or (1, 1, 1) for level in self.levels]
+        axes, rasters = self.levels[0].axes, rasters_of(self.levels)
+        size = rasters[0].voxel_size_nm
+        factors = [_factors(rasters[0], raster) or (1, 1, 1) for raster in rasters]
         return {
             "axes": ["c^" if axis == "c" else axis for axis in reversed(axes)],
             "units": ["nm" if axis in "zyx" else "" for axis in reversed(axes)],
@@ -326,13 +346,14 @@ class Folder:
 
 def as_files(volume: Volume) -> ZarrFiles | N5Files | None:
     """Return the source of `volume` whose chunks are its own files; None where Neuroglancer cannot decode them."""
-    levels = tuple(map(volume.level, range(len(volume.levels)))) if volume.levels else (volume,)
+    levels = levels_of(volume)
     if not all(_is_plain(level) for level in levels):
         return None
     names = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
     documents = [read_json(level.folder / names[level.format]) or {} for level in levels]
     if volume.format == "n5":
-        is_even = all(_factors(levels[0], level) is not None for level in levels)
+        rasters = rasters_of(levels)
+        is_even = all(_factors(rasters[0], raster) is not None for raster in rasters)
         plain = all(_n5_codec(document) in N5_CODECS for document in documents)
         keys = ("dimensions", "blockSize", "dataType", "compression", "compressionType")
         kept = tuple({key: document[key] for key in keys if key in document} for document in documents)
@@ -398,15 +419,13 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53)
 
 
-def _factors(base: Volume, level: Volume) -> Triple | None:
+def _factors(base: Raster, level: Raster) -> Triple | None:
     """Return how many voxels of `base` one of `level` joins (z, y, x); None if no whole number, or not in step."""
-    sizes = [volume.voxel_size_nm or UNKNOWN_SIZE_NM for volume in (base, level)]
-    exact = np.array(sizes[1]) / sizes[0]
+    exact = np.array(level.voxel_size_nm) / base.voxel_size_nm
     z, y, x = (round(n) for n in exact.tolist())
-    middle = np.array(base.origin_nm) + (exact - 1) / 2 * sizes[0]
-    is_even = np.allclose(exact, (z, y, x), rtol=1e-6) and np.allclose(
-        middle, level.origin_nm, atol=1e-3 * min(sizes[0])
-    )
+    middle = np.array(base.origin_nm) + (exact - 1) / 2 * base.voxel_size_nm
+    is_middle = np.allclose(middle, level.origin_nm, rtol=0, atol=1e-3 * min(base.voxel_size_nm))
+    is_even = is_middle and np.allclose(exact, (z, y, x), rtol=1e-6)
     return (z, y, x) if is_even and min(z, y, x) > 0 else None
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.viewer.layers import Scene, open_scene
-from volpipe.viewer.server import LOOPBACK, Answer, Server, Site
+from volpipe.viewer.server import LOOPBACK, Server
+from volpipe.viewer.site import Answer, Site
 from volpipe.viewer.state import address, check_at, make_state, state_link
 from volpipe.volumes.volume import Volume
 
@@ -113,7 +114,7 @@ class Viewer:
                 if layer.source is not None:
                     layer.source.check()
         except VolpipeError as error:
-            return version, str(error)
+            return version, f"{error}; put it back, or close this viewer"
         return version, self._problem or "; ".join(entry.sentence for entry in progress)
 
 
