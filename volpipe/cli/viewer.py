@@ -9,8 +9,8 @@ import getpass
 import os
 import socket
 import sys
-import threading
 import webbrowser
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,7 +46,7 @@ def view(
                 err.print(note, markup=False, soft_wrap=True)
             out.print(viewer.link if link else viewer.url, markup=False, soft_wrap=True)
             _tell(viewer)
-            threading.Event().wait()
+            Event().wait()
     except KeyboardInterrupt:
         err.print("closed")
 

@@ -24,9 +24,10 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import Lengths, read_json
-from volpipe.volumes.volume import Volume, absolute
+from volpipe.volumes.volume import View, Volume, absolute
 
 EDGE = 64  # voxels of a chunk that is made here
 MOST_BYTES = 2**23  # of such a chunk with all its channels
@@ -469,12 +470,25 @@ def public_url(volume: Volume) -> str | None:
         return None
     if place.is_s3 and object_store.find_credentials().kind != "anonymous":
         return None
-    if not set(volume.axes) <= set("czyx") or volume.view.channel is not None or str(volume.dtype) not in NATIVE:
+    is_native = str(volume.dtype) in NATIVE and volume.view == View() and set(volume.axes) <= set("czyx")
+    is_first = bool(volume.levels) and volume.key == volume.levels[0]
+    group = volume.key.split("/")[:-1] if is_first else [volume.key]
+    folder = place.joinpath(*filter(None, group))
+    if not is_native or not _says_its_place(read_attributes(folder), volume.format):
         return None
-    key = volume.key.split("/")[:-1] if len(volume.levels) > 1 and volume.key == volume.levels[0] else [volume.key]
-    folder = "/".join(filter(None, (*place.parts, *key)))
     root = place.root if not place.endpoint else f"{place.endpoint}/{place.bucket}"
-    return f"{root}/{folder}/|{volume.format}:"
+    return f"{'/'.join((root, *folder.parts))}/|{volume.format}:"
+
+
+def _says_its_place(attributes: Mapping[str, Any], format: str) -> bool:  # Any: JSON
+    """Return whether Neuroglancer finds axes, voxel size and levels in the attributes of an array or a group."""
+    if format == "n5":
+        return "dimensions" in attributes or not {"downsamplingFactors", "scales"}.isdisjoint(attributes)
+    ome = attributes.get("ome", attributes)
+    groups = ome.get("multiscales") if isinstance(ome, dict) else None
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):
+        return False
+    return (ome.get("version") or groups[0].get("version")) in ("0.4", "0.5")
 
 
 def _level(name: str, num_levels: int) -> tuple[int | None, str]:
