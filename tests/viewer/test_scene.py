@@ -129,10 +129,10 @@ def test_a_difference_lies_where_both_are(tmp_path: Path) -> None:
     np.save(tmp_path / "out.npy", after)
     raw = vp.open(tmp_path / "raw.npy", view=View(voxel_size_nm=(4, 4, 4), origin_nm=(100, 100, 100)))
     out = vp.open(tmp_path / "out.npy", view=View(voxel_size_nm=(4, 4, 4), origin_nm=(108, 96, 132)))
-    source = sources.difference(raw, out, is_live=False)
+    source = sources.difference(raw, out)
     assert source is not None
     data = source.read(0, vp.Box((0, 0, 0), (4, 6, 8)))
-    expected = np.zeros((4, 6, 8))
+    expected = np.full((4, 6, 8), sources.NOTHING)
     expected[:, 1:] = after[:, 1:].astype(float) - before[2:6, 0:5, 8:16]  # out's row 0 lies before the input
     np.testing.assert_array_equal(data, expected[np.newaxis])
 
@@ -193,6 +193,9 @@ def test_blocks_that_failed_and_that_are_done_are_marked(tmp_path: Path, give: G
     assert run is not None
     progress = run.look()
     np.testing.assert_array_equal(progress.cells, [[[DONE] * 3, [DONE, FAILED, DONE]]])
+    written = np.ones((8, 32, 48), bool)
+    written[:, 16:, 16:32] = False
+    np.testing.assert_array_equal(run.written(vp.Box((0, 10, 5), (8, 30, 40))), written[:, 10:30, 5:40])
     assert progress.sentence == "5 of 6 shards written, 1 failed, nobody works on it"
     with vp.view(tmp_path / "out.zarr") as viewer:
         before = json.loads(urlopen(f"{viewer.url}progress", timeout=20).read())
@@ -204,6 +207,15 @@ def test_blocks_that_failed_and_that_are_done_are_marked(tmp_path: Path, give: G
     assert before["version"] != after["version"]
 
 
+def test_a_run_folder_that_cannot_be_understood_hides_no_output(tmp_path: Path) -> None:
+    make(tmp_path / "out.zarr", noise((8, 8, 8)))
+    (tmp_path / "out.zarr.run").mkdir()
+    (tmp_path / "out.zarr.run/plan.json").write_text("{}")
+    scene = open_scene(tmp_path / "out.zarr", ())
+    assert scene.layers[0].run is None
+    assert any("plan.json cannot be understood" in note and "is shown as it is now" in note for note in scene.notes)
+
+
 def test_a_journal_that_is_begun_anew_is_read_anew(tmp_path: Path, give: Give) -> None:
     write_volume(tmp_path / "in.n5", noise((8, 16, 32)))
     assert give(*ROWS, *CHOICES).code == 0
@@ -213,7 +225,7 @@ def test_a_journal_that_is_begun_anew_is_read_anew(tmp_path: Path, give: Give) -
     run = watch(str(tmp_path / "out.zarr"))
     assert run is not None and sorted(run.look().cells.ravel()) == [WAITING, DONE]
     folder.journal.write_bytes(b"")
-    assert (run.look().cells == WAITING).all()
+    assert (run.look().cells == WAITING).all() and not run.written(vp.Box((0, 0, 0), (8, 16, 32))).any()
     folder.journal.write_bytes(lines[0] + lines[1][:-1])  # the last line is not whole yet
     assert sorted(run.look().cells.ravel()) == [WAITING, DONE]
     with folder.journal.open("ab") as file:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from volpipe.errors import VolumeError
+from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
@@ -85,7 +85,6 @@ def open_scene(output: str | Path | Volume, volumes: Sequence[str | Path | Volum
 
     Raises:
         VolumeError: one of them is no volume, or a container of several.
-        RunError: what the run of the output stored is damaged.
     """
     notes: list[str] = []
     places: Sequence[str | Path | Volume] = [output]
@@ -109,7 +108,7 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
         volume = open_volume(place)
     else:
         volume = place
-    run = watch(str(absolute(volume.path)))
+    run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None
     source: Source | None = None
@@ -128,6 +127,15 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     )  # fmt: skip
 
 
+def _run_of(volume: Volume, notes: list[str]) -> Watch | None:
+    """Return the run that writes `volume`; None, with a note, where what it stored cannot be understood."""
+    try:
+        return watch(str(absolute(volume.path)))
+    except RunError as error:
+        notes.append(f"{error}; {volume} is shown as it is now")
+        return None
+
+
 def is_labels(volume: Volume) -> bool:
     """Return whether voxels are numbers of objects: by metadata, a type too wide for greys, or the name."""
     if volume.dtype.kind not in "ui" or volume.num_channels > 1:
@@ -136,8 +144,8 @@ def is_labels(volume: Volume) -> bool:
     attributes = read_attributes(group)
     ome = attributes.get("ome", attributes)
     declared = isinstance(ome, dict) and "image-label" in ome
-    last = volume.key.split("/")[0 if volume.levels else -1].lower()
-    return declared or str(volume.dtype) in WIDE or any(word in last for word in ("label", "segment", "fragment"))
+    name = f"{Path(volume.path).stem}/{volume.key}".lower()
+    return declared or str(volume.dtype) in WIDE or any(word in name for word in ("label", "segment", "fragment"))
 
 
 def _precomputed(folder: Path) -> dict[str, Any] | None:  # Any: JSON
@@ -216,7 +224,7 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     """Return the layer of output minus input; None, with a note, where there is none to show."""
     if first.kind != "image" or second.kind != "image" or first.volume is None or second.volume is None:
         return None
-    source = difference(first.volume, second.volume, is_live=second.run is not None)
+    source = difference(first.volume, second.volume, None if second.run is None else second.run.written)
     if source is None:
         reason = "share no voxel" if voxels_apart(first.volume, second.volume) is not None else "have other voxels"
         notes.append(f"no difference is shown: {first.name} and {second.name} {reason}")

@@ -7,6 +7,7 @@ records, the beats of workers and the presence of the driver.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Watch:
     _offset: int = 0
     _done: set[int] = field(default_factory=set)  # cells
     _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several requests look at once
 
     @property
     def grid(self) -> Grid:
@@ -76,14 +78,23 @@ class Watch:
         driver = find_driver(self.folder.path, self.folder.journal)
         for box in self._boxes_under_way() if driver.is_at_work else ():
             states[list(self.grid.touching(box))] = RUNNING
-        for stage, unit in self._failed:
+        for stage, unit in list(self._failed):
             states[list(self.grid.touching(self._box(stage, unit)))] = FAILED
         states[list(self._done)] = DONE
         return Progress(states.reshape(self.grid.counts), _sentence(states, driver))
 
+    def written(self, box: Box) -> np.ndarray:
+        """Return which voxels of `box` of the output are written, (z, y, x), bool."""
+        self._read()
+        mask = np.zeros(box.shape, bool)
+        for shard in self.grid.touching(box) if self._done else ():
+            if shard in self._done:
+                mask[(self.grid.box(shard) & box).relative_to(box.start).slices] = True
+        return mask
+
     def _read(self) -> None:
         """Take note of what the journal has since the last time; of all where it was begun anew."""
-        with suppress(FileNotFoundError), self.folder.journal.open("rb") as file:
+        with self._lock, suppress(FileNotFoundError), self.folder.journal.open("rb") as file:
             if file.seek(0, 2) < self._offset:
                 self._offset, self._done, self._failed = 0, set(), {}
             file.seek(self._offset)

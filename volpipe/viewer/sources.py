@@ -34,6 +34,7 @@ MOST_BYTES = 2**23  # of such a chunk with all its channels
 LARGE = 512  # voxels along an axis, from which coarser levels are made
 STEPS = (1, 2, 4)  # of levels that are made: a chunk of the coarsest reads 64 times its voxels
 CACHE_BYTES = 2**28
+NOTHING = np.float32(2.0**126)  # a difference that there is not
 UNKNOWN_SIZE_NM: Lengths = (1.0, 1.0, 1.0)
 
 NATIVE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")  # that Neuroglancer shows
@@ -97,6 +98,7 @@ class Chunks:
         read: returns the voxels of a box of a level as (c, z, y, x); None where nothing is stored.
         is_live: whether they change.
         look: raises VolumeError where the volume is gone.
+        fill: the value where nothing is stored.
     """
 
     rasters: tuple[Raster, ...]
@@ -105,6 +107,7 @@ class Chunks:
     read: Callable[[int, Box], np.ndarray | None]
     is_live: bool = False
     look: Callable[[], object] = lambda: None
+    fill: float = 0
     scheme: str = "zarr3"
 
     @property
@@ -139,7 +142,7 @@ class Chunks:
             "data_type": str(self.dtype),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [*channels, *self.chunk]}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": 0,
+            "fill_value": self.fill,
             "codecs": [
                 {"name": "bytes", "configuration": {"endian": "little"}},
                 {"name": "gzip", "configuration": {"level": 1}},
@@ -159,7 +162,7 @@ class Chunks:
         data = self.read(level, box)
         if data is None:
             return None
-        whole = np.zeros((self.num_channels, *self.chunk), self.dtype.newbyteorder("<"))
+        whole = np.full((self.num_channels, *self.chunk), self.fill, self.dtype.newbyteorder("<"))
         whole[(slice(None), *(slice(0, n) for n in box.shape))] = data
         return gzip.compress(whole.tobytes(), 1, mtime=0)
 
@@ -226,11 +229,16 @@ def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return np.pad(data, ((0, 0), *((0, n) for n in missing)), mode="edge") if any(missing) else data
 
 
-def difference(first: Volume, second: Volume, *, is_live: bool) -> Chunks | None:
+def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | None:
     """Return the source of `second` minus `first` on the voxels of `second`; None where their grids do not meet.
 
-    Voxels that `first` lacks, or that are not written yet, show no difference. Both have one channel and voxels of one
-    size, and the first voxels lie a whole number of voxels apart.
+    Voxels that `first` lacks, or that are not written yet, are NOTHING. Both have one channel and voxels of one size,
+    and the first voxels lie a whole number of voxels apart.
+
+    Args:
+        first: the input.
+        second: the output.
+        written: returns which voxels of a box are written, (z, y, x), bool; None where all are.
     """
     shift = voxels_apart(first, second)
     if shift is None or first.num_channels != 1 or second.num_channels != 1:
@@ -240,19 +248,21 @@ def difference(first: Volume, second: Volume, *, is_live: bool) -> Chunks | None
         return None
 
     def read(level: int, box: Box) -> np.ndarray | None:
-        part, reader = box & shared, second.open(cache_bytes=0 if is_live else CACHE_BYTES)
-        if part.is_empty or (is_live and not reader.is_stored(part)):
+        part, data = box & shared, np.full((1, *box.shape), NOTHING, np.float32)
+        mask = np.ones(part.shape, bool) if written is None else written(part)
+        if not mask.any():
             return None
-        data = np.zeros((1, *box.shape), np.float32)
-        after, before = reader.read(part), first.open(cache_bytes=CACHE_BYTES).read(part.shift(shift))
-        data[(slice(None), *part.relative_to(box.start).slices)] = after.astype(np.float64) - before.astype(np.float64)
+        after = second.open(cache_bytes=0 if written else CACHE_BYTES).read(part).astype(np.float64)
+        change = after - first.open(cache_bytes=CACHE_BYTES).read(part.shift(shift))
+        data[(slice(None), *part.relative_to(box.start).slices)] = np.where(mask, change, NOTHING)
         return data
 
     def look() -> None:
         first.open()
         second.open()
 
-    return Chunks((Raster.from_volume(second),), np.dtype(np.float32), 1, read, is_live, look)
+    raster = Raster.from_volume(second)
+    return Chunks((raster,), np.dtype(np.float32), 1, read, written is not None, look, float(NOTHING))
 
 
 def voxels_apart(first: Volume, second: Volume) -> Triple | None:

@@ -14,7 +14,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple
 from volpipe.viewer.layers import Layer, Scene
 from volpipe.viewer.progress import DONE, FAILED, RUNNING
-from volpipe.viewer.sources import extent_nm
+from volpipe.viewer.sources import NOTHING, extent_nm
 
 State = dict[str, Any]  # Any: Neuroglancer's JSON
 WINDOW = (680, 1240)  # pixels (y, x) for all panels in a window of 1280 × 800
@@ -25,6 +25,12 @@ METRES = 1e-9
 GREY = """#uicontrol invlerp grey(range=[{low}, {high}])
 void main() {{ emitGrayscale(grey()); }}
 """
+CHANGE = """#uicontrol invlerp change(range=[{low}, {high}])
+void main() {{
+  if (toRaw(getDataValue()) >= {nothing}) {{ emitTransparent(); }}
+  else {{ emitGrayscale(change()); }}
+}}
+"""
 COLOURS = """#uicontrol invlerp red(range=[{low}, {high}], channel=0)
 #uicontrol invlerp green(range=[{low}, {high}], channel=1)
 {blue_control}void main() {{ emitRGB(vec3(red(), green(), {blue})); }}
@@ -32,7 +38,7 @@ COLOURS = """#uicontrol invlerp red(range=[{low}, {high}], channel=0)
 BLUE = "#uicontrol invlerp blue(range=[{low}, {high}], channel=2)\n"
 CELLS = f"""void main() {{
   uint state = toRaw(getDataValue());
-  if (state == {DONE}u) {{ emitRGBA(vec4(0.0, 0.7, 0.2, 0.25)); }}
+  if (state == {DONE}u) {{ emitRGBA(vec4(0.0, 0.7, 0.2, 0.12)); }}
   else if (state == {RUNNING}u) {{ emitRGBA(vec4(1.0, 0.8, 0.0, 0.5)); }}
   else if (state == {FAILED}u) {{ emitRGBA(vec4(1.0, 0.0, 0.0, 0.6)); }}
   else {{ emitTransparent(); }}
@@ -115,6 +121,8 @@ def _scheme(layer: Layer) -> str:
 def shader(layer: Layer) -> str:
     """Return the program that turns a voxel of an image into a colour."""
     low, high = (f"{value:.9g}" for value in layer.shades)
+    if layer.kind == "difference":
+        return CHANGE.format(low=low, high=high, nothing=f"{float(NOTHING):.9e}")
     if layer.kind != "colours":
         return GREY.format(low=low, high=high)
     has_blue = layer.num_channels > 2

@@ -3,8 +3,8 @@
   const bar = document.createElement("div");
   bar.id = "volpipe";
   bar.style.cssText =
-    "position:fixed;left:0;right:0;bottom:0;padding:4px 8px;font:13px sans-serif;" +
-    "color:#fff;background:#222d;z-index:99;pointer-events:none";
+    "position:fixed;top:0;left:50%;transform:translateX(-50%);max-width:60%;padding:3px 8px;" +
+    "font:13px sans-serif;color:#fff;background:#222;z-index:99;pointer-events:none";
   document.body.append(bar);
   const script = document.getElementById("volpipe-watch");
   let version = script.dataset.version; // of when the page was sent, before any voxel was
