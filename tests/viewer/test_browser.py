@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorstore
 from arrays import write_all
 from browser import Browser, chromium
 from command import THREADS, begin, finish, set_each, wait_until
@@ -87,6 +88,22 @@ def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, t
         np.testing.assert_allclose(grey(browser), data[Z], atol=1)
 
 
+def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Browser, tmp_path: Path) -> None:
+    data = noise(SHAPE)
+    spec = {
+        "driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": str(tmp_path / "a")},
+        "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
+        "scale_metadata": {"size": list(reversed(SHAPE)), "resolution": [8, 6, 30], "chunk_size": [16, 16, 8],
+                           "encoding": "raw", "voxel_offset": [10, 20, 30]},
+    }  # fmt: skip
+    tensorstore.open(spec, create=True).result()[..., 0].write(data.T).result()
+    with vp.view(tmp_path / "a", at=AT) as viewer:
+        browser.open(viewer.url)
+        centre = (20.5 * 6, 10.5 * 8)  # its corner lies at the offset
+        shown = browser.slice(0, SHAPE[1:], SIZE[1:], centre).astype(int)
+        np.testing.assert_allclose(shown[..., 0], data[Z], atol=1)
+
+
 def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     before, after = noise(SHAPE), noise(SHAPE, seed=1)
     first = write_group(tmp_path / "raw.n5", before, "n5")
@@ -132,6 +149,21 @@ def test_each_object_has_a_colour_of_its_own(browser: Browser, tmp_path: Path, d
         seen = {int(label): {tuple(c) for c in shown[labels[Z] == label].tolist()} for label in np.unique(labels[Z])}
         assert len(seen) == 4 and all(len(each) == 1 for each in seen.values())
         assert len(set.union(*seen.values())) == 4
+
+
+def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browser: Browser, tmp_path: Path) -> None:
+    foreground = np.zeros(SHAPE, np.float32)
+    foreground[2:9, 3:20, 5:30], foreground[4:6, 25:35, 5:30] = 1, 1
+    np.save(tmp_path / "a_foreground.npy", foreground)
+    choices = ["input.kind=foreground", "objects.method=components"]
+    vp.segment(tmp_path / "a_foreground.npy", out=tmp_path / "out.zarr", site="threads", settings=choices)
+    with vp.view(tmp_path / "out.zarr", at=AT) as viewer:
+        browser.open(viewer.url)
+        browser.driver.execute_script("viewer.selectedLayer.visible = true;")
+        browser.wait("return document.querySelectorAll('.neuroglancer-segment-list-entry').length >= 2", 20)
+        text = browser.driver.find_element("tag name", "body").text
+        objects = [f"{7 * 17 * 25:,} voxels, 2:9,3:20,5:30", f"{2 * 10 * 25} voxels, 4:6,25:35,5:30"]
+        assert 0 < text.index(objects[0]) < text.index(objects[1])  # the largest first
 
 
 @pytest.mark.usefixtures("_no_process_outlives_a_test")

@@ -30,7 +30,7 @@ class Objects:
         return json.dumps(self._properties()).encode() if name == "info" else None
 
     def _properties(self) -> dict[str, Any]:  # Any: JSON
-        """Return voxels and bounding box of the largest objects.
+        """Return voxels and bounding box of the largest objects, the largest first.
 
         Raises:
             VolumeError: the table is gone, or is not one of ours.
@@ -38,8 +38,8 @@ class Objects:
         try:
             with self.table.open(encoding="utf-8", newline="") as lines:
                 rows = sorted(csv.DictReader(lines), key=lambda row: -int(row["voxels"]))[:MOST]
-            boxes = [",".join(f"{row[f'{axis}0']}:{row[f'{axis}1']}" for axis in "zyx") for row in rows]
             voxels = [int(row["voxels"]) for row in rows]
+            texts = [f"{int(row['voxels']):,} voxels, {_box(row)}" for row in rows]
             labels = [str(int(row["label"])) for row in rows]
         except (OSError, KeyError, ValueError, TypeError) as error:
             raise VolumeError(f"{self.table} is no table of objects any more: {error}") from error
@@ -48,7 +48,7 @@ class Objects:
             "inline": {
                 "ids": labels,
                 "properties": [
-                    {"id": "box", "type": "label", "description": "box z,y,x in voxels", "values": boxes},
+                    {"id": "object", "type": "label", "description": "voxels, and box z,y,x", "values": texts},
                     {"id": "voxels", "type": "number", "data_type": "float32", "values": voxels},
                 ],
             },
@@ -59,3 +59,8 @@ def find_objects(volume: Volume) -> Objects | None:
     """Return the table that `volpipe segment` wrote for `volume`; None where there is none."""
     table = RunFolder.from_output(absolute(volume.path)).path / TABLE
     return Objects(table) if table.is_file() else None
+
+
+def _box(row: dict[str, str]) -> str:
+    """Return the box (z, y, x) of an object in the table."""
+    return ",".join(f"{int(row[f'{axis}0'])}:{int(row[f'{axis}1'])}" for axis in "zyx")

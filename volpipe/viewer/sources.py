@@ -345,7 +345,7 @@ class Folder:
 
     root: Path
     is_live: bool = False
-    scheme: str = "precomputed"
+    scheme: str = "neuroglancer-precomputed"
 
     def check(self) -> None:
         if not (self.root / "info").is_file():

@@ -105,9 +105,11 @@ def _layer(layer: Layer, folder: str, base: str) -> State:
     sources: list[State] = [{"url": layer.url or f"{folder}/|{_scheme(layer)}:"} | _transform(layer)]
     entry: State = {"name": layer.name, "source": sources}
     if layer.objects is not None:
-        sources.append({"url": f"{folder}/objects/|precomputed:"})
+        sources.append({"url": f"{folder}/objects/|neuroglancer-precomputed:"})
     if layer.kind == "labels":
-        return entry | {"type": "segmentation", "tab": "segments"}
+        return (
+            entry | {"type": "segmentation", "tab": "segments"} | ({"segmentQuery": ">voxels"} if layer.objects else {})
+        )
     if layer.kind == "progress":
         return entry | {"type": "image", "shader": CELLS, "opacity": 0.5, "blend": "default"}
     return entry | {"type": "image", "shader": shader(layer), "opacity": 1}
