@@ -162,7 +162,7 @@ def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browse
         browser.driver.execute_script("viewer.selectedLayer.visible = true;")
         browser.wait("return document.querySelectorAll('.neuroglancer-segment-list-entry').length >= 2", 20)
         text = browser.driver.find_element("tag name", "body").text
-        objects = [f"{7 * 17 * 25:,} voxels, 2:9,3:20,5:30", f"{2 * 10 * 25} voxels, 4:6,25:35,5:30"]
+        objects = [f"2:9,3:20,5:30, {7 * 17 * 25:,} voxels", f"4:6,25:35,5:30, {2 * 10 * 25} voxels"]
         assert 0 < text.index(objects[0]) < text.index(objects[1])  # the largest first
 
 

@@ -248,7 +248,7 @@ def test_objects_are_listed_with_their_voxels_and_boxes(tmp_path: Path) -> None:
         rows = file.read().splitlines()[1:]
     assert len(table["inline"]["ids"]) == len(rows) > 0
     assert names["voxels"][0] == max(int(row.split(",")[1]) for row in rows)
-    z, y, x = (slice(*map(int, part.split(":"))) for part in names["object"][0].rpartition(" ")[2].split(","))
+    z, y, x = (slice(*map(int, part.split(":"))) for part in names["object"][0].partition(", ")[0].split(","))
     out = vp.open(tmp_path / "out.zarr")[...]
     assert np.count_nonzero(out[z, y, x] == int(table["inline"]["ids"][0])) == names["voxels"][0]
     assert [source["url"].rpartition("|")[2] for source in state["layers"][0]["source"]] == [

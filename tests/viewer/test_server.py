@@ -157,6 +157,16 @@ def test_a_page_that_gave_its_own_name_to_this_machine_gets_nothing(viewer: vp.V
     assert ask(viewer, whole, host="localhost:9999").status == 200  # another port: forwarded by SSH
 
 
+def test_a_port_that_is_open_to_others_goes_by_its_names_and_numbers(tmp_path: Path) -> None:
+    with vp.view(write_volume(tmp_path / "a.n5", noise((4, 4, 4))), bind="0.0.0.0:0") as viewer:
+        assert viewer.is_open and viewer.url.startswith("http://127.0.0.1:")
+        whole = f"/{token(viewer)}/progress"
+        for host, status in (("10.1.2.3:80", 200), (f"{socket.gethostname()}:80", 200), ("evil.example", 403)):
+            assert ask(viewer, whole, host=host).status == status
+    with vp.view(tmp_path / "a.n5") as viewer:
+        assert not viewer.is_open and ask(viewer, f"/{token(viewer)}/progress", host="10.1.2.3").status == 403
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_written(viewer: vp.Viewer, method: str) -> None:
     for path in ("still/0/s0/c/0/0/0", "progress", "v/view/", "events/view"):

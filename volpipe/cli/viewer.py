@@ -66,17 +66,23 @@ def voxel(text: str) -> Triple:
 
 def _tell(viewer: vp.Viewer) -> None:
     """Open a browser where there is one; else print how one on another machine gets here."""
-    if not viewer.is_private:
-        err.print(f"port {viewer.port} is open to other machines: whoever has the address sees these volumes")
-    has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    is_far = bool(os.environ.get("SSH_CONNECTION"))
-    if not has_display or is_far or not webbrowser.open(viewer.url):
+    if viewer.is_open:
+        away = viewer.url.replace("//127.0.0.1:", f"//{_own_name()}:")
+        sentence = f"open to other machines, at {away}: whoever has that address sees these volumes"
+        err.print(sentence, markup=False, soft_wrap=True)
+    elif not (_has_display() and webbrowser.open(viewer.url)):
         command = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} {getpass.getuser()}@{_own_name()}"
-        err.print(
-            "no browser can be opened here: open the address in yours; on another machine, give this command there "
-            f"first:\n  {command}", markup=False, soft_wrap=True,
-        )  # fmt: skip
+        sentence = (
+            "no browser can be opened here: open the address in yours; on another machine, give this there first:"
+        )
+        err.print(f"{sentence}\n  {command}", markup=False, soft_wrap=True)
     err.print("Ctrl-C ends it")
+
+
+def _has_display() -> bool:
+    """Return whether a browser that is opened here is seen by the user, who may be far away."""
+    is_far = bool(os.environ.get("SSH_CONNECTION"))
+    return not is_far and (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))))
 
 
 def _own_name() -> str:

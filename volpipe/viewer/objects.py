@@ -39,17 +39,18 @@ class Objects:
             with self.table.open(encoding="utf-8", newline="") as lines:
                 rows = sorted(csv.DictReader(lines), key=lambda row: -int(row["voxels"]))[:MOST]
             voxels = [int(row["voxels"]) for row in rows]
-            texts = [f"{int(row['voxels']):,} voxels, {_box(row)}" for row in rows]
+            texts = [f"{_box(row)}, {int(row['voxels']):,} voxels" for row in rows]
             labels = [str(int(row["label"])) for row in rows]
         except (OSError, KeyError, ValueError, TypeError) as error:
             raise VolumeError(f"{self.table} is no table of objects any more: {error}") from error
+        dtype = "uint32" if max(voxels, default=0) < 2**32 else "float32"
         return {
             "@type": "neuroglancer_segment_properties",
             "inline": {
                 "ids": labels,
                 "properties": [
-                    {"id": "object", "type": "label", "description": "voxels, and box z,y,x", "values": texts},
-                    {"id": "voxels", "type": "number", "data_type": "float32", "values": voxels},
+                    {"id": "object", "type": "label", "description": "box z,y,x, and voxels", "values": texts},
+                    {"id": "voxels", "type": "number", "data_type": dtype, "values": voxels},
                 ],
             },
         }

@@ -13,7 +13,6 @@ import mimetypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler
@@ -52,7 +51,7 @@ class Guarded(RequestHandler):
         token = self.path_kwargs.pop("token", "")
         if not hmac.compare_digest(token.encode(), self.service.token.encode()):
             raise HTTPError(404)
-        if _host_name(self.request.host) not in self.service.hosts:
+        if not self.service.is_known(self.request.host):
             raise HTTPError(403)
         origin = self.request.headers.get("Origin")
         if origin is not None and origin != f"http://{self.request.host}":
@@ -174,7 +173,7 @@ class Sources(Guarded):
             self.set_status(410)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.write(str(error))
-        except (FileNotFoundError, StreamClosedError) as error:  # deleted a moment ago, or nobody waits any more
+        except OSError as error:  # deleted a moment ago, or nobody waits any more
             raise HTTPError(404) from error
 
 
@@ -207,11 +206,3 @@ class _Part:
         with self.file.open("rb") as stream:
             stream.seek(self.start)
             return stream.read(self.stop - self.start)
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header without its port, "" for one that names no host."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""

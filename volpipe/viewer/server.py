@@ -73,9 +73,14 @@ class Server:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names by which a browser may ask for this server: no other page can make itself one of these."""
-        others = () if self.address in LOOPBACK else (self.address, socket.gethostname(), socket.getfqdn())
+        """The names by which a browser may ask for this server."""
+        others = (self.address, socket.gethostname(), socket.getfqdn()) if self.is_open else ()
         return frozenset({*LOOPBACK, *(name.lower() for name in others)})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach it."""
+        return self.address not in LOOPBACK
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -113,7 +118,7 @@ class Server:
         from volpipe.viewer.pages import application
 
         assert self._readers is not None
-        service = Service(self.site, self.token, self.hosts, self._readers, self._closing)
+        service = Service(self.site, self.token, self.hosts, self.is_open, self._readers, self._closing)
         server: HTTPServer = HTTPServer(application(service))
         server.add_sockets([listener])
         started.set()

@@ -6,6 +6,7 @@ Not here: HTTP itself (pages), or the thread that serves (server).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from volpipe.errors import VolpipeError
 
@@ -43,7 +45,8 @@ class Service:
     Attributes:
         site: what is shown.
         token: what all addresses begin with.
-        hosts: names by which a browser may ask.
+        hosts: names by which a browser may ask: none that another page could give to this machine.
+        is_open: whether other machines reach it; then any number of this machine's is a name too.
         readers: threads that read.
         closing: set at the end.
     """
@@ -51,8 +54,17 @@ class Service:
     site: Site
     token: str
     hosts: frozenset[str]
+    is_open: bool
     readers: ThreadPoolExecutor
     closing: asyncio.Event
+
+    def is_known(self, host: str) -> bool:
+        """Return whether a Host header, with or without a port, is a name of this machine's."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self.hosts or (self.is_open and bool(ipaddress.ip_address(name)))
+        except ValueError:  # no host, or no number
+            return False
 
     async def read(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which a thread of its own does."""

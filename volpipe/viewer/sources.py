@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -450,7 +451,7 @@ def file_inside(root: Path, name: str) -> Path | None:
     """Return the file `name` below `root`, None if there is none.
 
     Raises:
-        VolumeError: it is a link to a file that lies elsewhere.
+        VolumeError: it is a link to a file that lies elsewhere, or may not be read.
     """
     if "\0" in name or "\\" in name or {"", ".", ".."} & set(name.split("/")):
         return None
@@ -460,7 +461,11 @@ def file_inside(root: Path, name: str) -> Path | None:
         return None
     if not file.is_relative_to(base):
         raise VolumeError(f"{root / name} is a link to a file outside of {root}, which is not shown; copy it there")
-    return file if file.is_file() else None
+    if not file.is_file():
+        return None
+    if not os.access(file, os.R_OK):
+        raise VolumeError(f"{file} may not be read by you: ask its owner, or give yourself the right")
+    return file
 
 
 def shown_dtype(dtype: np.dtype, *, as_labels: bool) -> np.dtype:

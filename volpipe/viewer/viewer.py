@@ -14,7 +14,7 @@ from pathlib import Path
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.viewer.layers import Scene, open_scene
-from volpipe.viewer.server import LOOPBACK, Server
+from volpipe.viewer.server import Server
 from volpipe.viewer.site import Answer, Site
 from volpipe.viewer.state import address, check_at, make_state, state_link
 from volpipe.volumes.volume import Volume
@@ -70,9 +70,9 @@ class Viewer:
         return self._server.port
 
     @property
-    def is_private(self) -> bool:
-        """Whether only programs on this machine reach it."""
-        return self._server.address in LOOPBACK
+    def is_open(self) -> bool:
+        """Whether other machines reach it."""
+        return self._server.is_open
 
     def close(self) -> None:
         """End the server; pages that show it get nothing more."""
@@ -113,7 +113,7 @@ class Viewer:
             for layer in self._scene.layers:
                 if layer.source is not None:
                     layer.source.check()
-        except VolpipeError as error:
+        except (VolpipeError, OSError) as error:
             return version, f"{error}; put it back, or close this viewer"
         return version, self._problem or "; ".join(entry.sentence for entry in progress)
 
