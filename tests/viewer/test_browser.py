@@ -164,6 +164,13 @@ def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browse
         text = browser.driver.find_element("tag name", "body").text
         objects = [f"2:9,3:20,5:30, {7 * 17 * 25:,} voxels", f"4:6,25:35,5:30, {2 * 10 * 25} voxels"]
         assert 0 < text.index(objects[0]) < text.index(objects[1])  # the largest first
+        browser.driver.execute_script("viewer.layout.restoreState('3d'); viewer.selectedLayer.visible = false;")
+        browser.driver.execute_script("viewer.showPerspectiveSliceViews.value = false;")  # the surface alone
+        browser.settle()
+        empty = browser.picture()[100:700, 200:1100]
+        browser.driver.execute_script("""const layer = viewer.layerManager.managedLayers[0].layer;
+            layer.displayState.segmentationGroupState.value.visibleSegments.add(1n);""")
+        wait_until(lambda: (browser.picture()[100:700, 200:1100] != empty).any(-1).mean() > 0.02, 20)
 
 
 @pytest.mark.usefixtures("_no_process_outlives_a_test")

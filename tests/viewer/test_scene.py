@@ -20,6 +20,7 @@ from volpipe.blockwise.journal import Journal, Record
 from volpipe.runs.run_folder import RunFolder
 from volpipe.viewer import sources
 from volpipe.viewer.layers import Layer, open_scene
+from volpipe.viewer.objects import Objects
 from volpipe.viewer.progress import DONE, FAILED, RUNNING, WAITING, watch
 from volpipe.viewer.state import make_state, shader
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
@@ -251,10 +252,30 @@ def test_objects_are_listed_with_their_voxels_and_boxes(tmp_path: Path) -> None:
     z, y, x = (slice(*map(int, part.split(":"))) for part in names["object"][0].partition(", ")[0].split(","))
     out = vp.open(tmp_path / "out.zarr")[...]
     assert np.count_nonzero(out[z, y, x] == int(table["inline"]["ids"][0])) == names["voxels"][0]
-    assert [source["url"].rpartition("|")[2] for source in state["layers"][0]["source"]] == [
-        "zarr3:",
-        "neuroglancer-precomputed:",
-    ]
+    schemes = [source["url"].rpartition("|")[2] for source in state["layers"][0]["source"]]
+    assert schemes == ["zarr3:", "neuroglancer-precomputed:", "neuroglancer-precomputed:"]  # voxels, table, surfaces
+
+
+def test_the_surface_of_an_object_encloses_its_voxels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = np.zeros((6, 8, 10), bool)
+    mask[1:3, 2:6, 3:4], mask[2, 3, 4:9], mask[5, 0, 0] = True, True, True
+    np.save(tmp_path / "a_labels.npy", mask.astype(np.uint32) * 7)
+    volume = vp.open(tmp_path / "a_labels.npy", view=View(voxel_size_nm=(30, 6, 8), origin_nm=(60, 3, 100)))
+    (tmp_path / "t.csv").write_text("label,voxels,z0,y0,x0,z1,y1,x1\n7,14,1,0,0,6,6,9\n")
+    objects = Objects(tmp_path / "t.csv", volume)
+    assert json.loads(objects.answer("mesh/7:0") or b"") == {"fragments": ["7"]}
+    data = objects.answer("mesh/7") or b""
+    count = int(np.frombuffer(data, "<u4", 1)[0])
+    vertices = np.frombuffer(data, "<f4", 3 * count, 4).reshape(-1, 3).astype(float)
+    triangles = vertices[np.frombuffer(data, "<u4", offset=4 + 12 * count).reshape(-1, 3)]
+    # The volumes that outward triangles span with the origin add up to that of the object.
+    assert np.linalg.det(triangles).sum() / 6 == pytest.approx(np.count_nonzero(mask) * 30 * 6 * 8)
+    np.testing.assert_allclose(vertices.min(0), [100 - 4, 3 - 3, 60 + 30 - 15])
+    np.testing.assert_allclose(vertices.max(0), [100 + 8.5 * 8, 3 + 5.5 * 6, 60 + 5.5 * 30])
+    assert objects.answer("mesh/8") is None and objects.answer("mesh/../7") is None
+    monkeypatch.setattr("volpipe.viewer.objects.MESH_VOXELS", 10)
+    with pytest.raises(vp.VolpipeError, match="object 7 is too large to be drawn"):
+        objects.answer("mesh/7")
 
 
 @pytest.mark.usefixtures("_no_process_outlives_a_test")

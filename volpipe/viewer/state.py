@@ -105,7 +105,7 @@ def _layer(layer: Layer, folder: str, base: str) -> State:
     sources: list[State] = [{"url": layer.url or f"{folder}/|{_scheme(layer)}:"} | _transform(layer)]
     entry: State = {"name": layer.name, "source": sources}
     if layer.objects is not None:
-        sources.append({"url": f"{folder}/objects/|neuroglancer-precomputed:"})
+        sources += [{"url": f"{folder}/{name}/|neuroglancer-precomputed:"} for name in ("objects", "mesh")]
     if layer.kind == "labels":
         return (
             entry | {"type": "segmentation", "tab": "segments"} | ({"segmentQuery": ">voxels"} if layer.objects else {})

@@ -19,7 +19,7 @@ from volpipe.viewer.site import Answer, Site
 from volpipe.viewer.state import address, check_at, make_state, state_link
 from volpipe.volumes.volume import Volume
 
-NAME = re.compile(r"(live|still)/(\d{1,4})/(objects/)?(.+)", re.DOTALL)
+NAME = re.compile(r"(live|still)/(\d{1,4})/(.+)", re.DOTALL)
 BIND = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d{1,5})")
 
 
@@ -92,15 +92,11 @@ class Viewer:
         if match is None or int(match[2]) >= len(layers):
             return None
         layer = layers[int(match[2])]
-        if layer.source is None and not match[3]:
-            return None
         if address(self._scene, layer) != f"{match[1]}/{int(match[2])}":
             return None
         try:
-            if match[3]:
-                return None if layer.objects is None else layer.objects.answer(match[4])
-            assert layer.source is not None
-            return layer.source.answer(match[4])
+            result = layer.objects.answer(match[3]) if layer.objects is not None else None
+            return result if result is not None or layer.source is None else layer.source.answer(match[3])
         except VolpipeError as error:
             self._problem = str(error)
             raise
