@@ -272,6 +272,7 @@ def test_the_surface_of_an_object_encloses_its_voxels(tmp_path: Path, monkeypatc
     assert np.linalg.det(triangles).sum() / 6 == pytest.approx(np.count_nonzero(mask) * 30 * 6 * 8)
     np.testing.assert_allclose(vertices.min(0), [100 - 4, 3 - 3, 60 + 30 - 15])
     np.testing.assert_allclose(vertices.max(0), [100 + 8.5 * 8, 3 + 5.5 * 6, 60 + 5.5 * 30])
+    assert len(np.unique(vertices, axis=0)) == count  # shared by the faces that meet there
     assert objects.answer("mesh/8") is None and objects.answer("mesh/../7") is None
     monkeypatch.setattr("volpipe.viewer.objects.MESH_VOXELS", 10)
     with pytest.raises(vp.VolpipeError, match="object 7 is too large to be drawn"):

@@ -18,7 +18,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Shape
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation.tasks import TABLE
-from volpipe.viewer.sources import levels_of, rasters_of
+from volpipe.viewer.sources import Raster, levels_of, rasters_of
 from volpipe.volumes.volume import Volume, absolute
 
 MOST = 100_000  # objects that a browser lists
@@ -63,7 +63,7 @@ class Objects:
             part = _coarser(box, self.volume.spatial_shape, raster.shape)
             if part.num_voxels <= MESH_VOXELS:
                 corners = faces(level.open().read(part)[0] == label) + np.array(part.start)
-                return encode_mesh((corners - 0.5) * raster.voxel_size_nm + raster.origin_nm)
+                return encode_mesh(corners, raster)
         raise VolumeError(
             f"object {label} is too large to be drawn: {box} of {self.volume}, which has no coarser level"
         )
@@ -122,12 +122,19 @@ def faces(mask: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def encode_mesh(corners: np.ndarray) -> bytes:
-    """Return faces of four `corners` each (faces, 4, 3), zyx in nm, as a fragment of Neuroglancer's meshes."""
-    vertices = corners.reshape(-1, 3)[:, ::-1].astype("<f4")
-    triangles = np.arange(0, len(vertices), 4)[:, np.newaxis] + [0, 1, 2, 0, 2, 3]
-    count = len(vertices).to_bytes(4, "little")
-    return count + vertices.tobytes() + triangles.astype("<u4").tobytes()
+def encode_mesh(corners: np.ndarray, raster: Raster) -> bytes:
+    """Return faces of four `corners` (faces, 4, 3), zyx of `raster`, as a fragment of Neuroglancer's meshes, in nm.
+
+    Corners are shared by the faces that meet there, so that light falls on a surface as if it were smooth.
+    """
+    span = corners.max(axis=(0, 1)) + 1
+    unique, number = np.unique(
+        np.ravel_multi_index(tuple(np.moveaxis(corners, -1, 0)), tuple(span)), return_inverse=True
+    )
+    shared = np.stack(np.unravel_index(unique, tuple(span)), axis=1)
+    vertices = ((shared - 0.5) * raster.voxel_size_nm + raster.origin_nm)[:, ::-1].astype("<f4")
+    triangles = number.reshape(-1, 4)[:, [0, 1, 2, 0, 2, 3]].astype("<u4")
+    return len(vertices).to_bytes(4, "little") + vertices.tobytes() + triangles.tobytes()
 
 
 def _extent(row: dict[str, str]) -> Box:
