@@ -4,12 +4,12 @@ READY := $(VENV)/.ready
 
 SLURM := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
 
-.PHONY: demo test check slurm kubernetes clean
+.PHONY: demo test check slurm browser kubernetes clean
 
 demo: $(READY)
 	$(VENV)/bin/python scripts/demo
 
-test: $(READY) slurm kubernetes
+test: $(READY) slurm browser kubernetes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
 
@@ -25,6 +25,15 @@ slurm:
 	then exit 0; fi; \
 	echo "no Slurm could be installed; its tests are skipped"
 
+# For the tests that look at what a browser draws, which are skipped without; installed where apt and its rights are there.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && (apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver) \
+		>/dev/null 2>&1; \
+	then exit 0; fi; \
+	echo "no Chromium could be installed; its tests are skipped"
+
 # Which cluster the tests use beside their double; they skip what the environment does not name.
 kubernetes:
 	@for name in KUBECONFIG VOLPIPE_K8S_IMAGE VOLPIPE_K8S_NAMESPACE VOLPIPE_K8S_CLAIMS VOLPIPE_K8S_ADDRESS; do \
@@ -34,7 +43,7 @@ kubernetes:
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,tune]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,tune,view]'
 	touch $(READY)
 
 clean:

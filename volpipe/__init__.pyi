@@ -5,6 +5,7 @@ from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
 from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
+from .api.viewer import view
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import BatchError, VolpipeError
 from .evaluation.evaluate import EvaluationResult
@@ -17,6 +18,7 @@ from .segmentation.driver import SegmentationResult
 from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult
+from .viewer.viewer import Viewer
 from .volumes.reader import Volume
 from .workflow.batch_table import BatchReport
 from .workflow.driver import Report
@@ -37,6 +39,7 @@ __all__ = [
     "TrainRecipe",
     "TrainingResult",
     "TrialResult",
+    "Viewer",
     "VolpipeError",
     "Volume",
     "WindowDataset",
@@ -62,4 +65,5 @@ __all__ = [
     "train",
     "tune",
     "verify",
+    "view",
 ]

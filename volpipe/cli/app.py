@@ -31,6 +31,7 @@ from volpipe.cli import (
     segment,
     shipped,
     train,
+    viewer,
     workflow,
 )
 from volpipe.cli import (
@@ -124,6 +125,7 @@ app.add_typer(slurm, name="slurm")
 app.add_typer(k8s.app, name="k8s")
 app.add_typer(shipped.sites_app, name="sites")
 app.command()(data.info)
+app.command()(viewer.view)
 app.command()(data.convert)
 app.command()(data.sample)
 app.command()(shipped.recipes)

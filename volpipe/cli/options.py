@@ -22,7 +22,7 @@ WIDTH = 120  # of help, at most
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
     "Process": ("run", "plan", "batch", "segment", "status", "verify", "reproduce"),
-    "Look": ("info", "evaluate", "net", "nets", "recipes"),
+    "Look": ("info", "view", "evaluate", "net", "nets", "recipes"),
     "Prepare": ("convert", "sample"),
     "Train": ("train", "sweep", "tune"),
     "Sites": ("sites", "slurm", "k8s"),

@@ -1,0 +1,211 @@
+"""What Chromium draws, pixel by pixel, is what numpy gives, through the layer's shader; also of a run under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+from arrays import write_all
+from browser import Browser, chromium
+from command import THREADS, begin, finish, set_each, wait_until
+from volumes import noise, windowed, write_volume
+
+import volpipe as vp
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, create_array, create_multiscale
+
+pytestmark = pytest.mark.browser
+
+SHAPE = (12, 40, 56)
+SIZE, ORIGIN = (30.0, 6.0, 8.0), (60.0, 3.0, 100.0)
+Z = 5
+AT = (Z, 20, 28)
+ARRAYS = {"n5": "n5", "zarr2": "zarr2", "ome-zarr-0.4": "zarr2", "ome-zarr-0.5": "zarr3"}
+NET = """
+import time, torch
+from pathlib import Path
+class Net(torch.nn.Module):
+    def forward(self, x):
+        while ((x - (200 / 127.5 - 1)).abs() < 1e-3).sum() > 99 and not Path("go").exists():  # one half of the volume
+            time.sleep(0.02)
+        return x
+def build():
+    net = Net()
+    net.in_channels = net.out_channels = 1
+    net.scale, net.stride, net.halo, net.window, net.intensity = (1, 1, 1), (1, 1, 1), (0, 0, 0), (8, 16, 16), "same"
+    return net
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def write_group(path: Path, data: np.ndarray, format: str, *, is_labels: bool = False) -> Path:
+    """Write `data` ((c,) z, y, x) as a multiscale group of one level that lies off the origin."""
+    channels = data.shape[:-3]
+    shards = (*channels, 8, 32, 32) if ARRAYS[format] == "zarr3" else None
+    axes = ("c", "z", "y", "x")[-data.ndim :]
+    spec = ArraySpec(data.shape, data.dtype, (*channels, 8, 16, 16), shards, axes)
+    create_array(path, "s0", spec, ARRAYS[format])
+    group = Multiscale((Level("s0"),), axes, voxel_size_nm=SIZE, origin_nm=ORIGIN, is_labels=is_labels)
+    create_multiscale(path, group, format=format)
+    write_all(path, "s0", data)
+    return path
+
+
+def colours(browser: Browser, panel: int = 0) -> np.ndarray:
+    """Return the colours (y, x, 3) of the slice that is shown."""
+    return browser.slice(panel, SHAPE[1:], SIZE[1:], ORIGIN[1:]).astype(int)
+
+
+def grey(browser: Browser, panel: int = 0) -> np.ndarray:
+    """Return the greys (y, x) of the slice that is shown, which has no colour."""
+    shown = colours(browser, panel)
+    assert (shown == shown[..., :1]).all()
+    return shown[..., 0]
+
+
+@pytest.mark.parametrize("format", ARRAYS)
+def test_every_voxel_of_a_slice_is_drawn_in_its_place(browser: Browser, tmp_path: Path, format: str) -> None:
+    data = noise(SHAPE)
+    path = write_group(tmp_path / ("a.n5" if format == "n5" else "a.zarr"), data, format)
+    with vp.view(path, at=AT) as viewer:
+        browser.open(viewer.url)
+        assert browser.state()["position"] == pytest.approx([28 + 100 / 8, 20 + 3 / 6, Z + 60 / 30])
+        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+
+
+def test_a_file_that_no_browser_reads_is_drawn_by_our_reader(browser: Browser, tmp_path: Path) -> None:
+    data = noise(SHAPE)
+    np.save(tmp_path / "a.npy", data)
+    with vp.view(vp.open(tmp_path / "a.npy", view=View(voxel_size_nm=SIZE, origin_nm=ORIGIN)), at=AT) as viewer:
+        browser.open(viewer.url)
+        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+
+
+def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Browser, tmp_path: Path) -> None:
+    data = noise(SHAPE)
+    spec = {
+        "driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": str(tmp_path / "a")},
+        "multiscale_metadata": {"data_type": "uint8", "num_channels": 1, "type": "image"},
+        "scale_metadata": {"size": list(reversed(SHAPE)), "resolution": [8, 6, 30], "chunk_size": [16, 16, 8],
+                           "encoding": "raw", "voxel_offset": [10, 20, 30]},
+    }  # fmt: skip
+    tensorstore.open(spec, create=True).result()[..., 0].write(data.T).result()
+    with vp.view(tmp_path / "a", at=AT) as viewer:
+        browser.open(viewer.url)
+        centre = (20.5 * 6, 10.5 * 8)  # its corner lies at the offset
+        shown = browser.slice(0, SHAPE[1:], SIZE[1:], centre).astype(int)
+        np.testing.assert_allclose(shown[..., 0], data[Z], atol=1)
+
+
+def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    before, after = noise(SHAPE), noise(SHAPE, seed=1)
+    first = write_group(tmp_path / "raw.n5", before, "n5")
+    second = write_group(tmp_path / "out.zarr", after, "ome-zarr-0.5")
+    with vp.view(second, first, at=AT) as viewer:
+        browser.open(viewer.url)
+        np.testing.assert_allclose(grey(browser, 0), before[Z], atol=1)
+        np.testing.assert_allclose(grey(browser, 1), after[Z], atol=1)
+        change = after[Z].astype(float) - before[Z]
+        expected = np.clip((change + 255 / 4) / (255 / 2), 0, 1) * 255  # black and white are a quarter of the greys
+        np.testing.assert_allclose(grey(browser, 2), expected, atol=1)
+
+
+def test_sixteen_bits_are_stretched_alike_in_input_and_output(browser: Browser, tmp_path: Path) -> None:
+    before = (noise(SHAPE, "uint16").astype(int) // 100 + 1000).astype(np.uint16)
+    first = write_group(tmp_path / "raw.n5", before, "n5")
+    second = write_group(tmp_path / "out.zarr", before // 2, "ome-zarr-0.4")
+    with vp.view(second, first, at=AT) as viewer:
+        browser.open(viewer.url)
+        low, high = np.percentile(before, [0.5, 99.5])
+        for panel, data in enumerate((before, before // 2)):
+            np.testing.assert_allclose(
+                grey(browser, panel), np.clip((data[Z] - low) / (high - low), 0, 1) * 255, atol=2
+            )
+
+
+@pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5"])
+def test_channels_are_red_green_and_blue(browser: Browser, tmp_path: Path, format: str) -> None:
+    data = noise((3, *SHAPE))
+    with vp.view(write_group(tmp_path / ("a.n5" if format == "n5" else "a.zarr"), data, format), at=AT) as viewer:
+        browser.open(viewer.url)
+        np.testing.assert_allclose(colours(browser), np.moveaxis(data[:, Z], 0, -1), atol=1)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64"])
+def test_each_object_has_a_colour_of_its_own(browser: Browser, tmp_path: Path, dtype: str) -> None:
+    labels = np.zeros(SHAPE, dtype)
+    labels[:, :20, :28], labels[:, 20:, 5:30], labels[3:, :, 40:] = 7, 200, np.iinfo(dtype).max
+    path = write_group(tmp_path / "a.zarr", labels, "ome-zarr-0.5", is_labels=True)
+    with vp.view(path, at=AT) as viewer:
+        browser.open(viewer.url)
+        shown = colours(browser)
+        seen = {int(label): {tuple(c) for c in shown[labels[Z] == label].tolist()} for label in np.unique(labels[Z])}
+        assert len(seen) == 4 and all(len(each) == 1 for each in seen.values())
+        assert len(set.union(*seen.values())) == 4
+
+
+def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browser: Browser, tmp_path: Path) -> None:
+    foreground = np.zeros(SHAPE, np.float32)
+    foreground[2:9, 3:20, 5:30], foreground[4:6, 25:35, 5:30] = 1, 1
+    np.save(tmp_path / "a_foreground.npy", foreground)
+    choices = ["input.kind=foreground", "objects.method=components"]
+    vp.segment(tmp_path / "a_foreground.npy", out=tmp_path / "out.zarr", site="threads", settings=choices)
+    with vp.view(tmp_path / "out.zarr", at=AT) as viewer:
+        browser.open(viewer.url)
+        browser.driver.execute_script("viewer.selectedLayer.visible = true;")
+        browser.wait("return document.querySelectorAll('.neuroglancer-segment-list-entry').length >= 2", 20)
+        text = browser.driver.find_element("tag name", "body").text
+        objects = [f"2:9,3:20,5:30, {7 * 17 * 25:,} voxels", f"4:6,25:35,5:30, {2 * 10 * 25} voxels"]
+        assert 0 < text.index(objects[0]) < text.index(objects[1])  # the largest first
+        browser.driver.execute_script("viewer.layout.restoreState('3d'); viewer.selectedLayer.visible = false;")
+        browser.driver.execute_script("viewer.showPerspectiveSliceViews.value = false;")  # the surface alone
+        browser.settle()
+        empty = browser.picture()[100:700, 200:1100]
+        browser.driver.execute_script("""const layer = viewer.layerManager.managedLayers[0].layer;
+            layer.displayState.segmentationGroupState.value.visibleSegments.add(1n);""")
+        wait_until(lambda: (browser.picture()[100:700, 200:1100] != empty).any(-1).mean() > 0.02, 20)
+
+
+@pytest.mark.usefixtures("_no_process_outlives_a_test")
+def test_a_run_is_watched_while_it_is_made(browser: Browser, tmp_path: Path) -> None:
+    data = noise((8, 32, 32))
+    data[0, 16:] = 200  # by which the net knows the half that waits
+    write_volume(tmp_path / "in.n5", data)
+    (tmp_path / "net.py").write_text(NET)
+    process = begin(
+        tmp_path, "run", *THREADS, "-o", "out.zarr", "in.n5",
+        *set_each("net.name=net.py:build", "output.dtype=uint8",
+                  "output.shard=[8,16,16]", "output.chunk=[8,16,16]",
+                  *windowed((8, 16, 16), (0, 0, 0), (1, 1, 1), "crop")),
+    )  # fmt: skip
+    journal = tmp_path / "out.zarr.run" / "journal.jsonl"
+    wait_until(lambda: journal.is_file() and journal.read_bytes().count(b'"infer"') == 2, 60)
+    with vp.view(tmp_path / "out.zarr", at=(4, 16, 16)) as viewer:
+        browser.open(viewer.url)
+        browser.driver.execute_script("viewer.layout.reset(); viewer.state.restoreState({layout: 'xy'});")
+        browser.driver.execute_script("viewer.layerManager.managedLayers[1].setVisible(false)")
+        browser.settle()
+
+        def shown() -> np.ndarray:
+            return browser.slice(0, (32, 32), (1, 1), (0, 0)).astype(int)[..., 0]
+
+        half = np.where(np.arange(32)[:, None] < 16, data[4], 0)
+        np.testing.assert_allclose(shown(), half, atol=1)
+        browser.driver.execute_script("viewer.layerManager.managedLayers[0].setVisible(false)")
+        browser.driver.execute_script("viewer.layerManager.managedLayers[1].setVisible(true)")
+        browser.settle()
+        marks = browser.slice(0, (32, 32), (1, 1), (0, 0)).astype(int)
+        assert (marks[:16, :, 1] > marks[:16, :, 0]).all() and (marks[16:] == marks[16, 0, 0]).all()  # green, nothing
+        browser.driver.execute_script("viewer.layerManager.managedLayers[0].setVisible(true)")
+        browser.driver.execute_script("viewer.layerManager.managedLayers[1].setVisible(false)")
+        assert "2 of 4 shards written" in browser.driver.find_element("id", "volpipe").text
+        (tmp_path / "go").touch()
+        assert finish(tmp_path, process).code == 0
+        wait_until(lambda: np.abs(shown() - data[4]).max() <= 1, 20)

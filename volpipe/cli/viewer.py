@@ -1,0 +1,91 @@
+"""`volpipe view`: volumes in a browser, until it is interrupted.
+
+Not here: what is served (viewer). Ctrl-C is how it ends: exit code 0.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import webbrowser
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import volpipe as vp
+from volpipe.cli.display.console import err, out
+from volpipe.errors import VolpipeError
+
+if TYPE_CHECKING:
+    from volpipe.geometry.grid import Triple
+
+
+def view(
+    output: Annotated[str, typer.Argument(metavar="OUT", help="An output, also of a run that goes on, or any volume.")],
+    volumes: Annotated[
+        list[str] | None, typer.Argument(metavar="VOLUME", help="Volumes to show beside it, such as its input.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="Z,Y,X", help="Voxel of OUT to begin at; its centre otherwise.")
+    ] = None,
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT", help="Listen on this port, or ADDRESS:PORT; by default any that is free, on 127.0.0.1."
+        ),
+    ] = "127.0.0.1:0",
+    link: Annotated[bool, typer.Option("--link", help="Print the address with the whole state in it.")] = False,
+) -> None:
+    """Show OUT and each VOLUME in a browser, side by side, with their difference, by Neuroglancer."""
+    try:
+        with vp.view(output, *(volumes or ()), at=None if at is None else voxel(at), bind=bind) as viewer:
+            for note in viewer.notes:
+                err.print(note, markup=False, soft_wrap=True)
+            out.print(viewer.link if link else viewer.url, markup=False, soft_wrap=True)
+            _tell(viewer)
+            Event().wait()
+    except KeyboardInterrupt:
+        err.print("closed")
+
+
+def voxel(text: str) -> Triple:
+    """Return the voxel (z, y, x) that `text` names.
+
+    Raises:
+        VolpipeError: it is not three whole numbers.
+    """
+    try:
+        z, y, x = (int(part) for part in text.split(","))
+    except ValueError:
+        raise VolpipeError(f"--at {text!r}: write three whole numbers, z,y,x, such as 24,512,512") from None
+    return z, y, x
+
+
+def _tell(viewer: vp.Viewer) -> None:
+    """Open a browser where there is one; else print how one on another machine gets here."""
+    if viewer.is_open:
+        away = viewer.url.replace("//127.0.0.1:", f"//{_own_name()}:")
+        sentence = f"open to other machines, at {away}: whoever has that address sees these volumes"
+        err.print(sentence, markup=False, soft_wrap=True)
+    elif not (_has_display() and webbrowser.open(viewer.url)):
+        command = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} {getpass.getuser()}@{_own_name()}"
+        sentence = (
+            "no browser can be opened here: open the address in yours; on another machine, give this there first:"
+        )
+        err.print(f"{sentence}\n  {command}", markup=False, soft_wrap=True)
+    err.print("Ctrl-C ends it")
+
+
+def _has_display() -> bool:
+    """Return whether a browser that is opened here is seen by the user, who may be far away."""
+    is_far = bool(os.environ.get("SSH_CONNECTION"))
+    return not is_far and (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))))
+
+
+def _own_name() -> str:
+    """Return this machine as an SSH session was given it, else by its name."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return connection[2] if len(connection) == 4 else socket.gethostname()

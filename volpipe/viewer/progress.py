@@ -1,0 +1,164 @@
+"""How far the run is that writes an output, cell by cell, while it is shown.
+
+Not here: the work, or who shows it. All that is known of the engine is read in `Watch`: the plan, the journal's
+records, the beats of workers and the presence of the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.blockwise.heartbeat import FOLDER, read_beats
+from volpipe.blockwise.journal import Record
+from volpipe.errors import RunError
+from volpipe.geometry.grid import Box, Grid
+from volpipe.runs.presence import Driver, find_driver
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import Written
+from volpipe.segmentation.driver import SegmentWork
+from volpipe.volumes.storage import paths
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.execute import find_work
+from volpipe.workflow.status import Status, find_status
+
+WAITING, RUNNING, DONE, FAILED = range(4)  # of a cell
+NOTHING = Box((0, 0, 0), (0, 0, 0))
+NAMES = {DONE: "done", RUNNING: "running", FAILED: "failed", WAITING: "waiting"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        cells: state of each shard of the output (z, y, x), uint8.
+        sentence: the same for people.
+        version: changes with the cells.
+    """
+
+    cells: np.ndarray
+    sentence: str
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(self.cells.tobytes()).hexdigest()[:16]
+
+
+@dataclass
+class Watch:
+    """The work that writes an output; its journal is read on from where it was read last."""
+
+    work: RunWork | SegmentWork
+    _offset: int = 0
+    _done: set[int] = field(default_factory=set)  # cells
+    _failed: dict[tuple[str, int], None] = field(default_factory=dict)  # stage and unit
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # several requests look at once
+
+    def __post_init__(self) -> None:
+        self.folder, self._schedule = self.work.folder, self.work.schedule()
+
+    @property
+    def grid(self) -> Grid:
+        """The shards of the output: each is written at once."""
+        return self.work.plan.shards()
+
+    def look(self) -> Progress:
+        """Return how far the run is now."""
+        self._read()
+        states = np.zeros(len(self.grid), np.uint8)
+        driver = find_driver(self.folder.path, self.folder.journal)
+        for box in self._boxes_under_way() if driver.is_at_work else ():
+            states[list(self.grid.touching(box))] = RUNNING
+        for stage, unit in list(self._failed):
+            states[list(self.grid.touching(self._box(stage, unit)))] = FAILED
+        states[list(self._done)] = DONE
+        return Progress(states.reshape(self.grid.counts), _sentence(states, driver))
+
+    def written(self, box: Box) -> np.ndarray:
+        """Return which voxels of `box` of the output are written, (z, y, x), bool."""
+        self._read()
+        mask = np.zeros(box.shape, bool)
+        for shard in self.grid.touching(box) if self._done else ():
+            if shard in self._done:
+                mask[(self.grid.box(shard) & box).relative_to(box.start).slices] = True
+        return mask
+
+    def _read(self) -> None:
+        """Take note of what the journal has since the last time; of all where it was begun anew."""
+        with self._lock, suppress(FileNotFoundError), self.folder.journal.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._offset, self._done, self._failed = 0, set(), {}
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self._note(Record.from_line(line, self.work.kinds))
+
+    def _note(self, record: Record[Any]) -> None:
+        if isinstance(record.result, Written):
+            self._done |= {shard for level, shard, _ in record.result.checksums if level == 0}
+        for unit in record.units:
+            self._failed.pop(unit, None)
+        self._failed |= {(record.stage, unit): None for unit, _ in record.failed}
+
+    def _boxes_under_way(self) -> Iterator[Box]:
+        """Yield the boxes of tasks whose workers say how far they are; others are counted in the sentence alone."""
+        if isinstance(self.work, RunWork):
+            with suppress(FileNotFoundError):
+                yield from map(self.work.plan.sum_box, read_beats(self.folder.path / FOLDER))
+
+    def _box(self, name: str, unit: int) -> Box:
+        """Return the box (z, y, x) of the output that a unit makes; none of a coarser level."""
+        stage = self._schedule.by_name.get(name)
+        return NOTHING if stage is None or name.startswith("pyramid") else self._schedule.box(stage, unit)
+
+
+def watch(output: str) -> Watch | None:
+    """Return the run that writes `output`; None where nobody began one, and where it is complete.
+
+    Raises:
+        RunError: what it stored is damaged, or of another version.
+    """
+    place = paths.locate(output)
+    if not RunFolder.from_output(place).path.is_dir():
+        return None
+    work = find_work(RunFolder.from_output(place))
+    return None if work is None or work.is_complete else Watch(work)
+
+
+def outputs_of(folder: str) -> list[str]:
+    """Return the outputs of a folder of several stages that are volumes; [] of anything else."""
+    if "://" in folder or not Path(folder).is_dir():
+        return []
+    try:
+        status = find_status(folder)
+    except RunError:  # nobody began anything there
+        return []
+    return [part.output for part in status.parts if _is_volume(part)] if status.kind == "stages" else []
+
+
+def _is_volume(part: Status) -> bool:
+    return part.kind in ("run", "labels") and paths.exists(paths.locate(part.output))
+
+
+def _sentence(states: np.ndarray, driver: Driver) -> str:
+    counts = {name: int(np.count_nonzero(states == state)) for state, name in NAMES.items()}
+    parts = [f"{counts['done']:,} of {len(states):,} shards written"]
+    parts += [f"{counts[name]:,} {name}" for name in ("running", "failed") if counts[name]]
+    note = driver.note
+    if driver.is_at_work and note is not None:
+        in_flight = sum(stage.in_flight for stage in note.stages.values())
+        parts += [f"{in_flight:,} tasks at work"] if in_flight else []
+        parts += [f"{note.seconds_left:,.0f} s left"] if note.seconds_left else []
+    elif not driver.is_at_work and counts["done"] < len(states):
+        parts.append("nobody works on it")
+    return ", ".join(parts)

@@ -1,0 +1,104 @@
+"""What a viewer's server shows, and to whom: plain values, between the layers and HTTP.
+
+Not here: HTTP itself (pages), or the thread that serves (server).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from volpipe.errors import VolpipeError
+
+T = TypeVar("T")
+Answer = bytes | Path | None
+BYTES = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a server shows.
+
+    Attributes:
+        state_link: returns the address with the state, for the address of the page and that of the sources.
+        source: returns what there is at a name below the sources; it may take its time.
+        progress: returns a version, which changes with what is shown, and a sentence; it may take its time.
+    """
+
+    state_link: Callable[[str, str], str]
+    source: Callable[[str], Answer]
+    progress: Callable[[], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A site while it is served.
+
+    Attributes:
+        site: what is shown.
+        token: what all addresses begin with.
+        hosts: names by which a browser may ask: none that another page could give to this machine.
+        is_open: whether other machines reach it; then any number of this machine's is a name too.
+        readers: threads that read.
+        closing: set at the end.
+    """
+
+    site: Site
+    token: str
+    hosts: frozenset[str]
+    is_open: bool
+    readers: ThreadPoolExecutor
+    closing: asyncio.Event
+
+    def is_known(self, host: str) -> bool:
+        """Return whether a Host header, with or without a port, is a name of this machine's."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self.hosts or (self.is_open and bool(ipaddress.ip_address(name)))
+        except ValueError:  # no host, or no number
+            return False
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which a thread of its own does."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, work)
+
+
+def client_folder() -> Path:
+    """Return the folder of Neuroglancer's client.
+
+    Raises:
+        VolpipeError: it is not installed.
+    """
+    package = find_spec("neuroglancer")
+    if package is None or not package.submodule_search_locations or find_spec("tornado") is None:
+        raise VolpipeError("volpipe view needs Neuroglancer's client: pip install 'volpipe[view]'")
+    folder = Path(package.submodule_search_locations[0]) / "static" / "client"
+    if not (folder / "index.html").is_file():
+        raise VolpipeError(f"{folder} has no Neuroglancer client; install it again: pip install 'volpipe[view]'")
+    return folder
+
+
+def span(header: str, size: int) -> tuple[int, int] | None:
+    """Return the first byte and one past the last that a Range header asks for, of `size`; None for none that there is.
+
+    Raises:
+        ValueError: it asks in another way, or for several parts.
+    """
+    match = BYTES.fullmatch(header.strip())
+    if match is None or match.groups() == ("", ""):
+        raise ValueError(f"Range {header!r} is not one part of bytes")
+    first, last = match.groups()
+    if not first:
+        return (max(0, size - int(last)), size) if int(last) and size else None
+    start, stop = int(first), min(size, int(last) + 1 if last else size)
+    if last and int(last) < int(first):
+        raise ValueError(f"Range {header!r} ends before it begins")
+    return (start, stop) if start < stop else None

@@ -1,0 +1,559 @@
+"""What the viewer may read of a volume: each source is a small OME-Zarr, N5 or precomputed folder of its own.
+
+Not here: HTTP (server), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
+volume, so that voxel sizes and places are right whatever the format says; chunks are the volume's own files where
+Neuroglancer decodes them itself, else bytes that our reader decodes. Nothing but these can be asked for: a name is an
+array's metadata, or a chunk by its numbers.
+
+Neuroglancer counts from the corner of a voxel, OME-Zarr and volpipe from its centre::
+
+    origin_nm 0, voxel size 8 nm    voxel 0 from -4 to 4 nm    voxel 1 from 4 to 12 nm
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.volumes.formats.container import read_attributes
+from volpipe.volumes.storage import object_store
+from volpipe.volumes.storage.metadata import Lengths, read_json
+from volpipe.volumes.volume import View, Volume, absolute
+
+EDGE = 64  # voxels of a chunk that is made here
+MOST_BYTES = 2**23  # of such a chunk with all its channels
+LARGE = 512  # voxels along an axis, from which coarser levels are made
+STEPS = (1, 2, 4)  # of levels that are made: a chunk of the coarsest reads 64 times its voxels
+CACHE_BYTES = 2**28
+NOTHING = np.float32(2.0**126)  # a difference that there is not
+UNKNOWN_SIZE_NM: Lengths = (1.0, 1.0, 1.0)
+
+NATIVE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")  # that Neuroglancer shows
+N5_CODECS = ("raw", "gzip", "blosc", "zstd")
+ZARR2_CODECS = ("blosc", "zlib", "gzip", "zstd")
+ZARR3_CODECS = ("bytes", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed")
+CHUNK = re.compile(r"(?:c[./])?\d{1,19}(?:[./]\d{1,19})*")
+LEVEL = re.compile(r"s(\d{1,3})/(.+)", re.DOTALL)
+
+Tree = dict[str, Any]  # Any: JSON
+
+
+class Source(Protocol):
+    """What one layer reads.
+
+    Attributes:
+        scheme: Neuroglancer's name of the format.
+        is_live: whether its voxels change while it is shown.
+    """
+
+    @property
+    def scheme(self) -> str: ...
+    @property
+    def is_live(self) -> bool: ...
+
+    def answer(self, name: str) -> bytes | Path | None:
+        """Return the bytes called `name`, or the file that has them; None where there is no such thing."""
+
+    def check(self) -> None:
+        """Raise VolumeError, with a sentence, if what is shown is gone."""
+
+
+@dataclass(frozen=True)
+class Raster:
+    """One level of a layer: voxels (z, y, x), their size, and the centre of the first."""
+
+    shape: Triple
+    voxel_size_nm: Lengths
+    origin_nm: Lengths = (0.0, 0.0, 0.0)
+
+    @classmethod
+    def from_volume(cls, volume: Volume) -> Raster:
+        return cls(volume.spatial_shape, volume.voxel_size_nm or UNKNOWN_SIZE_NM, volume.origin_nm)
+
+    def every(self, step: Triple) -> Raster:
+        """Return the raster of one voxel in `step` (z, y, x), each in the middle of those that it stands for."""
+        sizes = zip(self.voxel_size_nm, step, strict=True)
+        moves = zip(self.origin_nm, self.voxel_size_nm, step, strict=True)
+        z, y, x = (-(-n // s) for n, s in zip(self.shape, step, strict=True))
+        return Raster((z, y, x), _triple(v * s for v, s in sizes), _triple(o + v * (s - 1) / 2 for o, v, s in moves))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """An OME-Zarr 0.5 that is made while it is read.
+
+    Attributes:
+        rasters: its levels, finest first.
+        dtype: one of Neuroglancer's.
+        num_channels: the axis c is there where there are several.
+        read: returns the voxels of a box of a level as (c, z, y, x); None where nothing is stored.
+        is_live: whether they change.
+        look: raises VolumeError where the volume is gone.
+        fill: the value where nothing is stored.
+    """
+
+    rasters: tuple[Raster, ...]
+    dtype: np.dtype
+    num_channels: int
+    read: Callable[[int, Box], np.ndarray | None]
+    is_live: bool = False
+    look: Callable[[], object] = lambda: None
+    fill: float = 0
+    scheme: str = "zarr3"
+
+    @property
+    def chunk(self) -> Triple:
+        """Voxels (z, y, x) of a chunk: fewer where there are many channels."""
+        edge = EDGE
+        while edge > 8 and self.num_channels * edge**3 * self.dtype.itemsize > MOST_BYTES:
+            edge //= 2
+        return edge, edge, edge
+
+    def check(self) -> None:
+        self.look()
+
+    def answer(self, name: str) -> bytes | None:
+        if name == "zarr.json":
+            return _json(_group(3, self._axes, self.rasters))
+        level, rest = _level(name, len(self.rasters))
+        if level is None:
+            return None
+        return _json(self._array(level)) if rest == "zarr.json" else self._chunk(level, rest)
+
+    @property
+    def _axes(self) -> str:
+        return "czyx" if self.num_channels > 1 else "zyx"
+
+    def _array(self, level: int) -> Tree:
+        channels = (self.num_channels,) if self.num_channels > 1 else ()
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [*channels, *self.rasters[level].shape],
+            "data_type": str(self.dtype),
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [*channels, *self.chunk]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": self.fill,
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "gzip", "configuration": {"level": 1}},
+            ],
+            "attributes": {},
+        }
+
+    def _chunk(self, level: int, name: str) -> bytes | None:
+        parts = name.split("/")
+        if parts[0] != "c" or len(parts) != 1 + len(self._axes) or not all(re.fullmatch(r"\d+", n) for n in parts[1:]):
+            return None
+        *channel, z, y, x = map(int, parts[1:])
+        cells = Grid(self.rasters[level].shape, self.chunk)
+        if any(channel) or any(i >= n for i, n in zip((z, y, x), cells.counts, strict=True)):
+            return None
+        box = cells.box(cells.number((z, y, x)))
+        data = self.read(level, box)
+        if data is None:
+            return None
+        whole = np.full((self.num_channels, *self.chunk), self.fill, self.dtype.newbyteorder("<"))
+        whole[(slice(None), *(slice(0, n) for n in box.shape))] = data
+        return gzip.compress(whole.tobytes(), 1, mtime=0)
+
+
+def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
+    """Return the source that reads `volume` by our reader.
+
+    Its own levels are read where they are whole; of a volume without, and of one that is being written, coarser levels
+    take one voxel in 2³ and 4³.
+    """
+    levels = (volume,) if is_live else levels_of(volume)
+    steps = [(1, 1, 1)] * len(levels)
+    if len(levels) == 1:
+        steps = [_step(volume.spatial_shape, step) for step in STEPS if step == 1 or max(volume.spatial_shape) > LARGE]
+        levels *= len(steps)
+    dtype = shown_dtype(volume.dtype, as_labels=as_labels)
+
+    def read(level: int, box: Box) -> np.ndarray | None:
+        step, source = steps[level], levels[level]
+        fine = box.scaled(step) & Box.from_shape(source.spatial_shape)
+        reader = source.open(cache_bytes=0 if is_live else CACHE_BYTES)
+        if is_live and not reader.is_stored(fine):
+            return None
+        index = (
+            slice(None),
+            *(slice(min((s - 1) // 2, n - 1), None, s) for s, n in zip(step, fine.shape, strict=True)),
+        )
+        data = reader.read(fine)[index]
+        return _padded(data, box.shape).astype(dtype)
+
+    rasters = tuple(raster.every(step) for raster, step in zip(rasters_of(levels), steps, strict=True))
+    return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open)
+
+
+def levels_of(volume: Volume) -> tuple[Volume, ...]:
+    """Return `volume` and the coarser levels of its group; itself alone where it was given a place of its own."""
+    if volume.key not in volume.levels or volume.view.voxel_size_nm is not None or volume.view.origin_nm is not None:
+        return (volume,)
+    coarser = (volume.level(number) for number in range(volume.levels.index(volume.key) + 1, len(volume.levels)))
+    return (volume, *(v for v in coarser if (v.dtype, v.axes, v.format) == (volume.dtype, volume.axes, volume.format)))
+
+
+def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
+    """Return the rasters of a group's levels; without voxel sizes the coarser ones cover what the first does."""
+    base = Raster.from_volume(levels[0])
+    if all(level.voxel_size_nm is not None for level in levels):
+        return tuple(map(Raster.from_volume, levels))
+    rasters = [base]
+    for level in levels[1:]:
+        z, y, x = (max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
+        rasters.append(replace(base.every((z, y, x)), shape=level.spatial_shape))
+    return tuple(rasters)
+
+
+def _step(shape: Triple, step: int) -> Triple:
+    """Return `step` along the axes of `shape` that are long, 1 along the others."""
+    z, y, x = (step if n > EDGE else 1 for n in shape)
+    return z, y, x
+
+
+def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return `data` (c, z, y, x) with its last voxels repeated up to `shape` (z, y, x): a step may end short of it."""
+    missing = [n - m for n, m in zip(shape, data.shape[1:], strict=True)]
+    return np.pad(data, ((0, 0), *((0, n) for n in missing)), mode="edge") if any(missing) else data
+
+
+def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | None:
+    """Return the source of `second` minus `first` on the voxels of `second`; None where their grids do not meet.
+
+    Voxels that `first` lacks, or that are not written yet, are NOTHING. Both have one channel and voxels of one size,
+    and the first voxels lie a whole number of voxels apart.
+
+    Args:
+        first: the input.
+        second: the output.
+        written: returns which voxels of a box are written, (z, y, x), bool; None where all are.
+    """
+    shift = voxels_apart(first, second)
+    if shift is None or first.num_channels != 1 or second.num_channels != 1:
+        return None
+    shared = Box.from_shape(first.spatial_shape).relative_to(shift) & Box.from_shape(second.spatial_shape)
+    if shared.is_empty:
+        return None
+
+    def read(level: int, box: Box) -> np.ndarray | None:
+        part, data = box & shared, np.full((1, *box.shape), NOTHING, np.float32)
+        mask = np.ones(part.shape, bool) if written is None else written(part)
+        if not mask.any():
+            return None
+        after = second.open(cache_bytes=0 if written else CACHE_BYTES).read(part).astype(np.float64)
+        change = after - first.open(cache_bytes=CACHE_BYTES).read(part.shift(shift))
+        data[(slice(None), *part.relative_to(box.start).slices)] = np.where(mask, change, NOTHING)
+        return data
+
+    def look() -> None:
+        first.open()
+        second.open()
+
+    raster = Raster.from_volume(second)
+    return Chunks((raster,), np.dtype(np.float32), 1, read, written is not None, look, float(NOTHING))
+
+
+def voxels_apart(first: Volume, second: Volume) -> Triple | None:
+    """Return the voxel of `first` (z, y, x) that lies at the first of `second`; None if their grids do not meet."""
+    size, other = (np.array(volume.voxel_size_nm or UNKNOWN_SIZE_NM) for volume in (first, second))
+    if not np.allclose(size, other, rtol=1e-6):
+        return None
+    exact = (np.array(second.origin_nm) - first.origin_nm) / size
+    z, y, x = (round(n) for n in exact.tolist())
+    return (z, y, x) if np.allclose(exact, (z, y, x), atol=1e-3) else None
+
+
+@dataclass(frozen=True)
+class ZarrFiles:
+    """The levels of a Zarr, v2 or v3: metadata of ours, chunks and shards as they lie."""
+
+    levels: tuple[Volume, ...]
+    documents: tuple[Tree, ...]
+    is_live: bool = False
+
+    @property
+    def version(self) -> int:
+        return 2 if self.levels[0].format == "zarr2" else 3
+
+    @property
+    def scheme(self) -> str:
+        return f"zarr{self.version}"
+
+    def check(self) -> None:
+        self.levels[0].open()
+
+    def answer(self, name: str) -> bytes | Path | None:
+        group = _group(self.version, "".join(self.levels[0].axes), rasters_of(self.levels))
+        array_file, group_file = (".zarray", ".zattrs") if self.version == 2 else ("zarr.json", "zarr.json")
+        if name == group_file:
+            return _json(group)
+        level, rest = _level(name, len(self.levels))
+        if level is None:
+            return None
+        return _json(self.documents[level]) if rest == array_file else chunk_file(self.levels[level], rest)
+
+
+@dataclass(frozen=True)
+class N5Files:
+    """The levels of an N5: attributes of ours, blocks as they lie."""
+
+    levels: tuple[Volume, ...]
+    documents: tuple[Tree, ...]
+    is_live: bool = False
+    scheme: str = "n5"
+
+    def check(self) -> None:
+        self.levels[0].open()
+
+    def answer(self, name: str) -> bytes | Path | None:
+        if name == "attributes.json":
+            return _json(self._attributes())
+        level, rest = _level(name, len(self.levels))
+        if level is None:
+            return None
+        if rest == "attributes.json":
+            return _json(self.documents[level])
+        return chunk_file(self.levels[level], rest)
+
+    def _attributes(self) -> Tree:
+        axes, rasters = self.levels[0].axes, rasters_of(self.levels)
+        size = rasters[0].voxel_size_nm
+        factors = [_factors(rasters[0], raster) or (1, 1, 1) for raster in rasters]
+        return {
+            "axes": ["c^" if axis == "c" else axis for axis in reversed(axes)],
+            "units": ["nm" if axis in "zyx" else "" for axis in reversed(axes)],
+            "resolution": [_along(size, axis) for axis in reversed(axes)],
+            "downsamplingFactors": [[_along(factor, axis) for axis in reversed(axes)] for factor in factors],
+        }
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of Neuroglancer's own format, as it lies."""
+
+    root: Path
+    is_live: bool = False
+    scheme: str = "neuroglancer-precomputed"
+
+    def check(self) -> None:
+        if not (self.root / "info").is_file():
+            raise VolumeError(f"{self.root} is gone: it has no file info any more")
+
+    def answer(self, name: str) -> bytes | Path | None:
+        return file_inside(self.root, name)
+
+
+def as_files(volume: Volume) -> ZarrFiles | N5Files | None:
+    """Return the source of `volume` whose chunks are its own files; None where Neuroglancer cannot decode them."""
+    levels = levels_of(volume)
+    if not all(_is_plain(level) for level in levels):
+        return None
+    names = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
+    documents = [read_json(level.folder / names[level.format]) or {} for level in levels]
+    if volume.format == "n5":
+        rasters = rasters_of(levels)
+        is_even = all(_factors(rasters[0], raster) is not None for raster in rasters)
+        plain = all(_n5_codec(document) in N5_CODECS for document in documents)
+        keys = ("dimensions", "blockSize", "dataType", "compression", "compressionType")
+        kept = tuple({key: document[key] for key in keys if key in document} for document in documents)
+        return N5Files(levels, kept) if is_even and plain else None
+    decodes = _decodes_zarr2 if volume.format == "zarr2" else _decodes_zarr3
+    if not all(map(decodes, documents)):
+        return None
+    dropped = ("attributes", "dimension_names")
+    return ZarrFiles(levels, tuple({k: v for k, v in d.items() if k not in dropped} for d in documents))
+
+
+def _is_plain(volume: Volume) -> bool:
+    """Return whether the array's files, as they lie, show what the volume is: same axes, type and channels."""
+    folder, container = volume.folder, absolute(volume.path)
+    channels = dict(zip(volume.axes, volume.chunks, strict=True)).get("c", 1)
+    return (
+        volume.format in ("n5", "zarr2", "zarr3")
+        and isinstance(folder, Path)
+        and isinstance(container, Path)
+        and folder.resolve().is_relative_to(container.resolve())
+        and set(volume.axes) <= set("czyx")
+        and {"y", "x"} <= set(volume.axes)
+        and str(volume.dtype) in NATIVE
+        and volume.view.channel is None
+        and volume.view.time is None
+        and channels == volume.num_stored_channels  # a chunk without all of them cannot be shown in colours
+    )
+
+
+def _n5_codec(document: Tree) -> str:
+    compression = document.get("compression", document.get("compressionType"))
+    return str(compression.get("type") if isinstance(compression, dict) else compression)
+
+
+def _decodes_zarr2(document: Tree) -> bool:
+    compressor = document.get("compressor")
+    stored = np.dtype(document["dtype"]) if isinstance(document.get("dtype"), str) else None
+    return (
+        stored is not None
+        and str(stored.newbyteorder("=")) in NATIVE
+        and not document.get("filters")
+        and document.get("order", "C") == "C"
+        and (compressor is None or compressor.get("id") in ZARR2_CODECS)
+        and _is_number(document.get("fill_value"))
+    )
+
+
+def _decodes_zarr3(document: Tree) -> bool:
+    codecs = document.get("codecs")
+    is_named = isinstance(document.get("data_type"), str) and document["data_type"] in NATIVE
+    return is_named and isinstance(codecs, list) and all(map(_decodes, codecs)) and _is_number(document["fill_value"])
+
+
+def _decodes(codec: Any) -> bool:  # Any: JSON
+    if not isinstance(codec, dict) or codec.get("name") not in ZARR3_CODECS:
+        return False
+    inner = codec.get("configuration") or {}
+    return all(map(_decodes, [*inner.get("codecs", ()), *inner.get("index_codecs", ())]))
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a fill value is one that a double holds, as Neuroglancer's parser has it."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53)
+
+
+def _factors(base: Raster, level: Raster) -> Triple | None:
+    """Return how many voxels of `base` one of `level` joins (z, y, x); None if no whole number, or not in step."""
+    exact = np.array(level.voxel_size_nm) / base.voxel_size_nm
+    z, y, x = (round(n) for n in exact.tolist())
+    middle = np.array(base.origin_nm) + (exact - 1) / 2 * base.voxel_size_nm
+    is_middle = np.allclose(middle, level.origin_nm, rtol=0, atol=1e-3 * min(base.voxel_size_nm))
+    is_even = is_middle and np.allclose(exact, (z, y, x), rtol=1e-6)
+    return (z, y, x) if is_even and min(z, y, x) > 0 else None
+
+
+def chunk_file(volume: Volume, name: str) -> Path | None:
+    """Return the file of the chunk `name` of `volume`; None where there is none, or none that may be shown."""
+    assert isinstance(volume.folder, Path)
+    return file_inside(volume.folder, name) if CHUNK.fullmatch(name) else None
+
+
+def file_inside(root: Path, name: str) -> Path | None:
+    """Return the file `name` below `root`, None if there is none.
+
+    Raises:
+        VolumeError: it is a link to a file that lies elsewhere, or may not be read.
+    """
+    if "\0" in name or "\\" in name or {"", ".", ".."} & set(name.split("/")):
+        return None
+    try:
+        file, base = (root / name).resolve(strict=True), root.resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # none there, a name that no file can have, or links in a circle
+        return None
+    if not file.is_relative_to(base):
+        raise VolumeError(f"{root / name} is a link to a file outside of {root}, which is not shown; copy it there")
+    if not file.is_file():
+        return None
+    if not os.access(file, os.R_OK):
+        raise VolumeError(f"{file} may not be read by you: ask its owner, or give yourself the right")
+    return file
+
+
+def shown_dtype(dtype: np.dtype, *, as_labels: bool) -> np.dtype:
+    """Return the type of Neuroglancer's that shows `dtype`: numbers of objects as they are."""
+    if str(dtype) in NATIVE:
+        return dtype
+    return np.dtype(np.uint64 if as_labels else np.float32)
+
+
+def public_url(volume: Volume) -> str | None:
+    """Return the address by which a browser reads a remote `volume` itself; None where it cannot.
+
+    A browser has none of this machine's keys: with those, volumes in S3 are read by our reader.
+    """
+    place = absolute(volume.path)
+    if not isinstance(place, object_store.Remote) or volume.format not in ("n5", "zarr2", "zarr3"):
+        return None
+    if place.is_s3 and object_store.find_credentials().kind != "anonymous":
+        return None
+    is_native = str(volume.dtype) in NATIVE and volume.view == View() and set(volume.axes) <= set("czyx")
+    is_first = bool(volume.levels) and volume.key == volume.levels[0]
+    group = volume.key.split("/")[:-1] if is_first else [volume.key]
+    folder = place.joinpath(*filter(None, group))
+    if not is_native or not _says_its_place(read_attributes(folder), volume.format):
+        return None
+    root = place.root if not place.endpoint else f"{place.endpoint}/{place.bucket}"
+    return f"{'/'.join((root, *folder.parts))}/|{volume.format}:"
+
+
+def _says_its_place(attributes: Mapping[str, Any], format: str) -> bool:  # Any: JSON
+    """Return whether Neuroglancer finds axes, voxel size and levels in the attributes of an array or a group."""
+    if format == "n5":
+        return "dimensions" in attributes or not {"downsamplingFactors", "scales"}.isdisjoint(attributes)
+    ome = attributes.get("ome", attributes)
+    groups = ome.get("multiscales") if isinstance(ome, dict) else None
+    if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):
+        return False
+    return (ome.get("version") or groups[0].get("version")) in ("0.4", "0.5")
+
+
+def _level(name: str, num_levels: int) -> tuple[int | None, str]:
+    """Return the level that `name` lies in, None where there is no such one, and the rest of the name."""
+    match = LEVEL.fullmatch(name)
+    if match is None or int(match[1]) >= num_levels:
+        return None, ""
+    return int(match[1]), match[2]
+
+
+def _group(version: int, axes: str, rasters: Sequence[Raster]) -> Tree:
+    """Return the metadata of an OME-Zarr group, 0.4 or 0.5; an axis called c^ is that of channels to Neuroglancer."""
+    multiscale: Tree = {
+        "axes": [
+            {"name": "c^"} if axis == "c" else {"name": axis, "type": "space", "unit": "nanometer"} for axis in axes
+        ],
+        "datasets": [
+            {
+                "path": f"s{number}",
+                "coordinateTransformations": [
+                    {"type": "scale", "scale": [_along(raster.voxel_size_nm, axis) for axis in axes]},
+                    {"type": "translation", "translation": [_along(raster.origin_nm, axis, _FIRST) for axis in axes]},
+                ],
+            }
+            for number, raster in enumerate(rasters)
+        ],
+    }
+    if version == 2:
+        return {"multiscales": [multiscale | {"version": "0.4"}]}
+    ome = {"version": "0.5", "multiscales": [multiscale]}
+    return {"zarr_format": 3, "node_type": "group", "attributes": {"ome": ome}}
+
+
+_FIRST = 0.5  # the centre of the first channel, so that channels count from the corner at 0
+
+
+def _along(lengths: Sequence[float], axis: str, other: float = 1.0) -> float:
+    """Return what `lengths` (z, y, x) has along `axis`, `other` for one that is not of space."""
+    return float(lengths["zyx".index(axis)]) if axis in "zyx" else other
+
+
+def _triple(lengths: Any) -> Lengths:  # Any: three numbers
+    z, y, x = lengths
+    return z, y, x
+
+
+def _json(tree: Mapping[str, Any]) -> bytes:
+    return json.dumps(tree).encode()
+
+
+def extent_nm(raster: Raster) -> Lengths:
+    """Return the lengths (z, y, x) of the whole raster."""
+    return _triple(n * v for n, v in zip(raster.shape, raster.voxel_size_nm, strict=True))
