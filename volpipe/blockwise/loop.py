@@ -8,10 +8,11 @@ gave between their steps.
 from __future__ import annotations
 
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -89,6 +90,7 @@ class _Loop:
         self._in_flight: Counter[str] = Counter()  # workers that tasks in flight take, by label
         self._reported: set[str] = set()
         self._ended: Ended[Any] | None = None
+        self._ticked = 0.0
 
     def run(self, work: Work[R]) -> Ended[R]:
         """Step `work` and all that belongs to it to their ends."""
@@ -294,6 +296,7 @@ class _Loop:
 
     def _tick(self) -> None:
         """Tell of progress."""
+        self._ticked = time.monotonic()
         for node in list(self._nodes):
             if isinstance(node.step, Phase):
                 self._call(node, node.step.tell)
