@@ -18,6 +18,7 @@ from volumes import noise, windowed, write_volume
 import volpipe as vp
 from volpipe.blockwise.journal import Journal, Record
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.worker import RESULTS, Written
 from volpipe.viewer import sources
 from volpipe.viewer.layers import Layer, open_scene
 from volpipe.viewer.objects import Objects
@@ -200,8 +201,8 @@ def test_blocks_that_failed_and_that_are_done_are_marked(tmp_path: Path, give: G
     assert progress.sentence == "5 of 6 shards written, 1 failed, nobody works on it"
     with vp.view(tmp_path / "out.zarr") as viewer:
         before = json.loads(urlopen(f"{viewer.url}progress", timeout=20).read())
-        with Journal(run.folder.journal) as journal:  # as a later session would, after mending
-            journal.append(Record("infer", (4,), sums=((0, 4, "00000000"),)))
+        with Journal(run.folder.journal, RESULTS) as journal:  # as a later session would, after mending
+            journal.append(Record("infer", (4,), result=Written(((0, 4, "00000000"),))))
         after = json.loads(urlopen(f"{viewer.url}progress", timeout=20).read())
     assert (run.look().cells == DONE).all()
     assert before["sentence"] == progress.sentence and after["sentence"] == "6 of 6 shards written"

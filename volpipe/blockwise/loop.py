@@ -119,14 +119,14 @@ class _Loop:
         """Take what has arrived, and take one step; wait a moment where there is none."""
         for _ in range(self._arrived.qsize()):  # and not those that arrive meanwhile, or no work would ever go on
             self._receive()
+        if time.monotonic() - self._ticked >= TICK_SECONDS:  # also where tasks come back all the time
+            self._tick()
         if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
         if not self._in_flight.total() and not INTERRUPTS.is_asked:
             raise RuntimeError(f"works wait for each other: {[node.work.name for node in self._nodes]}")
-        try:
+        with suppress(queue.Empty):
             self._receive(TICK_SECONDS)
-        except queue.Empty:
-            self._tick()
 
     def _step(self) -> bool:
         """Let one work go on that has what it waits for; return whether there was one."""
