@@ -264,7 +264,13 @@ class EvaluationResult(WorkReport):
         """Write slices and errors of images to the PNG at `path`."""
         from volpipe.evaluation.panels import draw
 
-        draw(Path(path), self.plan)
+        evaluation = self.plan
+        draw(
+            Path(path),
+            evaluation.reference,
+            evaluation.box,
+            {name: partial(voxels, evaluation, name) for name in evaluation.candidates},
+        )
 
 
 class EvaluationSchedule(FedSchedule):
