@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -120,13 +120,15 @@ class _Loop:
         for _ in range(self._arrived.qsize()):  # and not those that arrive meanwhile, or no work would ever go on
             self._receive()
         if time.monotonic() - self._ticked >= TICK_SECONDS:  # also where tasks come back all the time
-            self._tick()
+            self._tick_together()
         if not self._nodes or (not INTERRUPTS.is_asked and self._step()):
             return
         if not self._in_flight.total() and not INTERRUPTS.is_asked:
             raise RuntimeError(f"works wait for each other: {[node.work.name for node in self._nodes]}")
-        with suppress(queue.Empty):
+        try:
             self._receive(TICK_SECONDS)
+        except queue.Empty:
+            self._tick()
 
     def _step(self) -> bool:
         """Let one work go on that has what it waits for; return whether there was one."""
@@ -295,12 +297,16 @@ class _Loop:
             self._call(node, phase.tell)
 
     def _tick(self) -> None:
-        """Tell of progress."""
-        self._ticked = time.monotonic()
+        """Tell of progress, nothing having come back for a while."""
         for node in list(self._nodes):
             if isinstance(node.step, Phase):
                 self._call(node, node.step.tell)
-            elif isinstance(node.step, Together):
+
+    def _tick_together(self) -> None:
+        """Let works that wait for others look at them."""
+        self._ticked = time.monotonic()
+        for node in list(self._nodes):
+            if isinstance(node.step, Together):
                 self._call(node, node.step.on_tick)
 
     def _leave(self, error: BaseException) -> BaseException:
