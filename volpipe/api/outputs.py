@@ -5,19 +5,19 @@ Not here: the comparing and what outputs say of themselves (runs, segmentation, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError
-from volpipe.inference.intensity import Affine
 from volpipe.inference.runner import loaded_runner
 from volpipe.runs.provenance import Origin, changes, command_of, read_origin, to_toml
-from volpipe.runs.verify import Difference, Recomputed, RunRecord, Verdict, load_run_record, location_of, recompute
-from volpipe.runs.verify import verify as verify_files
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
-from volpipe.segmentation.verify import find_labels, recompute_labels, verify_labels
-from volpipe.workflow.execute import find_entries
+from volpipe.volumes.storage import paths
+from volpipe.workflow.driver import RunWork
+from volpipe.workflow.execute import find_entries, find_work
 from volpipe.workflow.status import Status, find_status
 
 
@@ -97,18 +97,21 @@ def verify(
         RunError: no output, no journal, or a folder of several stages, whose outputs the message names.
     """
     _refuse_stages(output, "verify")
-    labels = find_labels(output)
-    if labels is not None:
-        verdict, again = verify_labels(*labels), recompute_labels(*labels, recompute, seed)
-    else:
-        record = load_run_record(location_of(output))
-        verdict, again = verify_files(record), _recomputed(output, record, recompute, seed)
-    on_files(verdict)
+    folder = RunFolder.find(output)
+    work = find_work(folder)
+    if not folder.path.exists() and not paths.exists(paths.locate(output)):
+        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
+    if work is None:
+        raise RunError(
+            f"{folder.path} holds no journal, which alone knows what the output's files should hold; restore the "
+            "folder, or give the command with --fresh to make both again"
+        )
+    on_files(verdict := work.verify())
     blocks = []
-    for block in again if recompute else ():
+    for block in work.recomputed(recompute, seed) if recompute else ():
         on_block(block)
         blocks.append(block)
-    differ = labels is None and any(block.num_differ for block in blocks)
+    differ = isinstance(work, RunWork) and any(block.num_differ for block in blocks)
     reasons = _reasons(output) if differ else ()
     return Verification(verdict.num_files, verdict.num_unwritten, tuple(verdict.differences), tuple(blocks), reasons)
 
@@ -121,11 +124,6 @@ def reproduce(output: str | Path) -> Reproduction:
     """
     _refuse_stages(output, "reproduce")
     return Reproduction(read_label_origin(output) or read_origin(output))
-
-
-def _recomputed(output: str | Path, record: RunRecord, num_blocks: int, seed: int) -> Iterator[Recomputed]:
-    normalise = read_origin(output).normalise
-    yield from recompute(record, Affine(normalise["shift"], normalise["scale"]), num_blocks, seed)
 
 
 def _reasons(output: str | Path) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection
 from volpipe.runs.worker import SELECTION_FILE
 from volpipe.volumes.storage.lock import LOCK_FILE, held
-from volpipe.volumes.storage.paths import Location, atomic_write, delete, partial_files
+from volpipe.volumes.storage.paths import Location, atomic_write, delete, locate, partial_files
 
 P = TypeVar("P", bound="StoredPlan")
 
@@ -92,6 +92,14 @@ class RunFolder:
             return cls(out.parent / f"{out.name}.run")
         stage = cls.for_stage(out)
         return stage if stage.path.is_dir() else cls(Path.cwd() / f"{out.name}.run")
+
+    @classmethod
+    def find(cls, output: str | Path) -> RunFolder:
+        """Return the folder of the run that writes `output`, or that folder itself; it need not exist."""
+        place = locate(output) if "://" in str(output) else Path(output)
+        if isinstance(place, Path) and (place / LOCK_FILE).is_file():
+            return cls(place)
+        return cls.from_output(place)
 
     @classmethod
     def for_stages(cls, out: Location) -> RunFolder:

@@ -18,14 +18,14 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output import finish, level_key, read_voxels, stored_box
+from volpipe.inference.output import finish, level_key, read_voxels
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, batches
 from volpipe.runs.run_folder import NOTES, Metadata, RunFolder
-from volpipe.runs.worker import RESULTS, Written
+from volpipe.runs.worker import Written
 from volpipe.volumes import checksums
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.tensorstore import num_threads
@@ -75,37 +75,6 @@ class Recomputed:
     device: str = ""
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What a run's folder says of its output."""
-
-    selection: Selection
-    sums: dict[tuple[int, int], str]
-    metadata: dict[str, int]
-
-    @property
-    def plan(self) -> Plan:
-        return self.selection.plan
-
-
-def load_run_record(folder: RunFolder) -> RunRecord:
-    """Return what the run in `folder` noted of what it wrote.
-
-    Raises:
-        RunError: there is no such run, no journal, or a damaged one.
-    """
-    plan = folder.load_plan()
-    if plan is None or not folder.journal.is_file():
-        raise RunError(
-            f"{folder.path} holds no journal, which alone knows what the output's files should hold; "
-            "restore the run's folder, or run with --fresh to make both again"
-        )
-    selection = folder.load_selection(plan)
-    if selection is None:
-        raise RunError(f"the run in {folder.path} has not written anything yet; `volpipe run` goes on with it")
-    return RunRecord(selection, written(folder, RESULTS), metadata_of(folder))
-
-
 def written(folder: RunFolder, kinds: Kinds) -> dict[tuple[int, int], str]:
     """Return the checksums of each shard that was written, by level and number, from a journal of `kinds`."""
     results = read_results(folder.journal, kinds, Written)
@@ -126,24 +95,6 @@ class Shard:
     box: Box
     stored: Box
     sums: str
-
-
-def verify(record: RunRecord) -> Verdict:
-    """Read every file of the output, and compare it with what its task noted."""
-    plan = record.plan
-    verdict = check_files(plan.out, shards_of(record), record.metadata, len(plan.factors))
-    verdict.num_unwritten = sum(
-        (level, shard) not in record.sums for level in range(len(plan.factors)) for shard in _due(record, level)
-    )
-    return verdict
-
-
-def shards_of(record: RunRecord) -> Iterator[Shard]:
-    """Yield what was noted of each shard that was written."""
-    plan = record.plan
-    for (level, number), sums in record.sums.items():
-        box = plan.shards(level).box(number)
-        yield Shard(level, box, stored_box(plan, box), sums)
 
 
 def check_present(output: str, shards: Sequence[Shard]) -> None:
@@ -201,11 +152,6 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
     return verdict
 
 
-def _due(record: RunRecord, level: int) -> Iterator[int]:
-    flags = record.selection.shards(level)
-    return (shard for shard in range(len(record.plan.shards(level))) if flags is None or flags[shard])
-
-
 def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
     out, key = paths.locate(output), level_key(shard.level)
@@ -244,12 +190,12 @@ def _box_of(output: str, levels: Sequence[str], name: str) -> str:
     return f"{level} {Box(start, tuple(a + n for a, n in zip(start, header.write_unit, strict=True)))}"
 
 
-def recompute(record: RunRecord, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
     """Yield random blocks whose cores went through the net again, compared with the output as it is stored.
 
     Where other blocks add to a core, they are computed too, so that the sums are the run's own.
     """
-    selection, plan = record.selection, record.plan
+    plan = selection.plan
     cores = ((block, core_box(plan, block)) for block in range(len(plan.blocks)))
     written = [block for block, core in cores if not core.is_empty and selection.touches(core)]
     rng = np.random.default_rng(seed)
@@ -313,16 +259,3 @@ def metadata_sums(out: paths.Location, folders: Sequence[str], names: Sequence[s
     files = [f"{folder}/{name}".lstrip("/") for folder in folders for name in names]
     sums = {path: checksums.checksum(out / path) for path in files}
     return Metadata({path: crc for path, crc in sums.items() if crc != checksums.ABSENT})
-
-
-def location_of(output: str | Path) -> RunFolder:
-    """Return the folder of the run that wrote `output`.
-
-    Raises:
-        RunError: there is neither.
-    """
-    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
-    folder = RunFolder.from_output(place)
-    if not folder.path.exists() and not paths.exists(place):
-        raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
-    return folder

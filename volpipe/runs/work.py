@@ -27,7 +27,7 @@ from volpipe.inference.output import remove_leftovers
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder, StoredPlan
-from volpipe.runs.verify import Shard, check_present
+from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -237,11 +237,12 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     """Work that makes the volume of a plan; arguments as of `FolderWork`.
 
     Attributes:
-        what: the work, in refusals.
+        what, goes_on: the work and its command, in refusals.
         readers: of the levels of the output that other work reads while this one writes them.
     """
 
     what: ClassVar[str]
+    goes_on: ClassVar[str]
 
     def __init__(
         self, plan: P, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
@@ -258,9 +259,44 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
 
-    @abstractmethod
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
+        sums = written(self.folder, self.kinds)
+        boxes = {(level, number): self.plan.shards(level).box(number) for level, number in sums}
+        return [Shard(key[0], box, self.stored_box(box), sums[key]) for key, box in boxes.items()]
+
+    def stored_box(self, box: Box) -> Box:
+        """Return `box` of the output (z, y, x) in the axes of its arrays."""
+        return box
+
+    @property
+    @abstractmethod
+    def num_due(self) -> int:
+        """Number of shards of all levels that are written in the end."""
+
+    @abstractmethod
+    def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+        """Yield random blocks that were computed again, compared with the output as it is stored."""
+
+    def verify(self) -> Verdict:
+        """Read every file of the output, and compare it with what its task noted.
+
+        Raises:
+            RunError: there is no journal, or nothing was written yet.
+        """
+        if not self.folder.journal.is_file():
+            raise RunError(
+                f"{self.folder.path} holds no journal, which alone knows what the output's files should hold; restore "
+                "the folder, or give the command with --fresh to make both again"
+            )
+        shards = self.shards()
+        if not shards:
+            raise RunError(
+                f"the {self.what} in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on"
+            )
+        verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
+        verdict.num_unwritten = self.num_due - len(shards)
+        return verdict
 
     @abstractmethod
     def phases(self, pool: WorkerPool, session: Session) -> Steps[R]:

@@ -31,7 +31,7 @@ from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.verify import Shard, written
+from volpipe.runs.verify import Recomputed, Verdict, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
@@ -49,6 +49,7 @@ from volpipe.segmentation.tasks import (
     Objects,
     SegmentJob,
 )
+from volpipe.segmentation.verify import recompute_labels
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
@@ -204,6 +205,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     """A segmentation of a volume; arguments as of `OutputWork`."""
 
     what: ClassVar[str] = "segmentation"
+    goes_on: ClassVar[str] = "volpipe segment"
     kinds: ClassVar[Kinds] = tasks.RESULTS
 
     def volumes(self) -> dict[str, Volume]:
@@ -214,13 +216,23 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the stages of the segmentation."""
         return SegmentSchedule(self.plan, self.feed, self.readers)
 
-    def shards(self) -> list[Shard]:
-        """Return the shards that were written, by the journal, with their checksums."""
-        boxes = (
-            (level, self.plan.shards(level).box(n), sums)
-            for (level, n), sums in written(self.folder, tasks.RESULTS).items()
-        )
-        return [Shard(level, box, box, sums) for level, box, sums in boxes]
+    @property
+    def num_due(self) -> int:
+        """Number of shards of all levels."""
+        return sum(len(self.plan.shards(level)) for level in range(len(self.plan.factors)))
+
+    def verify(self) -> Verdict:
+        """Compare every file of the labels, and their table, with what their tasks noted."""
+        verdict, objects = super().verify(), objects_of(self.folder)
+        if objects is not None:
+            verdict.num_files += 1
+            judge(verdict.differences, self.folder.path / TABLE, objects.table_checksum, "")
+        return verdict
+
+    def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+        """Yield random blocks, cut into fragments again; see `OutputWork`."""
+        blocks = sorted(block for level, block in written(self.folder, self.kinds) if level == 0)
+        yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
     def phases(self, pool: WorkerPool, session: Session) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""

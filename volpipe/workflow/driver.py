@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import ARRAY_FORMATS, check_name, create_output, write_displays
+from volpipe.inference.output import ARRAY_FORMATS, check_name, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
@@ -38,11 +39,11 @@ from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.prepasses import measured, scan_stage, scanned
-from volpipe.runs.provenance import is_sealed, origin, seal
+from volpipe.runs.provenance import is_sealed, origin, read_origin, seal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
-from volpipe.runs.verify import Shard, load_run_record, shards_of
+from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import identify, store_identities
@@ -111,6 +112,7 @@ class RunWork(OutputWork[Plan, Report]):
     """A run of a net over a volume; arguments as of `OutputWork`."""
 
     what: ClassVar[str] = "run"
+    goes_on: ClassVar[str] = "volpipe run"
     kinds: ClassVar[Kinds] = RESULTS
 
     def volumes(self) -> dict[str, Volume]:
@@ -139,10 +141,30 @@ class RunWork(OutputWork[Plan, Report]):
         return RunSchedule(self.plan, selection, keep_tensors=keep, feed=self.feed, readers=self.readers)
 
     def shards(self) -> list[Shard]:
-        """Return the shards that were written, by the journal, with their checksums."""
-        if not self.folder.journal.is_file() or self._selection() is None:
-            return []
-        return list(shards_of(load_run_record(self.folder)))
+        """Return the shards that were written; none before it is known what is selected."""
+        return [] if self._selection() is None else super().shards()
+
+    def stored_box(self, box: Box) -> Box:
+        """Return `box` of the output (z, y, x) in the axes of its arrays."""
+        return stored_box(self.plan, box)
+
+    @property
+    def num_due(self) -> int:
+        """Number of shards of all levels that hold something selected."""
+        flags = [self._selected().shards(level) for level in range(len(self.plan.factors))]
+        grids = [self.plan.shards(level) for level in range(len(flags))]
+        return sum(len(grid) if due is None else int(due.sum()) for grid, due in zip(grids, flags, strict=True))
+
+    def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
+        """Yield random blocks that went through the net again; see `OutputWork`."""
+        normalise = read_origin(self.plan.out).normalise
+        yield from recompute(self._selected(), Affine(normalise["shift"], normalise["scale"]), num_blocks, seed)
+
+    def _selected(self) -> Selection:
+        selection = self._selection()
+        if selection is None:
+            raise RunError(f"the run in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on")
+        return selection
 
     def claim(self) -> None:
         """Make sure that folder and output are this plan's to write; see `OutputWork`."""
@@ -227,8 +249,7 @@ class RunWork(OutputWork[Plan, Report]):
 
     def closed(self, session: Session, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
-        selection, was_complete = self._selection(), report is None
-        assert selection is not None
+        selection, was_complete = self._selected(), report is None
         if report is None:
             journal = session.journal
             report = Report(self.plan, self.folder.path, kept=kept_in(journal), clipped=clipped_in(journal, selection))

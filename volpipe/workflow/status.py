@@ -14,12 +14,10 @@ from typing import Any, Literal
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
 from volpipe.errors import RunError
-from volpipe.inference.plan import Plan
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation.driver import SegmentWork, objects_of
-from volpipe.segmentation.plan import SegmentPlan
 from volpipe.segmentation.tasks import TABLE as OBJECTS
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import last_step
@@ -127,10 +125,7 @@ def _of_batch(output: str, folder: Path) -> Status:
 
 
 def _of_run(output: str | Path) -> Status:
-    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
-    folder = RunFolder.from_output(place)
-    if isinstance(place, Path) and any((place / plan.FILE).is_file() for plan in (Plan, SegmentPlan)):
-        folder = RunFolder(place)
+    folder = RunFolder.find(output)
     driver = find_driver(folder.path, folder.journal)
     work = find_work(folder)
     if work is not None:
