@@ -97,7 +97,7 @@ def verify(
         RunError: no output, no journal, or a folder of several stages, whose outputs the message names.
     """
     _refuse_stages(output, "verify")
-    folder = RunFolder.find(output)
+    folder = RunFolder(RunFolder.find(output).path.absolute())
     work = find_work(folder)
     if not folder.path.exists() and not paths.exists(paths.locate(output)):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
