@@ -266,6 +266,19 @@ class EvaluationResult(WorkReport):
         draw(Path(path), self.plan)
 
 
+class EvaluationSchedule(FedSchedule):
+    """The one stage of an evaluation."""
+
+    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
+        self.evaluation = evaluation
+        stage = Stage("evaluate", len(evaluation.blocks))
+        super().__init__(fed(stage, feed, partial(around, evaluation)), feed=feed)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the box (z, y, x) of both volumes that `unit` compares."""
+        return self.evaluation.blocks.box(unit).shift(self.evaluation.box.start)
+
+
 class EvaluationWork(FolderWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
@@ -305,13 +318,9 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         described: dict[str, object] = json.loads(json.dumps(describe_evaluation(self.evaluation)))
         return described
 
-    def schedule(self) -> FedSchedule:
+    def schedule(self) -> EvaluationSchedule:
         """Return the one stage of the evaluation."""
-        stage = Stage("evaluate", len(self.evaluation.blocks))
-        return FedSchedule(fed(stage, self.feed, self._around), feed=self.feed)
-
-    def _around(self, block: int) -> Box:
-        return around(self.evaluation, block)
+        return EvaluationSchedule(self.evaluation, self.feed)
 
     def claim(self) -> None:
         """Forget what other evaluations left: scores cost little, and are made again."""
@@ -334,7 +343,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         self.listener.on_plan(self.evaluation, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("score", self.evaluation, list(units))
+            return pool.submit("score", self.evaluation, list(units), session.name)
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         report = EvaluationResult(
@@ -396,30 +405,31 @@ def _check_labels(volume: Volume, box: Box) -> None:
         )
 
 
-def score(evaluation: Evaluation, units: Sequence[int]) -> Record[BlockScores]:
-    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker."""
+def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Record[BlockScores]:
+    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker, for a `session`."""
 
     def one(block: int) -> BlockScores:
         if evaluation.kind == "labels":
-            return BlockScores(tables={block: _overlaps(evaluation, block).to_list()})
-        return BlockScores({block: {name: part.to_list() for name, part in _image_sums(evaluation, block).items()}})
+            return BlockScores(tables={block: _overlaps(evaluation, block, session).to_list()})
+        sums = _image_sums(evaluation, block, session)
+        return BlockScores({block: {name: part.to_list() for name, part in sums.items()}})
 
     return work_each("evaluate", units, one, BlockScores.joined)
 
 
-def _overlaps(evaluation: Evaluation, block: int) -> Overlaps:
+def _overlaps(evaluation: Evaluation, block: int, session: str) -> Overlaps:
     own = evaluation.blocks.box(block).shift(evaluation.box.start)
-    output, truth = (v.open(cache_bytes=CACHE_BYTES) for v in (evaluation.output, evaluation.reference))
-    return Overlaps.from_labels(output.read(own)[0], truth.read(own)[0])
+    output, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
+    return Overlaps.from_labels(output, truth)
 
 
-def _image_sums(evaluation: Evaluation, block: int) -> dict[str, ImageSums]:
+def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, ImageSums]:
     own, box = evaluation.blocks.box(block).shift(evaluation.box.start), around(evaluation, block)
-    reference = evaluation.reference.open(cache_bytes=CACHE_BYTES).read(box)[0]
+    reference = _read(evaluation.reference, box, session)
     _check_finite(evaluation.reference, reference, box)
     inner, sums = own.relative_to(box.start).slices, {}
     for name in evaluation.candidates:
-        data = voxels(evaluation, name, box)
+        data = voxels(evaluation, name, box, session)
         _check_finite(evaluation.output, data, box)
         sums[name] = image_scores.image_sums(data, reference, inner, evaluation.data_range)
     return sums
@@ -437,12 +447,18 @@ def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
         raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
 
 
-def voxels(evaluation: Evaluation, name: str, box: Box) -> np.ndarray:
+def _read(volume: Volume, box: Box, session: str) -> np.ndarray:
+    """Return the voxels of `volume` in `box` (z, y, x), as they are in this session."""
+    return np.asarray(volume.open(cache_bytes=CACHE_BYTES, session=session).read(box)[0])
+
+
+def voxels(evaluation: Evaluation, name: str, box: Box, session: str = "") -> np.ndarray:
     """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
     if name == OUTPUT:
-        return np.asarray(evaluation.output.open(cache_bytes=CACHE_BYTES).read(box)[0])
+        return _read(evaluation.output, box, session)
     assert evaluation.given is not None
-    output = interpolated(evaluation.given.open(cache_bytes=CACHE_BYTES), box, evaluation.factors, name)
+    given = evaluation.given.open(cache_bytes=CACHE_BYTES, session=session)
+    output = interpolated(given, box, evaluation.factors, name)
     return to_dtype(output.astype(np.float32), evaluation.output.dtype)
 
 

@@ -172,8 +172,8 @@ class CachedVolume(Volume):
     base: str
     run: str
 
-    def open(self, *, cache_bytes: int = 0) -> Reader:
-        reader = super().open(cache_bytes=cache_bytes)
+    def open(self, *, cache_bytes: int = 0, session: str = "") -> Reader:
+        reader = super().open(cache_bytes=cache_bytes, session=session)
         reader.read_through(lambda header, array: _cached_array(header, array, self, cache_bytes))
         return reader
 
