@@ -35,7 +35,7 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, Session, WorkReport, check_kind
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkReport, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, fingerprint, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete
@@ -291,6 +291,19 @@ class EvaluationSchedule(FedSchedule):
         return own_box(self.evaluation, unit)
 
 
+class EvaluationSchedule(FedSchedule):
+    """The one stage of an evaluation."""
+
+    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
+        self.evaluation = evaluation
+        stage = Stage("evaluate", len(evaluation.blocks))
+        super().__init__(fed(stage, feed, partial(around, evaluation)), feed=feed)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the box (z, y, x) of both volumes that `unit` compares."""
+        return self.evaluation.blocks.box(unit).shift(self.evaluation.box.start)
+
+
 class EvaluationWork(FolderWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
@@ -383,7 +396,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         self.check_labels()  # before anything is written; a flow has all of them by now
         return (yield from super().steps())
 
-    def session_steps(self, session: Session) -> Steps[EvaluationResult]:
+    def session_steps(self, session: WorkSession) -> Steps[EvaluationResult]:
         """Score the blocks that are left, and add up what all gave."""
         if self.is_complete:
             return EvaluationResult(self.evaluation, self.folder.path, was_complete=True)
@@ -392,7 +405,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         self.listener.on_plan(self.evaluation, self.folder)
 
         def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
-            return pool.submit("score", self.evaluation, list(units))
+            return pool.submit("score", self.evaluation, list(units), session.name)
 
         phase = yield from session.finish(self.phase(session, schedule, submit))
         report = EvaluationResult(
@@ -454,30 +467,31 @@ def _check_labels(volume: Volume, box: Box) -> None:
         )
 
 
-def score(evaluation: Evaluation, units: Sequence[int]) -> Record[BlockScores]:
-    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker."""
+def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Record[BlockScores]:
+    """Return the sums of each candidate in blocks `units`, or their tables of labels; on a worker, for a `session`."""
 
     def one(block: int) -> BlockScores:
         if evaluation.kind == "labels":
-            return BlockScores(tables={block: _overlaps(evaluation, block).to_list()})
-        return BlockScores({block: {name: part.to_list() for name, part in _image_sums(evaluation, block).items()}})
+            return BlockScores(tables={block: _overlaps(evaluation, block, session).to_list()})
+        sums = _image_sums(evaluation, block, session)
+        return BlockScores({block: {name: part.to_list() for name, part in sums.items()}})
 
     return work_each("evaluate", units, one, BlockScores.joined)
 
 
-def _overlaps(evaluation: Evaluation, block: int) -> Overlaps:
+def _overlaps(evaluation: Evaluation, block: int, session: str) -> Overlaps:
     own = own_box(evaluation, block)
-    output, truth = (v.open(cache_bytes=CACHE_BYTES) for v in (evaluation.output, evaluation.reference))
-    return Overlaps.from_labels(output.read(own)[0], truth.read(own)[0])
+    output, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
+    return Overlaps.from_labels(output, truth)
 
 
-def _image_sums(evaluation: Evaluation, block: int) -> dict[str, ImageSums]:
+def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, ImageSums]:
     own, box = own_box(evaluation, block), around(evaluation, block)
-    reference = evaluation.reference.open(cache_bytes=CACHE_BYTES).read(box)[0]
+    reference = _read(evaluation.reference, box, session)
     _check_finite(evaluation.reference, reference, box)
     inner, sums = own.relative_to(box.start).slices, {}
     for name in evaluation.candidates:
-        data = voxels(evaluation, name, box)
+        data = voxels(evaluation, name, box, session)
         _check_finite(evaluation.output, data, box)
         sums[name] = image_scores.image_sums(data, reference, inner, evaluation.data_range)
     return sums
@@ -500,12 +514,18 @@ def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
         raise PlanError(f"{volume} has NaN or infinite voxels in {box}, which no score takes; leave them out by --roi")
 
 
-def voxels(evaluation: Evaluation, name: str, box: Box) -> np.ndarray:
+def _read(volume: Volume, box: Box, session: str) -> np.ndarray:
+    """Return the voxels of `volume` in `box` (z, y, x), as they are in this session."""
+    return np.asarray(volume.open(cache_bytes=CACHE_BYTES, session=session).read(box)[0])
+
+
+def voxels(evaluation: Evaluation, name: str, box: Box, session: str = "") -> np.ndarray:
     """Return the voxels of a candidate in `box`; interpolations as the output stores them, rounded and clipped."""
     if name == OUTPUT:
-        return np.asarray(evaluation.output.open(cache_bytes=CACHE_BYTES).read(box)[0])
+        return _read(evaluation.output, box, session)
     assert evaluation.given is not None
-    output = interpolated(evaluation.given.open(cache_bytes=CACHE_BYTES), box, evaluation.factors, name)
+    given = evaluation.given.open(cache_bytes=CACHE_BYTES, session=session)
+    output = interpolated(given, box, evaluation.factors, name)
     return to_dtype(output.astype(np.float32), evaluation.output.dtype)
 
 

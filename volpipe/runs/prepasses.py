@@ -23,7 +23,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, gather, store_selection
 from volpipe.inference.statistics import Statistics, affine, join, needs_histogram, needs_measuring
-from volpipe.runs.work import OutputWork, Session
+from volpipe.runs.work import OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Cells, Job, submitter
 
 Work = OutputWork[Plan, Any]  # Any: the report of a run
@@ -37,7 +37,7 @@ NEEDED = {
 }
 
 
-def _finish(work: Work, session: Session, stage: Stage, journal: Journal, submit: Submit) -> Steps[None]:
+def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, submit: Submit) -> Steps[None]:
     """Do all of `stage`, less what the journal has.
 
     Raises:
@@ -57,7 +57,7 @@ def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
     return fed(Stage("scan", len(plan.blocks), active=Selection(plan).owners), feed, plan.lattice.input_box)
 
 
-def scanned(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[Selection]:
+def scanned(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Steps[Selection]:
     """Return the selection that tasks make, stored for workers and for later sessions.
 
     Raises:
@@ -88,7 +88,7 @@ def _nothing_selected(plan: Plan) -> str:
     return f"every window in {where}{masked} is empty (input.empty={choice.empty}); nothing is wanted"
 
 
-def measured(work: Work, session: Session, pool: WorkerPool, job: Job) -> Steps[Affine]:
+def measured(work: Work, session: WorkSession, pool: WorkerPool, job: Job) -> Steps[Affine]:
     """Return the volume's normalisation, measured by tasks where it is neither given nor known from the type.
 
     All of the volume counts, so that a part of it comes out as in a run over everything; but for voxels that are NaN or

@@ -105,7 +105,7 @@ class WorkReport:
 
 
 @dataclass(frozen=True)
-class Progressing:
+class JournalProgress:
     """How far the work on an output is, from its journal.
 
     Attributes:
@@ -191,13 +191,13 @@ class FolderWork(HeldWork[R]):
         """Return the stages that the journal speaks of, nothing of them done."""
 
     @abstractmethod
-    def session_steps(self, session: Session) -> Steps[R]:
+    def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
 
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:
         """Do what is not done yet with the journal open; see `HeldWork`."""
         with Journal(self.folder.journal, self.kinds) as journal:
-            return (yield from self.session_steps(Session(self, name, presence, journal)))
+            return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
     def resumed(self) -> tuple[Schedule, dict[str, Totals], dict[tuple[str, int], str]]:
         """Return the schedule less what the journal has, the totals of its tasks, and the reasons of failures."""
@@ -214,7 +214,7 @@ class FolderWork(HeldWork[R]):
         schedule.resume(units())
         return schedule, totals, reasons
 
-    def progress(self) -> Progressing:
+    def progress(self) -> JournalProgress:
         """Return how far the work is, and what failed when it was last tried."""
         schedule, totals, reasons = self.resumed()
         latest = {
@@ -224,9 +224,9 @@ class FolderWork(HeldWork[R]):
         }
         for name, unit in latest:
             schedule.by_name[name].failed.add(unit)
-        return Progressing(schedule, latest, totals)
+        return JournalProgress(schedule, latest, totals)
 
-    def phase(self, session: Session, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
+    def phase(self, session: WorkSession, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
         """Return a phase of `schedule` in the work's journal, of which listeners are told."""
         return Phase(
             schedule, submit, session.journal, session.show, **({"tolerated": self.options.tolerated} | options)
@@ -299,11 +299,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         return verdict
 
     @abstractmethod
-    def phases(self, pool: WorkerPool, session: Session) -> Steps[R]:
+    def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
 
     @abstractmethod
-    def closed(self, session: Session, report: R | None) -> R:
+    def closed(self, session: WorkSession, report: R | None) -> R:
         """Return the report of the session, None where all was done before, after the output is closed."""
 
     def announce(self) -> None:
@@ -316,7 +316,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             shards = self.plan.shards(reader.level)
             reader.open(shards, range(len(shards)))
 
-    def session_steps(self, session: Session) -> Steps[R]:
+    def session_steps(self, session: WorkSession) -> Steps[R]:
         """Do what is not done yet, and return how that ended."""
         if self.is_complete:
             check_present(self.plan.out, self.shards())
@@ -362,7 +362,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
 
 @dataclass
-class Session:
+class WorkSession:
     """One driver's time on an output.
 
     Attributes:

@@ -32,7 +32,7 @@ from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
+from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels
@@ -234,7 +234,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         blocks = sorted(block for level, block in written(self.folder, self.kinds) if level == 0)
         yield from recompute_labels(self.plan, blocks, num_blocks, seed)
 
-    def phases(self, pool: WorkerPool, session: Session) -> Steps[SegmentationResult]:
+    def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[SegmentationResult]:
         """Do the stages that are not done yet."""
         plan, schedule, began = self.plan, self.resumed()[0], time.perf_counter()
         assert isinstance(schedule, SegmentSchedule)
@@ -263,7 +263,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             for times in (yield from forecast_labels(self.plan, pool)):
                 self.listener.on_estimate(times)
 
-    def _report(self, session: Session, missing: list[Missing], seconds: float) -> SegmentationResult:
+    def _report(self, session: WorkSession, missing: list[Missing], seconds: float) -> SegmentationResult:
         _, totals, _ = self.resumed()
         result = objects_of(self.folder)
         return SegmentationResult(
@@ -277,7 +277,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             stage_seconds={name: took.seconds for name, took in totals.items()},
         )
 
-    def closed(self, session: Session, report: SegmentationResult | None) -> SegmentationResult:
+    def closed(self, session: WorkSession, report: SegmentationResult | None) -> SegmentationResult:
         """Return the report, after scratch was deleted and the output was given what it says of how it was made."""
         was_complete = report is None
         report = report or self._report(session, [], 0.0)

@@ -171,8 +171,8 @@ class CachedVolume(Volume):
     base: str
     run: str
 
-    def open(self, *, cache_bytes: int = 0) -> Reader:
-        reader = super().open(cache_bytes=cache_bytes)
+    def open(self, *, cache_bytes: int = 0, session: str = "") -> Reader:
+        reader = super().open(cache_bytes=cache_bytes, session=session)
 
         def cached(header: Header, array: tensorstore.StoredArray) -> tensorstore.StoredArray:
             is_cached = isinstance(array, tensorstore.TensorStoreArray)  # others are read by zarr-python alone

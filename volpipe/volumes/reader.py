@@ -252,18 +252,19 @@ class Volume:
         """The array's own attributes, as they are stored now."""
         return read_attributes(self.folder)
 
-    def open(self, *, cache_bytes: int = 0) -> Reader:
+    def open(self, *, cache_bytes: int = 0, session: str = "") -> Reader:
         """Return this process's reader of the volume; the same one each time.
 
         Args:
             cache_bytes: decoded chunks kept in memory, shared by the readers of this process with the same number.
                 Only for arrays that nobody writes to.
+            session: of whoever reads; another one's first look compares chunks in memory with their files once more.
 
         Raises:
             VolumeError: the array is gone or has changed since the reference was made.
         """
         folder = self.folder
-        return _once(folder, (self, cache_bytes), lambda: Reader(self, cache_bytes))
+        return _once(folder, (self, cache_bytes, session), lambda: Reader(self, cache_bytes))
 
 
 class Reader:

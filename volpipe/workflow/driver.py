@@ -44,7 +44,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, Session, WorkReport
+from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
@@ -189,7 +189,7 @@ class RunWork(OutputWork[Plan, Report]):
         for note in self.plan.notes:
             log.info("input %s: %s", self.plan.source.path, note)
 
-    def phases(self, pool: WorkerPool, session: Session) -> Steps[Report]:
+    def phases(self, pool: WorkerPool, session: WorkSession) -> Steps[Report]:
         """Scan, measure, and run the net over the blocks that are left."""
         plan, folder, asked = self.plan, self.folder, time.time()
         with listening(folder.path, wanted=pool.is_here) as beats:
@@ -247,7 +247,7 @@ class RunWork(OutputWork[Plan, Report]):
     def _create_output(self, selection: Selection, normalise: Affine) -> None:
         create_output(self.plan, origin(selection, normalise, self.inputs["volume"].fingerprint))
 
-    def closed(self, session: Session, report: Report | None) -> Report:
+    def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
         if report is None:

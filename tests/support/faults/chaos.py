@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import psutil
 from command import processes_in
 from disturbance import Slow
-from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.inference.output import LEFT_BEHIND
@@ -28,6 +27,7 @@ FROZEN = ("frozen worker", "frozen manager", "frozen driver")
 SIGNALS = ("TERM", "INT")
 LIES = {"read errors": "eio=0.05", "write errors": "enospc=0.05", "slow reads": "slow=0.2", "clock": "clock=90000"}
 LIES["all lies"] = ",".join(LIES.values())
+SCRATCH = ("tensors.*", "rehearsal", "ids.zarr", "pieces", "edges", "names.npz")
 DISKS = {"full disk": "size={}k", "no inodes": "nr_inodes={}", "read-only": "ro"}
 COLUMNS = "{:>5} {:>5}  {:<16} {:>7} {:>5} {:>7} {:>7} {:>6} {:>6}"
 HEAD = COLUMNS.format("round", "kill", "what", "after", "code", "marked", "flying", "again", "wrong")
@@ -123,11 +123,11 @@ class Round:
         if ended.code != 0:
             self.troubles.append(f"the last session ended with {ended.code}: {ended.err}")
         self._count()
-        if fingerprint(self.slow.out) != whole:
+        if ended.code == 0 and self.slow.made() != whole:
             self.troubles.append("the output differs from that of an undisturbed run")
-        everything = (path for folder in (self.slow.out, self.slow.run) for path in folder.rglob("*"))
+        everything = (path for folder in (self.slow.out, *self.slow.runs) for path in folder.rglob("*"))
         left = [path.name for path in everything if LEFT_BEHIND.fullmatch(path.name)]
-        left += [path.name for name in ("tensors.*", "rehearsal") for path in self.slow.run.glob(name)]
+        left += [p.name for run in self.slow.runs for name in SCRATCH for p in run.glob(name)]
         if left:
             self.troubles.append(f"files are left: {left}")
         stop = time.monotonic() + GONE_SECONDS

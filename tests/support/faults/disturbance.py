@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,28 @@ def disturb(faults, dice):
 if os.environ.get("FAULTS") and multiprocessing.parent_process() is not None:
     disturb(os.environ["FAULTS"], random.Random(int(os.environ["FAULTS_SEED"]) + os.getpid()))
 """
+FLOW = f"""
+[[stage]]
+name = "first"
+net = {{{{ name = "net.py:build" }}}}
+normalise = {{{{ method = "none" }}}}
+tensors = {{{{ mode = "{{mode}}" }}}}
+windows = {{{{ shape = {[WINDOW] * 3}, overlap = {[WINDOW - STRIDE] * 3}, block = {[PER_BLOCK] * 3}, blend = "hann" }}}}
+output = {{{{ chunk = [4, 4, 4], shard = [4, 4, 4] }}}}
+
+[[stage]]
+name = "objects"
+kind = "label"
+input = {{{{ stage = "first", kind = "foreground" }}}}
+objects = {{{{ method = "components", threshold = 0.9 }}}}
+output = {{{{ block = [8, 8, 8], chunk = [4, 4, 4] }}}}
+
+[[stage]]
+name = "scores"
+kind = "evaluate"
+input = "first"
+reference = "../in.n5"
+"""
 
 
 @dataclass
@@ -113,6 +136,15 @@ class Slow:
     @property
     def run(self) -> Path:
         return (self.place or self.folder) / "out.zarr.run"
+
+    @property
+    def runs(self) -> list[Path]:
+        """Folders of all runs that the command makes."""
+        return [self.run]
+
+    def made(self) -> str:
+        """Return a hash of what the command makes."""
+        return fingerprint(self.out)
 
     def begin(self) -> subprocess.Popen[str]:
         """Start the next session."""
@@ -165,13 +197,42 @@ class Slow:
         return self.folder / f"calls.{session}"
 
 
+class SlowFlow(Slow):
+    """The same run as the first stage of a flow: objects of its output follow, and scores."""
+
+    @property
+    def command(self) -> list[str]:
+        (self.folder / "flow.toml").write_text(FLOW.format(mode=self.mode))
+        recipe = ["--recipe", "flow.toml", "-o", str(self.out), str(self.folder.parent / "in.n5")]
+        return ["run", "--config", self.site, *recipe]
+
+    @property
+    def out(self) -> Path:
+        return (self.place or self.folder) / "out"
+
+    @property
+    def run(self) -> Path:
+        return self.out / "first.zarr.run"
+
+    @property
+    def runs(self) -> list[Path]:
+        return [self.out.with_name("out.run"), *sorted(self.out.glob("*.run"))]
+
+    def made(self) -> str:
+        """Return a hash of arrays, table and scores: attributes say where the input of a stage lies."""
+        objects, scores = self.out / "objects.zarr", json.loads((self.out / "scores.json").read_text())["scores"]
+        table = (self.out / "objects.zarr.run" / "objects.csv").read_text()
+        levels = [fingerprint(self.out / "first.zarr"), *(fingerprint(level) for level in sorted(objects.glob("s*")))]
+        return hashlib.sha256(json.dumps([levels, table, scores]).encode()).hexdigest()
+
+
 def made_in_one_go(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the fingerprint of what nothing disturbs, in threads of this process and without the net's delay."""
     slow = Slow(folder, seconds=0, mode=mode)
     command = [part if part != "local" else "threads" for part in slow.command]
     ended = giver(slow.folder, monkeypatch, capsys)(*command)
     assert ended.code == 0, ended.err
-    return fingerprint(slow.out)
+    return slow.made()
 
 
 def has_net(process: psutil.Process) -> bool:
