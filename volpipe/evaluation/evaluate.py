@@ -291,19 +291,6 @@ class EvaluationSchedule(FedSchedule):
         return own_box(self.evaluation, unit)
 
 
-class EvaluationSchedule(FedSchedule):
-    """The one stage of an evaluation."""
-
-    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
-        self.evaluation = evaluation
-        stage = Stage("evaluate", len(evaluation.blocks))
-        super().__init__(fed(stage, feed, partial(around, evaluation)), feed=feed)
-
-    def box(self, stage: Stage, unit: int) -> Box:
-        """Return the box (z, y, x) of both volumes that `unit` compares."""
-        return self.evaluation.blocks.box(unit).shift(self.evaluation.box.start)
-
-
 class EvaluationWork(FolderWork[EvaluationResult]):
     """An evaluation, block by block; what its blocks gave is kept in its folder.
 
