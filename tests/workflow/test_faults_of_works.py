@@ -8,14 +8,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import Ended, Give, giver
+from disks import small_disk
 from works import BAD, CHUNK_FILE, WORKS, Kind, prepare
 
 from volpipe.blockwise import task as task_module
@@ -164,30 +165,58 @@ def test_where_everything_fails_alike_it_stops_at_once(
 
 
 @contextmanager
-def signalled(monkeypatch: pytest.MonkeyPatch, kind: Kind, folder: Path) -> Iterator[None]:
-    """Send this process a SIGINT from a task as soon as three units are marked; it ends a moment later."""
-    sent, measured = list[str](), task_module.measured
+def meanwhile(monkeypatch: pytest.MonkeyPatch, kind: Kind, folder: Path, act: Callable[[], None]) -> Iterator[None]:
+    """Do `act` in a task, once, as soon as three units are marked; the task goes on."""
+    acted, measured = list[str](), task_module.measured
 
     @contextmanager
-    def interrupting(stage: str) -> Iterator[object]:
-        if not sent and len(kind.units(folder)) >= 3:
-            sent.append(stage)
-            os.kill(os.getpid(), signal.SIGINT)
+    def acting(stage: str) -> Iterator[object]:
+        if not acted and len(kind.units(folder)) >= 3:
+            acted.append(stage)
+            act()
         with measured(stage) as meter:
             yield meter
 
     with monkeypatch.context() as patch, ExitStack() as stack:
-        patch.setattr(task_module, "measured", interrupting)
+        patch.setattr(task_module, "measured", acting)
         patch.setattr(sys.stderr, "fileno", stack.enter_context(Path(os.devnull).open("w")).fileno)
         yield
-    assert sent
+    assert acted
+
+
+@ALL
+def test_on_a_disk_that_is_full_it_ends_with_a_sentence_and_goes_on_when_there_is_room(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attributes say where the input lies, so that it is made on the disk once before."""
+    with small_disk(tmp_path / "disk", "size=8m"):
+        monkeypatch.setattr(evaluate_module, "BLOCK", (8, 8, 8))  # whose records fill what is left of a page
+        place, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
+        prepare(place)
+        give = giver(place, monkeypatch, capsys)
+        assert give(*kind.command()).code == 0
+        whole = kind.fingerprints(place)
+        kind.remove(place)
+
+        def fill() -> None:
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+
+        with meanwhile(monkeypatch, kind, place, fill):
+            ended = give(*kind.command())
+        assert ended.code == 1, ended.err
+        assert "No space left on device" in " ".join(ended.err.split())
+        assert not last_line(ended).startswith(("Traceback", "OSError"))
+        filler.unlink()
+        check_mended(give, kind, place, whole)
 
 
 @ALL
 def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     folder: Path, give: Give, kind: Kind, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with signalled(monkeypatch, kind, folder):
+    with meanwhile(monkeypatch, kind, folder, lambda: os.kill(os.getpid(), signal.SIGINT)):
         ended = give(*kind.command())
     assert ended.code == INTERRUPTED, ended.err
     assert last_line(ended) == "volpipe: interrupted; the same command again goes on from here"

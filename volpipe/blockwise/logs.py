@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -31,10 +31,22 @@ def speaking(place: tuple[int, ...]) -> Iterator[None]:
         _speaker.reset(before)
 
 
+class LogFile(logging.FileHandler):
+    """A log that ends where its disk is full: what the work says of that reaches the user another way."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave out a line that cannot be written, without a traceback on the terminal."""
+
+    def close(self) -> None:
+        """Close the file; what a full disk does not take is lost, and no error in place of the work's own."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Write volpipe's own log to the file at `path` meanwhile, as far as it is of the work that speaks now."""
-    handler, own = logging.FileHandler(path, encoding="utf-8"), _speaker.get(())
+    handler, own = LogFile(path, encoding="utf-8"), _speaker.get(())
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     handler.addFilter(lambda record: _speaker.get(own)[: len(own)] == own)
     logger = logging.getLogger("volpipe")
