@@ -65,12 +65,14 @@ class StreamedWindows:
     """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
+    Chunks that another `session` left in memory are compared with their files.
     """
 
     volume: Volume
     lattice: Lattice
     normalise: Affine
     input_box: Callable[[int], Box] | None = None
+    session: str = ""
     _blocks: OrderedDict[int, Future[tuple[Box, np.ndarray]]] = field(default_factory=OrderedDict, repr=False)
     _reader: ThreadPoolExecutor | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -116,10 +118,10 @@ class StreamedWindows:
     def _read_block(self, block: int) -> tuple[Box, np.ndarray]:
         box = (self.input_box or self.lattice.input_box)(block)
         cache_bytes = CACHE_BYTES if any(self.lattice.overlap) else 0
-        return box, self.volume.open(cache_bytes=cache_bytes).read_mirrored(box)
+        return box, self.volume.open(cache_bytes=cache_bytes, session=self.session).read_mirrored(box)
 
     def __getstate__(self) -> dict[str, object]:
-        names = ("volume", "lattice", "normalise", "input_box")
+        names = ("volume", "lattice", "normalise", "input_box", "session")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -268,7 +268,7 @@ def window_source(job: Job) -> WindowSource:
     plan = job.plan
     if plan.mode == "stored":
         return StoredWindows(_stored_windows(job.identity, job.folder), plan.lattice)
-    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.selection.input_box)
+    return StreamedWindows(open_source(job), plan.lattice, job.normalise, job.selection.input_box, job.session)
 
 
 @lru_cache(maxsize=4)
