@@ -66,6 +66,7 @@ class Threads:
     """
 
     address = "127.0.0.1"
+    shared = True
 
     def __init__(self, slots: int, victim: str = "", lose: int = 0) -> None:
         self.slots = {"cpu": slots, "gpu": slots}
