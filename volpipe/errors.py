@@ -93,10 +93,10 @@ class BatchError(VolpipeError, ValueError):
         mistakes: of each the dataset, or the file that lists it, and a sentence on what is wrong.
     """
 
-    def __init__(self, sentence: str, mistakes: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, sentence: str, mistakes: Sequence[tuple[str, str]] = ()) -> None:
         more = f"; and {len(mistakes) - MOST_MISTAKES:,} more" if len(mistakes) > MOST_MISTAKES else ""
         listed = "; ".join(f"{what}: {problem}" for what, problem in mistakes[:MOST_MISTAKES])
-        super().__init__(f"{sentence}: {listed}{more}")
+        super().__init__(f"{sentence}: {listed}{more}" if mistakes else sentence)
         self.sentence, self.mistakes = sentence, tuple(mistakes)
 
     def __reduce__(self) -> tuple[type[BatchError], tuple[str, tuple[tuple[str, str], ...]]]:

@@ -11,12 +11,13 @@ Not here: the order of stages (driver). Tasks hand over files in the run's folde
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -68,29 +69,30 @@ class SegmentJob:
 
 
 @dataclass(frozen=True)
-class FragmentCounts:
+class Counts:
+    """Numbers of things in blocks, which add up."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the sums of `parts`."""
+        names = [entry.name for entry in dataclasses.fields(cls)]
+        return cls(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+@dataclass(frozen=True)
+class FragmentCounts(Counts):
     """Number of fragments of blocks, and of their joins to neighbouring blocks."""
 
     num_fragments: int
     num_joins: int
 
-    @classmethod
-    def joined(cls, parts: Sequence[FragmentCounts]) -> FragmentCounts:
-        """Return the sums of `parts`."""
-        return cls(sum(part.num_fragments for part in parts), sum(part.num_joins for part in parts))
-
 
 @dataclass(frozen=True)
-class EdgeCounts:
+class EdgeCounts(Counts):
     """Number of joins and of edges of blocks' fragments."""
 
     num_joins: int
     num_edges: int
-
-    @classmethod
-    def joined(cls, parts: Sequence[EdgeCounts]) -> EdgeCounts:
-        """Return the sums of `parts`."""
-        return cls(sum(part.num_joins for part in parts), sum(part.num_edges for part in parts))
 
 
 @dataclass(frozen=True)
