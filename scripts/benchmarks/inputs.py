@@ -29,6 +29,18 @@ def volume(setting: Setting, shape: tuple[int, int, int], array_format: str = "n
     return f"{path}/raw"
 
 
+def volumes(setting: Setting, shape: tuple[int, int, int], num: int) -> list[str]:
+    """Return the places of `num` volumes as `volume` makes them, links to one: each is a dataset of its own."""
+    source = Path(volume(setting, shape)).parent
+    folder = source.with_name(f"{source.stem}-many")
+    folder.mkdir(exist_ok=True)
+    places = [folder / f"{number:05}.n5" for number in range(num)]
+    for place in places:
+        if not place.exists():
+            place.symlink_to(source)
+    return [f"{place}/raw" for place in places]
+
+
 def _write(path: Path, shape: tuple[int, int, int], array_format: str) -> None:
     tile = np.asarray(Sample(TILE, 0).raw(Box.from_shape(TILE)))
     spec = ArraySpec(shape, tile.dtype, CHUNK, codec=CODECS[array_format])

@@ -6,12 +6,16 @@ import csv
 import json
 import os
 import shutil
+import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from bucket import Bucket
-from inline import Inline, Stopped
+from inline import Inline, Stopped, perform
 from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe as vp
@@ -19,7 +23,7 @@ from volpipe.errors import SiteError, VolumeError
 from volpipe.estimation.limits import Limits
 from volpipe.runs import run_folder
 from volpipe.workflow import batch
-from volpipe.workflow.batch_table import BatchReport, DatasetRow, read_table
+from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
 
 SHAPE = (16, 24, 16)
 WINDOWS = windowed((8, 8, 8), (0, 0, 0), (1, 1, 1), "crop")
@@ -297,6 +301,40 @@ def test_an_interrupted_batch_leaves_a_true_table_and_the_rest_is_the_same_bytes
     assert report.is_complete
     for name in "abc":
         assert fingerprint(f"done/{name}.zarr") == fingerprint(f"whole/{name}.zarr")
+
+
+def test_the_table_follows_while_tasks_run_and_is_not_written_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+    store = Table.store
+
+    def stored(table: Table) -> None:
+        times.append(time.monotonic())
+        store(table)
+
+    class Watched(Inline):
+        """Workers whose first task goes on until the table on disk says that its dataset is running."""
+
+        def submit(self, app: str, *arguments: object) -> Future[Any]:
+            if self.num_tasks:
+                return super().submit(app, *arguments)
+            self.num_tasks, task, late = 1, Future[Any](), time.monotonic() + 20
+
+            def work() -> None:
+                while (read_table(Path("done.batch")) or [])[0].ended != "running" and time.monotonic() < late:
+                    time.sleep(0.02)
+                seen.append((read_table(Path("done.batch")) or [])[0].ended)
+                task.set_result(perform(app, *arguments))
+
+            threading.Thread(target=work).start()
+            return task
+
+    seen: list[str] = []
+    monkeypatch.setattr(Table, "store", stored)
+    assert endings(give(site=Watched())) == ["done"] * 3
+    assert seen == ["running"]
+    gaps = np.diff(times[:-1])  # the last one is the end's
+    assert len(times) >= 3 and (gaps >= 1).all()
+    assert [row.ended for row in read_table(Path("done.batch")) or []] == ["done"] * 3
 
 
 def test_single_datasets_have_settings_and_recipes_of_their_own(tmp_path: Path) -> None:

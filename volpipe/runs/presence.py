@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from volpipe.volumes.storage.lock import find_holder
-from volpipe.volumes.storage.paths import atomic_write
+from volpipe.volumes.storage.paths import whole_file
 
 FILE = "progress.json"
 SECONDS = 2.0  # between two writings, at least
@@ -107,8 +107,8 @@ class Presence:
     def _write(self) -> None:
         self._last = time.monotonic()
         self.note = _changed(self.note, at=time.time())
-        with suppress(OSError):
-            atomic_write(self.path, json.dumps(asdict(self.note)).encode())
+        with suppress(OSError), whole_file(self.path, lasting=False) as partial:
+            partial.write_bytes(json.dumps(asdict(self.note)).encode())
 
 
 @contextmanager

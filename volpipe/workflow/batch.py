@@ -364,11 +364,12 @@ class BatchWork(HeldWork[BatchReport]):
 
         left = (DatasetWork(self, number) for number, row in enumerate(table.rows) if not row.is_complete)
         try:
-            yield Together(left, keep, at_once=self.options.at_once)
+            yield Together(left, keep, at_once=self.options.at_once, on_tick=table.keep_up)
         finally:
             for number, row in enumerate(table.rows):
                 if row.ended == "running":
                     table.set(number, replace(row, ended="interrupted"))
+            table.store()
         return BatchReport(table.rows, self.folder.path, time.monotonic() - began, self.plan.notes)
 
 

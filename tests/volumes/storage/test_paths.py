@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.storage.paths import atomic_write, partial_files
+from volpipe.volumes.storage.paths import atomic_write, partial_files, whole_file
 
 KILLED = """
 import os, signal, sys
@@ -35,6 +36,15 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         atomic_write(tmp_path / "plan.json", b"new and longer")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     assert (tmp_path / "plan.json").read_bytes() == b"old"
+
+
+def test_only_what_must_last_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    for lasting, num_synced in ((False, 0), (True, 2)):  # the file and its folder
+        with whole_file(tmp_path / "note", lasting=lasting) as partial:
+            partial.write_bytes(b"new")
+        assert (tmp_path / "note").read_bytes() == b"new" and len(synced) == num_synced
 
 
 def test_the_next_driver_of_a_folder_deletes_what_a_killed_writer_left(tmp_path: Path) -> None:

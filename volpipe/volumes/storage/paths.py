@@ -150,16 +150,21 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write, which takes its place once it is whole and on disk."""
+def whole_file(path: Path, *, lasting: bool = True) -> Iterator[Path]:
+    """Give a file beside `path` to write, which takes its place once it is whole and on disk.
+
+    One that is not `lasting` is not waited for: a power cut may leave it empty, a crash of the process may not.
+    """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield partial
-        sync(partial)
+        if lasting:
+            sync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    sync(path.parent)
+    if lasting:
+        sync(path.parent)
 
 
 def partial_files(folder: Path) -> list[Path]:
