@@ -138,7 +138,7 @@ def test_a_killed_or_interrupted_driver_is_gone_on_with_and_the_bytes_are_the_sa
     command = ("batch", "raw/*.n5", "--recipe", "mine.toml", *THREADS, "-o")
     assert give(*command, "whole").code == 0
     (tmp_path / "wait").touch()
-    process = begin(tmp_path, *command, "done/")
+    process = begin(tmp_path, *command, "done/", "--at-once", "1")
     table = tmp_path / "done.batch" / "batch.json"
     wait_until(lambda: table.is_file() and rows(tmp_path, "done")["b.n5"]["ended"] == "running", 60)
     running = give("status", "done.batch")

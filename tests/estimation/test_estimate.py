@@ -258,7 +258,7 @@ def test_scratch_is_never_above_what_was_planned_for_it(
     def size(pace: float, row: int = 0, num_workers: int = 1) -> int:
         return bundle if row else bundle_size(pace, row, num_workers)  # only blocks for the net come in rows
 
-    for module in ("blockwise.loop", "estimation.estimate"):
+    for module in ("blockwise.phase", "estimation.estimate"):
         monkeypatch.setattr(f"volpipe.{module}.bundle_size", size)
     plan = made(tmp_path, "hann", "streamed")
     found = preview(plan, Inline(slots=slots).start).estimate

@@ -27,7 +27,7 @@ def job_of(folder: Path, *settings: str) -> Job:
     division = windowed((8, 8, 8), (4, 4, 4), (2, 2, 2), "hann")
     plan = prepare(str(location), load_recipe(None, [*RECIPE, *division, *settings]), folder / "out", folder)
     RunFolder(folder / "run").path.mkdir()
-    RunFolder(folder / "run").store_plan(plan)
+    RunFolder(folder / "run").store(plan)
     create_output(plan, {})
     job = Job(str(folder / "run"), plan.identity)
     job.tensors.create()
