@@ -16,6 +16,7 @@ from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training
 from volpipe.resolve import shipped_recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume, open_writer
 from volpipe.workflow.driver import execute, prepare
 
@@ -77,7 +78,7 @@ def test_on_tissue_that_they_never_saw_they_beat_the_cubic_spline(
     found = plan_evaluation(
         plan.out, str(tmp_path / "truth.tif"), given=str(tmp_path / "given.tif"), margin=(2 * factor, 8, 8)
     )
-    scored = evaluate(found, Inline().start, tmp_path)
+    scored = evaluate(found, Inline().start, RunFolder(tmp_path / "scores.run")).scores
     assert isinstance(scored, dict)
     assert scored["output"].psnr > scored["cubic"].psnr + least
     assert scored["output"].ssim > scored["cubic"].ssim

@@ -166,12 +166,12 @@ def test_where_everything_fails_alike_it_stops_at_once(
 
 @contextmanager
 def meanwhile(monkeypatch: pytest.MonkeyPatch, kind: Kind, folder: Path, act: Callable[[], None]) -> Iterator[None]:
-    """Do `act` in a task, once, as soon as three units are marked; the task goes on."""
+    """Do `act` in a task, once, as soon as a unit is marked; the task goes on."""
     acted, measured = list[str](), task_module.measured
 
     @contextmanager
     def acting(stage: str) -> Iterator[object]:
-        if not acted and len(kind.units(folder)) >= 3:
+        if not acted and kind.units(folder):
             acted.append(stage)
             act()
         with measured(stage) as meter:

@@ -104,15 +104,18 @@ def test_a_volume_becomes_labels_and_scores_by_one_command_also_after_ctrl_c(
 
     status = give("status", "out")
     assert status.code == 1
-    assert re.findall(r"(\w+)\.\w+: (complete|interrupted|not begun)", status.out) == [
-        ("restore", "complete"), ("affinities", "interrupted"), ("objects", "not begun"), ("scores", "not begun"),
-    ]  # fmt: skip
+    first, *others = re.findall(r"(\w+)\.\w+: (complete|interrupted|not begun)", status.out)
+    assert first in [("restore", "complete"), ("restore", "interrupted")]  # both stages were at work
+    assert others[0] == ("affinities", "interrupted")
+    assert others[1] in [("objects", "not begun"), ("objects", "interrupted")]
+    assert others[2] == ("scores", "not begun")
     assert f"goes on with it: volpipe {shlex.join(COMMAND)}" in status.out
 
     again = give(*COMMAND)
-    assert (again.code, again.err) == (0, "")
+    assert again.code == 0
+    assert all(line.startswith("warning: the faces of windows may be seen along") for line in again.err.splitlines())
     assert again.out.splitlines()[-1] == f"wrote {tmp_path / 'out' / 'objects.zarr'}"
-    assert re.search(r"^restore +run +complete before ", again.out, re.MULTILINE)
+    assert (first[1] == "complete") == bool(re.search(r"^restore +run +complete before ", again.out, re.MULTILINE))
     assert re.search(r"^objects +label +[\d.]+ s +[\d.]+ KiB \(≤ .*B\) +[\d.]+ KiB \(≤ .*B\) ", again.out, re.MULTILINE)
     near, known = affinities(truth, [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
     made = open_volume(tmp_path / "out" / "affinities.zarr").open()[...]
@@ -242,5 +245,5 @@ def test_missing_parts_end_the_command_with_their_code_and_name_what_waits(
     chunk.write_bytes(chunk.read_bytes()[:-9])
     ended = give("run", "--tolerate", "1", *COMMAND[1:])
     assert ended.code == 1
-    assert "stage restore is not complete, so affinities, objects, scores did not begin" in ended.err
-    assert not (tmp_path / "out" / "affinities.zarr").exists()
+    assert ended.err.splitlines()[-1] == "not complete: restore, affinities, objects; not begun: scores"
+    assert not (tmp_path / "out" / "scores.json").exists()
