@@ -32,10 +32,8 @@ def config(run_dir):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.long) for name in ("segment", "flow")), "evaluate"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["segment", "flow", "evaluate"])
 def test_after_lost_workers_a_killed_driver_and_ctrl_c_the_bytes_are_those_of_one_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
