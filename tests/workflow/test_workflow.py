@@ -15,7 +15,7 @@ import pytest
 from inline import Inline, Stopped
 from volumes import fingerprint, noise, write_volume
 
-from volpipe.errors import PlanError, RunError, VolumeError
+from volpipe.errors import PlanError, RunError, RunStopped, VolumeError
 from volpipe.estimation import limits
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
@@ -272,6 +272,14 @@ def test_a_later_stage_lacks_what_an_earlier_one_lacks_and_the_next_command_goes
     assert again.is_whole
     assert again.stages[1].report.totals["infer"].units == num_missing
     assert fingerprint(plan.out / "second.zarr") == whole
+
+
+def test_statistics_of_a_stage_that_lacks_parts_are_refused_by_a_sentence(folder: Path) -> None:
+    chunk = folder / "in.n5" / "raw" / "1" / "1" / "1"
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    plan = flow_plan(folder, TWO, "second.normalise.method=zscore")
+    with pytest.raises(RunStopped, match=r"^stage second: \d+ of \d+ blocks cannot be read for measure, because parts"):
+        execute_flow(plan, Counted().start, tolerated=1.0)
 
 
 def test_a_changed_recipe_is_refused_by_the_name_of_its_stage_and_made_with_fresh(folder: Path) -> None:

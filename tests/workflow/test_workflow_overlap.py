@@ -171,7 +171,7 @@ def test_a_second_net_sees_what_the_first_one_wrote_as_soon_as_it_is_there(folde
 
 def test_statistics_of_the_whole_wait_for_the_whole(folder: Path) -> None:
     plan = planned(folder, FIRST + SECOND, "second.normalise.method=zscore")
-    assert execute_flow(plan, Inline(slots=2, in_turn=True).start).is_whole
+    assert execute_flow(plan, Inline(slots=2).start).is_whole
     infer, measure = times(plan, "first", "infer"), times(plan, "second", "measure")
     check_order(infer, measure, reach=0)
     assert begins(measure) < ends(infer)

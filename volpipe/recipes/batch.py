@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, Field
 from volpipe.errors import RecipeError, VolpipeError, VolumeError
 from volpipe.recipes.complaints import keys
 from volpipe.recipes.inference import Input, Recipe
-from volpipe.recipes.toml import Section, load_tree, typed
+from volpipe.recipes.toml import Section, leaves, load_tree, typed
 from volpipe.resolve import nearest
 from volpipe.volumes.formats.container import SUFFIXES, locate
 from volpipe.volumes.storage import paths
@@ -137,17 +137,9 @@ def _from_table(table: Mapping[str, Any], line: str) -> Iterator[Dataset]:  # An
     for key in ("recipe", "out"):
         if not isinstance(table.get(key, ""), str):
             raise RecipeError(f"{key} = {table[key]!r} is not a text")
-    settings = dict(_leaves({key: value for key, value in table.items() if key not in OWN}))
+    settings = dict(leaves({key: value for key, value in table.items() if key not in OWN}))
     for place in expand(table["volume"]):
         yield _dataset(place, table, {key: json.dumps(value) for key, value in settings.items()}, line)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: TOML values
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _dataset(volume: str, head: Mapping[str, Any], settings: Mapping[str, str], line: str) -> Dataset:  # Any: TOML

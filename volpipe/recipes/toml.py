@@ -91,7 +91,7 @@ def name_of(path: Path | None) -> str:
 
 def differences(old: BaseModel, new: BaseModel) -> list[str]:
     """Return one line for each key in which two recipes, or the facts of two nets, differ: ``key: old -> new``."""
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    before, after = dict(leaves(old.model_dump())), dict(leaves(new.model_dump()))
     keys = sorted(before.keys() | after.keys())
     return [
         f"{key}: {show_value(before.get(key))} -> {show_value(after.get(key))}"
@@ -136,9 +136,10 @@ def set_value(tree: dict[str, Any], setting: str) -> None:  # Any: TOML values
     place[last] = value
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: recipe values
+    """Yield the dotted key and the value of everything in `tree` that is no table."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -46,10 +46,15 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
     schedule = FedSchedule(stage, feed=work.feed)
     schedule.resume(unit for record in journal.records() for unit in record.units)
     phase = yield from session.finish(Phase(schedule, submit, journal, session.show))
-    if not schedule.is_complete:
-        unit = min(stage.failed, default=-1)
-        reason = phase.reasons.get((stage.name, unit), "a part of the volume was never written")
+    if stage.failed:
+        unit = min(stage.failed)
+        reason = phase.reasons[stage.name, unit]
         raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
+    if not schedule.is_complete:
+        raise RunStopped(
+            f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read for {stage.name}, because parts of the stage "
+            "before are missing; the same command again tries them once more"
+        )
 
 
 def scan_stage(plan: Plan, feed: Feed | None = None) -> Stage:
