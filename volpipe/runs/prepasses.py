@@ -52,8 +52,8 @@ def _finish(work: Work, session: WorkSession, stage: Stage, journal: Journal, su
         raise RunStopped(f"{stage.name} of block {unit} failed, {NEEDED[stage.name]}: {last_line(reason)}", reason)
     if not schedule.is_complete:
         raise RunStopped(
-            f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read for {stage.name}, because parts of the stage "
-            "before are missing; the same command again tries them once more"
+            f"{stage.num_left:,} of {stage.num_units:,} blocks cannot be read for {stage.name}, because parts of the "
+            "stage before are missing; the same command again tries them once more"
         )
 
 
