@@ -8,7 +8,7 @@ from .api.training import sweep, train, tune
 from .api.viewer import view
 from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
 from .errors import BatchError, VolpipeError
-from .evaluation.evaluate import EvaluationResult
+from .evaluation.driver import EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
 from .recipes.inference import Recipe

@@ -22,7 +22,8 @@ from skimage import metrics
 
 from volpipe.errors import PlanError, RunError, RunStopped, WorkerLost
 from volpipe.evaluation import evaluate as evaluate_module
-from volpipe.evaluation.evaluate import Evaluation, EvaluationResult, ImageScores, Scores, evaluate, plan_evaluation
+from volpipe.evaluation.driver import EvaluationResult, evaluate
+from volpipe.evaluation.evaluate import Evaluation, ImageScores, Scores, plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
 from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores

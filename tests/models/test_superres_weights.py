@@ -11,7 +11,8 @@ from cards import card, checked_facts
 from command import giver
 from inline import Inline
 
-from volpipe.evaluation.evaluate import evaluate, plan_evaluation
+from volpipe.evaluation.driver import evaluate
+from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.geometry.grid import Box
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.training import load_training

@@ -21,6 +21,7 @@ from works import BAD, CHUNK_FILE, WORKS, Kind, prepare
 
 from volpipe.blockwise import task as task_module
 from volpipe.blockwise.interrupts import INTERRUPTED
+from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.geometry.grid import Box
 from volpipe.runs.presence import read_note
@@ -226,7 +227,7 @@ def test_ctrl_c_lets_tasks_finish_and_the_same_command_goes_on(
     assert {note.ended for note in notes if note is not None} == {"interrupted"}
     again: list[tuple[str, str, int]] = []
     with monkeypatch.context() as patch:  # the folder of an evaluation goes when all is done
-        patch.setattr(evaluate_module, "delete", lambda folder: again.extend(kind.units(folder)))
+        patch.setattr(evaluation_driver, "delete", lambda folder: again.extend(kind.units(folder)))
         check_mended(give, kind, folder, whole)
     after = again or kind.units(folder)
     assert after[: len(before)] == before or set(before) <= set(after)

@@ -21,7 +21,7 @@ from volpipe.volumes.volume import open_volume
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show
-    from volpipe.evaluation.evaluate import EvaluationResult
+    from volpipe.evaluation.driver import EvaluationResult
     from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
     from volpipe.segmentation.estimate import SegmentTimes
 
@@ -124,17 +124,18 @@ def evaluate(
         VolpipeError: the volumes do not fit each other, or the site cannot be used.
         RunStopped: too many blocks cannot be scored.
     """
-    from volpipe.evaluation import evaluate as evaluating
+    from volpipe.evaluation import driver
+    from volpipe.evaluation.evaluate import plan_evaluation
     from volpipe.runs.work import Listener
 
     source = str(given) if given is not None else _input_of(str(output))
-    evaluation = evaluating.plan_evaluation(
+    evaluation = plan_evaluation(
         str(output), str(reference), given=source, roi=roi, margin=margin,
         kind="labels" if labels else "image", data_range=data_range,
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
-    return evaluating.evaluate(
+    return driver.evaluate(
         evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=on_progress), tolerated=tolerate
     )
 

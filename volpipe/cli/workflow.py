@@ -111,7 +111,7 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.evaluation.evaluate import EvaluationResult
+    from volpipe.evaluation.driver import EvaluationResult
     from volpipe.evaluation.label_scores import LabelScores
     from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes

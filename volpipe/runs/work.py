@@ -1,6 +1,6 @@
 """Work that makes an output: claimed, begun, resumed, closed and inspected alike, whatever makes its voxels.
 
-Not here: what it does between (workflow.driver, segmentation.driver, evaluation.evaluate). Its folder beside the output
+Not here: what it does between (workflow.driver, segmentation.driver, evaluation.driver). Its folder beside the output
 holds plan, journal, log and lock.
 """
 

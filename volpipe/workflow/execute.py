@@ -22,7 +22,8 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation, EvaluationWork
+from volpipe.evaluation.driver import EvaluationWork
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import Presence

@@ -1,0 +1,251 @@
+"""The evaluation of an output as work: its blocks scored on workers, what they gave kept, and added up.
+
+Not here: what is compared, or how a block is scored (evaluate).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.journal import Journal, Kinds, Record
+from volpipe.blockwise.loop import perform
+from volpipe.blockwise.pool import Start, WorkerPool
+from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.work import POOL, Steps
+from volpipe.errors import RunError
+from volpipe.evaluation.evaluate import (
+    FINGERPRINT,
+    RESULTS,
+    BlockScores,
+    Evaluation,
+    ImageScores,
+    Scores,
+    around,
+    check_labels,
+    describe_evaluation,
+    describe_scores,
+    own_box,
+    voxels,
+)
+from volpipe.evaluation.image_scores import ImageSums
+from volpipe.evaluation.label_scores import Overlaps, label_scores
+from volpipe.evaluation.panels import draw
+from volpipe.geometry.grid import Box
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import (
+    PLAIN,
+    SILENT,
+    FolderWork,
+    Listener,
+    Options,
+    WorkReport,
+    WorkSession,
+    check_kind,
+)
+from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
+from volpipe.volumes.storage.metadata import read_json, write_json
+from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.volume import Volume
+
+EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
+
+
+@dataclass
+class EvaluationResult(WorkReport):
+    """How an evaluation ended.
+
+    Attributes:
+        plan: the evaluation: volumes and box that were compared.
+        scores: of labels; or of an image and of interpolations of its input, by name. None where blocks are missing.
+    """
+
+    scores: Scores | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the scores and their volumes as JSON values; infinite numbers are None."""
+        assert self.scores is not None
+        return describe_scores(self.plan, self.scores)
+
+    def draw(self, path: str | Path) -> None:
+        """Write slices and errors of images to the PNG at `path`."""
+        evaluation = self.plan
+        draw(
+            Path(path),
+            evaluation.reference,
+            evaluation.box,
+            {name: partial(voxels, evaluation, name) for name in evaluation.candidates},
+        )
+
+
+class EvaluationSchedule(FedSchedule):
+    """The one stage of an evaluation, whose units are blocks.
+
+    Args:
+        evaluation: from `plan_evaluation`.
+        feed: the output, where other work is still writing it.
+    """
+
+    def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
+        self.evaluation = evaluation
+        stage = Stage("evaluate", len(evaluation.blocks))
+        super().__init__(fed(stage, feed, lambda block: around(evaluation, block)), feed=feed)
+
+    def box(self, stage: Stage, unit: int) -> Box:
+        """Return the voxels (z, y, x) of both volumes that block `unit` compares."""
+        return own_box(self.evaluation, unit)
+
+
+class EvaluationWork(FolderWork[EvaluationResult]):
+    """An evaluation, block by block; what its blocks gave is kept in its folder.
+
+    Args:
+        evaluation: from `plan_evaluation`.
+        folder, options, listener: as of `FolderWork`.
+        feed: the output, where other work is still writing it.
+        to: file of the scores, None where nobody wants one.
+    """
+
+    kinds: ClassVar[Kinds] = RESULTS
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        folder: RunFolder,
+        options: Options = PLAIN,
+        listener: Listener = SILENT,
+        feed: Feed | None = None,
+        to: Location | None = None,
+    ) -> None:
+        super().__init__(folder, options, listener, feed)
+        self.evaluation, self.to = evaluation, to
+
+    @property
+    def name(self) -> str:
+        return str(self.to or self.evaluation.output)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the scores are there, and are those of this evaluation."""
+        scores = None if self.to is None else read_json(self.to)
+        expected = self._described()
+        return scores is not None and {key: scores.get(key) for key in expected} == expected
+
+    def _described(self) -> dict[str, object]:
+        described: dict[str, object] = json.loads(json.dumps(describe_evaluation(self.evaluation)))
+        return described
+
+    def schedule(self) -> EvaluationSchedule:
+        """Return the one stage of the evaluation."""
+        return EvaluationSchedule(self.evaluation, self.feed)
+
+    def claim(self) -> None:
+        """Forget what was scored of other volumes, or otherwise: scores cost little, and are made again.
+
+        Raises:
+            RunError: the folder is that of other work.
+        """
+        check_kind(self.folder, EVALUATION_FILE)
+        mark, states = self.folder.path / EVALUATION_FILE, self._states()
+        given = {key: value for key, value in self._described().items() if key != FINGERPRINT}
+        if self.options.fresh or read_json(mark) != given or self._has_changed(states):
+            self.folder.clear()
+            write_json(mark, given)
+        store_identities(self.folder.inputs, states)
+
+    def _states(self) -> dict[str, Identity]:
+        """Return the present state of what is read, but for what other work of ours writes, whose voxels stay."""
+        evaluation = self.evaluation
+        volumes: dict[str, Volume | None] = {"reference": evaluation.reference}
+        if self.options.is_outside:
+            volumes |= {"output": evaluation.output, "given": evaluation.given}
+        return {name: identify(volume) for name, volume in volumes.items() if volume is not None}
+
+    def _has_changed(self, now: Mapping[str, Identity]) -> bool:
+        """Return whether volumes differ from those that were scored, but for parts that could not be read."""
+        try:
+            before = read_identities(self.folder.inputs) or {}
+        except RunError:  # damaged
+            return True
+        return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
+
+    def check_labels(self) -> None:
+        """Refuse volumes that look like images where labels are to be scored.
+
+        Raises:
+            PlanError: naming the volume.
+        """
+        if self.evaluation.kind == "labels":
+            for volume in (self.evaluation.output, self.evaluation.reference):
+                check_labels(volume, self.evaluation.box)
+
+    def steps(self) -> Steps[EvaluationResult]:
+        """Score what is not scored yet, and return how that ended; see `FolderWork`.
+
+        Raises:
+            PlanError: the labels look like an image.
+        """
+        self.check_labels()  # before anything is written; a flow has all of them by now
+        return (yield from super().steps())
+
+    def session_steps(self, session: WorkSession) -> Steps[EvaluationResult]:
+        """Score the blocks that are left, and add up what all gave."""
+        if self.is_complete:
+            return EvaluationResult(self.evaluation, self.folder.path, was_complete=True)
+        pool: WorkerPool = yield POOL
+        began, schedule = time.perf_counter(), self.resumed()[0]
+        self.listener.on_plan(self.evaluation, self.folder)
+
+        def submit(stage: str, units: Sequence[int]) -> Future[Record[Any]]:
+            return pool.submit("score", self.evaluation, list(units), session.name)
+
+        phase = yield from session.finish(self.phase(session, schedule, submit))
+        report = EvaluationResult(
+            self.evaluation, self.folder.path, schedule.missing(phase.reasons), session.totals,
+            time.perf_counter() - began, first_task=session.first_task,
+        )  # fmt: skip
+        if report.is_whole:
+            report.scores = self._scores(session.journal)
+            if self.to is not None:
+                write_json(self.to, describe_scores(self.evaluation, report.scores))
+        return report
+
+    def _scores(self, journal: Journal) -> Scores:
+        """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
+        parts, evaluation = BlockScores.joined(list(journal.results(BlockScores))), self.evaluation
+        if evaluation.kind == "labels":
+            tables = [Overlaps.from_list(table) for _, table in sorted(parts.tables.items())]
+            return label_scores(Overlaps.total(tables))
+        totals = {name: ImageSums() for name in evaluation.candidates}
+        for _, sums in sorted(parts.sums.items()):
+            totals = {name: total + ImageSums.from_list(sums[name]) for name, total in totals.items()}
+        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in totals.items()}
+
+
+def evaluate(
+    evaluation: Evaluation, start: Start, folder: RunFolder, *, listener: Listener = SILENT, **options: Any
+) -> EvaluationResult:
+    """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
+
+    Args:
+        evaluation: from `plan_evaluation`.
+        start: starts the workers in a folder for their files, and stops them on every way out.
+        folder: need not exist.
+        listener: whom to tell.
+        options: those of `Options`.
+
+    Raises:
+        PlanError: the labels look like an image.
+        RunStopped: too many blocks cannot be scored.
+    """
+    report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
+    if report.is_whole:
+        delete(folder.path)
+    return report
