@@ -293,10 +293,10 @@ def test_a_block_that_never_starts_is_named_with_its_last_words_and_its_logs(tri
 @pytest.mark.slow
 def test_a_block_that_takes_too_long_is_given_up(trial: Trial) -> None:
     trial.init = "echo loading modules >&2; sleep 600"
-    ended = trial.check("--wait", "3")
+    ended = trial.check("--wait", "10")
     (sentence,) = sentences(ended)
     assert ended.code == 1
-    assert "cpu: no answer within 3 s, for no worker has started; its block is RUNNING" in sentence
+    assert "cpu: no answer within 10 s, for no worker has started; its block is RUNNING" in sentence
 
 
 @pytest.mark.slow
