@@ -175,7 +175,7 @@ class Ours:
 
 def test_an_error_of_ours_stops_a_run_with_its_sentence_alone() -> None:
     loop, _ = loop_over(Stage("work", 1), Workers(Ours()))
-    with pytest.raises(RunStopped, match=r"so the run stops: 3 voxels are NaN; mend the volume$"):
+    with pytest.raises(RunStopped, match=r"so the work stops: 3 voxels are NaN; mend the volume$"):
         loop.run()
 
 
@@ -220,7 +220,7 @@ def test_a_strict_run_stops_at_the_first_unit_that_fails_for_good() -> None:
     workers = Workers(Flaky({2: 1, 40: 99}))
     stage = Stage("work", 500)
     loop = Looped(Phase(Schedule(stage), workers.submit, None, workers.show, tolerated=0), {"cpu": 1})
-    with pytest.raises(RunStopped, match=r"^work 40 failed, so the run stops: ValueError: unit 40 is bad$"):
+    with pytest.raises(RunStopped, match=r"^work 40 failed, so the work stops: ValueError: unit 40 is bad$"):
         loop.run()
     assert stage.done[2]
 

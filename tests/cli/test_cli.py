@@ -325,7 +325,7 @@ def test_a_net_that_fails_everywhere_stops_the_run_at_once(tmp_path: Path, give:
     assert ended.code == 1
     warning, *traceback, sentence = ended.err.splitlines()
     assert warning.startswith("warning: net build ")
-    assert sentence == "volpipe: every infer task fails alike, so the run stops: RuntimeError: no such voxel please"
+    assert sentence == "volpipe: every infer task fails alike, so the work stops: RuntimeError: no such voxel please"
     assert [traceback[0], traceback[-1]] == ["Traceback (most recent call last):", "RuntimeError: no such voxel please"]
     assert sum('net.py", line' in line for line in traceback) == 1
     assert (tmp_path / "out.zarr.run/volpipe.log").read_text().count('net.py", line') == 1

@@ -187,7 +187,7 @@ def test_one_worker_with_other_weights_stops_the_run_whatever_others_did(
         return compute(*arguments, **more)
 
     monkeypatch.setattr(infer_module, "infer", exchanged)
-    with pytest.raises(RunStopped, match="the run stops: the weights of net seeded are"):
+    with pytest.raises(RunStopped, match="the work stops: the weights of net seeded are"):
         execute(plan, Inline().start)
     assert len(ran) < 6
 

@@ -137,7 +137,7 @@ def test_a_strict_run_stops_at_a_damaged_chunk(tmp_path: Path, give: Give) -> No
     file.write_bytes(whole[:-9])
     ended = run(give, CROP, "--strict")
     assert ended.code == 1
-    assert re.search(r"^volpipe: infer \d+ failed, so the run stops: ", ended.err.splitlines()[-1])
+    assert re.search(r"^volpipe: infer \d+ failed, so the work stops: ", ended.err.splitlines()[-1])
     assert str(file) in ended.err.splitlines()[-1]
     assert give("status", "out.zarr").code == 1
     file.write_bytes(whole)

@@ -32,7 +32,7 @@ from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.cost import ResourceNeeds
-from volpipe.workflow.plan import StagePlan, volume_of
+from volpipe.workflow.stages import LabelStage
 
 OBJECTS = {"method": "components", "threshold": 0.5, "background": 0.2}
 
@@ -296,10 +296,10 @@ def test_plans_foresee_every_level_and_count_its_files_and_bytes(tmp_path: Path,
     out = tmp_path / "l.zarr"
     source = touching(tmp_path, (13, 22, 17), voxel)
     plan = plan_segmentation(str(source), chosen((4, 8, 8), 2, codec="raw"), out, tmp_path)
-    stage = StagePlan("objects", "label", VOLUME, open_volume(source), out, plan)
-    foreseen = [volume_of(stage, level) for level in range(3)]
+    stage = LabelStage("objects", VOLUME, open_volume(source), out, plan)
+    foreseen = [stage.volume(level) for level in range(3)]
     with pytest.raises(PlanError, match=r"will have no level 3; its levels are 0 to 2"):
-        volume_of(stage, 3)
+        stage.volume(3)
     segment(plan, Crowd().start)
     assert foreseen == [open_volume(out, level=level) for level in range(3)]
 

@@ -164,8 +164,8 @@ def test_labels_are_made_of_the_channel_that_is_chosen(tmp_path: Path) -> None:
     make(tmp_path / "a.zarr", noise((3, 8, 9, 10)))
     recipe = SegmentRecipe.model_validate({"input": {"kind": "membrane", "channel": 2, "voxel_size_nm": "4nm,4nm,4nm"}})
     plan = plan_segmentation(str(tmp_path / "a.zarr"), recipe, tmp_path / "l.zarr", tmp_path)
-    assert (plan.view.channel, plan.num_channels, plan.voxel_size_nm) == (2, 1, (4, 4, 4))
-    np.testing.assert_array_equal(plan.source().open().read(plan.box), noise((3, 8, 9, 10))[2:])
+    assert (plan.source.view.channel, plan.source.num_channels, plan.source.voxel_size_nm) == (2, 1, (4, 4, 4))
+    np.testing.assert_array_equal(plan.source.volume().open().read(plan.box), noise((3, 8, 9, 10))[2:])
 
 
 # ---- voxel sizes

@@ -17,7 +17,7 @@ from volumes import fingerprint, write_volume
 from volpipe.geometry.affinities import affinities
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.volume import open_volume
-from volpipe.workflow import cost
+from volpipe.workflow import stages as kinds
 
 OFFSETS = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]]
 # What a perfect net would give, of a volume that shows each object in a grey value of its own.
@@ -175,7 +175,7 @@ def test_what_stages_took_stands_beside_what_the_plan_said_before(
     stages = re.findall(r"^(pieces|edges|graph|paint|pyramid \d) .* (≈ [\d.]+ s)$", planned, re.MULTILINE)
     assert len(stages) >= 4
     for name in ("calibrate", "calibrate_segmentation", "calibrate_evaluation"):
-        monkeypatch.setattr(cost, name, None)  # so that nothing can be tried again
+        monkeypatch.setattr(kinds, name, None)  # so that nothing can be tried again
     made = give(*COMMAND)
     assert made.code == 0
     took = dict(re.findall(r"^(\w+) +(?:run|label|evaluate) +[\d.]+ s(?: \(([^)]*s)\))? ", made.out, re.MULTILINE))

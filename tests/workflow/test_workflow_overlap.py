@@ -18,8 +18,9 @@ from volpipe.evaluation import evaluate as evaluate_module
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs import worker
 from volpipe.segmentation import tasks
-from volpipe.workflow.execute import execute_flow, work_of
-from volpipe.workflow.plan import FlowPlan, StagePlan, plan_flow
+from volpipe.workflow.execute import execute_flow
+from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.stages import StagePlan
 
 SHAPE, EDGE = (64, 16, 16), 8
 COUNTS = tuple(n // EDGE for n in SHAPE)  # blocks of every stage, which are shards as well
@@ -147,7 +148,7 @@ def check_same_in_turn(plan: FlowPlan, folder: Path) -> None:
     plan.folder.path.rename(folder / "beside.run")
     plan.out.mkdir()
     for stage in plan.stages:
-        work = work_of(stage)
+        work = stage.work()
         assert perform(work, partial(Inline(seed=3).start, work.folder.parsl)).is_whole
     assert made(plan) == beside
 

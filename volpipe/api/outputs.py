@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError
-from volpipe.inference.runner import loaded_runner
-from volpipe.runs.provenance import Origin, changes, command_of, read_origin, to_toml
+from volpipe.runs.provenance import Origin, command_of, read_origin, to_toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Difference, Recomputed, Verdict
 from volpipe.segmentation.output import read_label_origin
 from volpipe.volumes.storage import paths
-from volpipe.workflow.driver import RunWork
 from volpipe.workflow.execute import find_entries, find_work
 from volpipe.workflow.status import Status, find_status
 
@@ -111,8 +109,7 @@ def verify(
     for block in work.recomputed(recompute, seed) if recompute else ():
         on_block(block)
         blocks.append(block)
-    differ = isinstance(work, RunWork) and any(block.num_differ for block in blocks)
-    reasons = _reasons(output) if differ else ()
+    reasons = work.suspects() if any(block.num_differ for block in blocks) else ()
     return Verification(verdict.num_files, verdict.num_unwritten, tuple(verdict.differences), tuple(blocks), reasons)
 
 
@@ -124,16 +121,6 @@ def reproduce(output: str | Path) -> Reproduction:
     """
     _refuse_stages(output, "reproduce")
     return Reproduction(read_label_origin(output) or read_origin(output))
-
-
-def _reasons(output: str | Path) -> tuple[str, ...]:
-    """Return what may change the voxels of `output` and differs from when it was made."""
-    runner = loaded_runner()
-    sentences = [] if runner is None else changes(read_origin(output), runner)
-    return tuple(sentences) or (
-        "net, input, packages and device are as they were; the files changed after the run (see above), "
-        "or the net gives other numbers each time",
-    )
 
 
 def _refuse_stages(output: str | Path, verb: str) -> None:

@@ -59,10 +59,10 @@ def logging_to(path: Path) -> Iterator[None]:
         log.warning("interrupted; the same command again goes on")
         raise
     except VolpipeError:
-        log.exception("the run stopped")
+        log.exception("the work stopped")
         raise
     except Exception as error:  # a full disk, a lost mount, a fault of ours: the user gets a sentence, the log the rest
-        log.exception("the run stopped")
+        log.exception("the work stopped")
         raise RunStopped(
             f"{describe_error(error)} (traceback: {path}); the same command again goes on from here"
         ) from error

@@ -235,7 +235,7 @@ class Phase:
         if record.fatal:
             reason = record.failed[0][1]
             log.error("%s", reason)
-            raise RunStopped(f"the run stops: {message_of(reason)}", reason)
+            raise RunStopped(f"the work stops: {message_of(reason)}", reason)
         cost = LOSS_COSTS.get(type(error), FAILURE_COST)
         for unit, reason in record.failed:
             self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
@@ -278,16 +278,16 @@ class Phase:
         """
         broken = self._broken[stage.name]
         num_broken, num_begun = broken.total(), stage.num_done + broken.total()
-        detail = reason if "\n" in reason else ""
+        detail, stops = reason if "\n" in reason else "", f"so the work stops: {message_of(reason)}"
         if self.tolerated == 0:
-            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, so the run stops: {message_of(reason)}", detail)
+            raise RunStopped(f"{stage.name} {min(stage.failed)} failed, {stops}", detail)
         num_alike = 0 if is_damage else broken[failure_kind(reason)]
         if stage.num_done == 0 and num_alike >= min(FAILURES_TO_STOP, stage.num_units):
-            raise RunStopped(f"every {stage.name} task fails alike, so the run stops: {message_of(reason)}", detail)
+            raise RunStopped(f"every {stage.name} task fails alike, {stops}", detail)
         if num_broken >= LEAST_FAILURES and num_broken > self.tolerated * num_begun:
             raise RunStopped(
                 f"{num_broken} of the {num_begun} {stage.name} units that came back failed for good, more than "
-                f"{self.tolerated:.0%}, so the run stops (--tolerate sets another share); "
+                f"{self.tolerated:.0%}, so the work stops (--tolerate sets another share); "
                 f"the last said: {message_of(reason)}",
                 detail,
             )

@@ -217,6 +217,6 @@ def number(text: str) -> float:
 
 Tolerate = Annotated[
     float,
-    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the run stops.", parser=share),
+    typer.Option(metavar="SHARE", help="Share of the blocks begun that may fail before the work stops.", parser=share),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first block that fails for good.")]

@@ -98,7 +98,7 @@ def summary(result: SegmentationResult, planned: SegmentTimes | None = None) -> 
 
 def describe_plan(plan: SegmentPlan) -> str:
     """Return the output, memory and scratch of `plan` in one line."""
-    from volpipe.workflow.cost import ResourceNeeds
+    from volpipe.workflow.stages import ResourceNeeds
 
     shape, need = " × ".join(map(str, plan.shape)), ResourceNeeds.from_labels(plan, 0.0)
     return (

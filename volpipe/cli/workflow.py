@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from volpipe.blockwise.pool import WorkerPool
     from volpipe.estimation.estimate import Estimate
     from volpipe.inference.plan import Plan
-    from volpipe.workflow.cost import FlowCost, ResourceNeeds, StageCost
+    from volpipe.workflow.cost import FlowCost
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.execute import FlowReport, StageReport
-    from volpipe.workflow.plan import FlowPlan, StagePlan
+    from volpipe.workflow.plan import FlowPlan
+    from volpipe.workflow.stages import ResourceNeeds, StageCost, StagePlan
 
 
 def run(
@@ -83,11 +84,11 @@ def run(
 
 def _of_stage(stage: StagePlan, listening: Callable[[str, Plan], Listener], show: Callable[..., Show]) -> Listener:
     """Return the listener of a stage's own work."""
-    from volpipe.inference.plan import Plan
     from volpipe.runs.work import Listener
+    from volpipe.workflow.stages import RunStage
 
-    if isinstance(stage.work, Plan):
-        return listening(stage.name, stage.work)
+    if isinstance(stage, RunStage):
+        return listening(stage.name, stage.plan)
     return Listener(on_progress=show(stage.name))
 
 
@@ -99,10 +100,10 @@ def _begin(plan: FlowPlan, stage: StagePlan) -> None:
 
 def _show_labels(stage: StagePlan) -> None:
     """Print the plan of a labelling, of which there is no table."""
-    from volpipe.segmentation.plan import SegmentPlan
+    from volpipe.workflow.stages import LabelStage
 
-    if isinstance(stage.work, SegmentPlan):
-        out.print(segment.describe_plan(stage.work))
+    if isinstance(stage, LabelStage):
+        out.print(segment.describe_plan(stage.plan))
 
 
 def _heading(plan: FlowPlan, stage: StagePlan) -> str:
@@ -227,10 +228,11 @@ def cost_table(cost: FlowCost) -> Table:
             f"{bound}{size(found.scratch_bytes)}",
             time,
         )
-    bound = "" if cost.is_measured else "≤ "
-    sums = (cost.read_bytes, cost.written_bytes, cost.output_bytes)
+    total = cost.total
+    bound = "" if total.is_measured else "≤ "
+    sums = (total.read_bytes, total.written_bytes, total.output_bytes)
     table.add_row(
-        "all", "", *(f"{bound}{size(value)}" for value in sums), f"{cost.output_files:,}", "", _time(cost)
+        "all", "", *(f"{bound}{size(value)}" for value in sums), f"{total.output_files:,}", "", _time(cost)
     )  # fmt: skip
     table.caption = _room(cost)
     if cost.is_guess:
@@ -241,15 +243,16 @@ def cost_table(cost: FlowCost) -> Table:
 
 def _room(cost: FlowCost) -> str:
     """Return what the place of the outputs has to hold, and the disk of the scratch where that is another."""
-    bound, plan = "" if cost.is_measured else "≤ ", cost.plan
+    plan, total = cost.plan, cost.total
+    bound = "" if total.is_measured else "≤ "
     if isinstance(plan.out, Path):
         return (
-            f"on the disk of {plan.out} at the highest {bound}{size(cost.most_bytes)} in {cost.most_files:,} files: "
+            f"on the disk of {plan.out} at the highest {bound}{size(total.most_bytes)} in {total.most_files:,} files: "
             "outputs stay, scratch goes with its stage"
         )
     return (
-        f"in {plan.out} {bound}{size(cost.output_bytes)} in {cost.output_files:,} files, which stay; on the disk of "
-        f"{plan.folder.path} at the highest {bound}{size(cost.scratch_bytes)} of scratch, which goes with its stage"
+        f"in {plan.out} {bound}{size(total.output_bytes)} in {total.output_files:,} files, which stay; on the disk of "
+        f"{plan.folder.path} at the highest {bound}{size(total.scratch_bytes)} of scratch, which goes with its stage"
     )
 
 

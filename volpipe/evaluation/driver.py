@@ -52,7 +52,7 @@ from volpipe.runs.work import (
 )
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
-from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
 from volpipe.volumes.volume import Volume
 
 EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
@@ -132,6 +132,15 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         return str(self.to or self.evaluation.output)
 
     @property
+    def needs_all(self) -> bool:
+        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
+        return self.evaluation.kind == "labels" or len(self.evaluation.candidates) > 1
+
+    @property
+    def is_begun(self) -> bool:
+        return self.folder.journal.is_file() or (self.to is not None and exists(self.to))
+
+    @property
     def is_complete(self) -> bool:
         """Whether the scores are there, and are those of this evaluation."""
         scores = None if self.to is None else read_json(self.to)
@@ -152,13 +161,30 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         Raises:
             RunError: the folder is that of other work.
         """
-        check_kind(self.folder, EVALUATION_FILE)
+        self.check_free()
         mark, states = self.folder.path / EVALUATION_FILE, self._states()
         given = {key: value for key, value in self._described().items() if key != FINGERPRINT}
         if self.options.fresh or read_json(mark) != given or self._has_changed(states):
             self.folder.clear()
             write_json(mark, given)
         store_identities(self.folder.inputs, states)
+
+    def check_free(self) -> None:
+        """Refuse a folder that other work made."""
+        check_kind(self.folder, EVALUATION_FILE)
+
+    def check_source(self, source: FolderWork[Any]) -> None:
+        """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
+        if self.to is not None and not source.is_complete:
+            delete_file(self.to)
+        if not source.is_begun and self.folder.path.is_dir():
+            self.folder.clear()
+
+    def clear(self) -> None:
+        """Delete the scores; see `FolderWork`."""
+        if self.to is not None:
+            delete_file(self.to)
+        self.folder.clear()
 
     def _states(self) -> dict[str, Identity]:
         """Return the present state of what is read, but for what other work of ours writes, whose voxels stay."""

@@ -59,6 +59,11 @@ class Evaluation:
         return Grid(self.box.shape, BLOCK)
 
     @property
+    def identity(self) -> str:
+        """Everything that the scores depend on."""
+        return str(describe_evaluation(self))
+
+    @property
     def factors(self) -> tuple[int, ...]:
         """Voxels of the output per voxel of its input; ones without an input."""
         if self.given is None:

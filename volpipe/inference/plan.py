@@ -6,32 +6,29 @@ where its block lies, what it reads and what it writes.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from volpipe.errors import PlanError
 from volpipe.geometry.blend import support
 from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
-from volpipe.geometry.levels import level_factors, level_shape, level_step
+from volpipe.geometry.levels import level_factors
+from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.inference.roi import Mask, find_roi, lay_mask
 from volpipe.inference.tiling import choose_windows, triple
 from volpipe.nets.facts import NetFacts, cautions
-from volpipe.nets.files import code_hash, short_hash
+from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
-from volpipe.recipes.toml import differences
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.volume import View, Volume, open_volume
+from volpipe.volumes.volume import Volume
 
 AXES = "zyx"
-CHANGES = {"weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
@@ -41,67 +38,21 @@ MOST_BLOCKS = 1 << 15  # a file each; larger volumes get larger blocks
 LARGEST_READ = 1.5  # voxels that a block reads by those of its core; larger overlaps get larger blocks
 
 
-class Source(BaseModel):
-    """The volume of a plan; shapes in voxels (z, y, x).
-
-    `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    path: str
-    key: str
-    format: str
-    shape: Triple
-    num_channels: int
-    dtype: str
-    voxel_size_nm: tuple[float, float, float] | None
-    origin_nm: tuple[float, float, float]
-    view: View = View()
-
-    @classmethod
-    def from_volume(cls, volume: Volume) -> Source:
-        """Return the source that describes `volume`."""
-        return cls(
-            path=volume.path,
-            key=volume.key,
-            format=volume.format,
-            shape=volume.spatial_shape,
-            num_channels=volume.num_channels,
-            dtype=volume.dtype.name,
-            voxel_size_nm=volume.voxel_size_nm,
-            origin_nm=volume.origin_nm,
-            view=volume.view,
-        )
-
-    def volume(self) -> Volume:
-        """Return the volume, as it is now."""
-        return open_volume(self.path, self.key, view=self.view)
-
-
-class Plan(BaseModel):
+class Plan(OutputPlan):
     """Everything that a worker needs to know beside the number of its block.
 
     `notes` for the user, on the volume, are printed with the plan and not stored.
     """
 
-    model_config = ConfigDict(frozen=True)
     FILE: ClassVar[str] = "plan.json"  # in a run's folder
 
     recipe: Recipe
-    source: Source
     net: NetFacts
-    search_path: str
-    out: str
     mode: Literal["stored", "streamed"]
     window: Triple
     overlap: Triple
-    block: Triple
-    shard: Triple
-    chunk: Triple
     out_dtype: str
     intensity: Literal["same", "unit", "raw"]
-    factors: tuple[Triple, ...]
     roi: tuple[Triple, Triple]
     mask: Mask | None = None
     code_sha256: str = ""
@@ -143,54 +94,13 @@ class Plan(BaseModel):
     def out_shape(self) -> Triple:
         return triple(n * s for n, s in zip(self.roi_box.shape, self.net.scale, strict=True))
 
-    @cached_property
-    def identity(self) -> str:
-        """A short hash of everything that decides the output's bytes."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
-
     def warnings(self) -> list[str]:
         """Return what a user should know of the net before it runs, in sentences."""
         return cautions(self.recipe.net, self.net)
 
-    def changes(self, new: Plan) -> list[str]:
-        """Return a line for each difference from `new`."""
-        lines = differences(self.recipe, new.recipe)
-        for name in ("source", "net"):
-            before, after = (getattr(each, name).model_dump() for each in (self, new))
-            lines += [
-                f"{name}.{key}: {_short(before[key])} -> {_short(after[key])}{CHANGES.get(key, '')}"
-                for key in before
-                if before[key] != after[key]
-            ]
-        for name in ("code_sha256", "search_path", "out"):
-            old, now = getattr(self, name), getattr(new, name)
-            if old != now:
-                lines.append(f"{name}: {_short(old)} -> {_short(now)}{CHANGES.get(name, '')}")
-        return lines
-
-    def changed(self, **fields: object) -> Plan:
-        """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
-        return Plan.model_validate({name: getattr(self, name) for name in Plan.model_fields} | fields)
-
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.out_dtype)
-
-    def level_shape(self, level: int) -> Triple:
-        """Return the shape of pyramid `level` (z, y, x); level 0 is the output itself."""
-        return level_shape(self.out_shape, self.factors[level])
-
-    def shards(self, level: int = 0) -> Grid:
-        """Return the shards of pyramid `level`: each is written by one task at once."""
-        return self._shards[level]
-
-    @cached_property
-    def _shards(self) -> list[Grid]:
-        return [Grid(self.level_shape(level), self.shard) for level in range(len(self.factors))]
-
-    def step(self, level: int) -> Triple:
-        """Return by how much `level` is coarser than the level before it, per axis."""
-        return level_step(self.factors, level)
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
@@ -284,15 +194,6 @@ class Plan(BaseModel):
     def core_start(self, block: int) -> Index:
         """Return the output voxel at which the core of `block` begins; it may lie outside the region."""
         return self.blocks.box(block).relative_to(self.roi_box.start).scaled(self.net.scale).start
-
-
-def _short(value: object) -> str:
-    """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
-    if isinstance(value, str):
-        return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
-    if isinstance(value, tuple):
-        return " × ".join(map(_short, value))
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 @lru_cache(maxsize=8)

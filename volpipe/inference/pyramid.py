@@ -6,31 +6,17 @@ Not here: which levels there are (levels).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 
-from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import read_voxels, write_voxels
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.volumes.storage.tensorstore import downsample
 
 
-class Levelled(Protocol):
-    """A plan of an output with levels, each of shards of `shard` voxels and chunks of `chunk` (z, y, x)."""
-
-    @property
-    def shard(self) -> Triple: ...
-
-    @property
-    def chunk(self) -> Triple: ...
-
-    def level_shape(self, level: int) -> Triple: ...
-
-    def step(self, level: int) -> Triple: ...
-
-
-def finer_box(plan: Levelled, level: int, box: Box) -> Box:
+def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
     """Return the voxels of the level before `level` under `box` of `level`."""
     return box.scaled(plan.step(level)) & Box.from_shape(plan.level_shape(level - 1))
 
@@ -49,7 +35,7 @@ def coarsen(plan: Plan, level: int, shard: int) -> str:
 
 
 def coarsened(
-    plan: Levelled, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
+    plan: OutputPlan, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
 ) -> Iterator[tuple[Box, np.ndarray]]:
     """Yield parts of `box` of `level`, and their voxels (…, z, y, x), from those of the level before.
 
@@ -69,7 +55,7 @@ def coarsened(
         yield part, downsample(fine, factors, method)
 
 
-def parts(plan: Levelled, level: int, box: Box) -> Iterator[Box]:
+def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:
     """Yield `box` of `level` in parts that cover few finer chunks each, to bound the memory."""
     steps = zip(plan.shard, plan.chunk, plan.step(level), strict=True)
     shard, chunk, step = next(steps)

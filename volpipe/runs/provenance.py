@@ -24,13 +24,13 @@ from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read
 from volpipe.errors import RunError
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import level_key
-from volpipe.inference.plan import Source
+from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.toml import NO_RECIPE, Section
-from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session, StoredPlan
+from volpipe.runs.run_folder import NOTES, Metadata, RunFolder, Session
 from volpipe.runs.verify import metadata_sums
 from volpipe.volumes.formats.container import create_groups, read_attributes
 from volpipe.volumes.identity import Identity, check_same_inputs, identify, store_identities
@@ -85,7 +85,7 @@ def sessions_of(folder: RunFolder) -> list[Session]:
     return list(read_results(folder.sessions, NOTES, Session))
 
 
-def seal(folder: RunFolder, plan: StoredPlan, format: str, kinds: Kinds, findings: Mapping[str, object]) -> None:
+def seal(folder: RunFolder, plan: OutputPlan, format: str, kinds: Kinds, findings: Mapping[str, object]) -> None:
     """Write what changes from run to run, with `findings`, into the output, and note the checksums of its metadata."""
     out = paths.locate(plan.out)
     attributes = {"volpipe": plain(_history(folder, plan, kinds) | dict(findings))}
@@ -104,7 +104,7 @@ def is_sealed(folder: RunFolder) -> bool:
     return isinstance(last, Metadata)
 
 
-def _history(folder: RunFolder, plan: StoredPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
+def _history(folder: RunFolder, plan: OutputPlan, kinds: Kinds) -> dict[str, Any]:  # Any: JSON
     usages = [record.usage for record in read_records(folder.journal, kinds) if record.usage.seconds]
     ended = max((usage.started + usage.seconds for usage in usages), default=time.time())
     sessions = sessions_of(folder)

@@ -13,17 +13,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import TypeVar
 
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Grid, Triple
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection, read_selection
 from volpipe.runs.worker import SELECTION_FILE
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.paths import Location, atomic_write, delete, locate, partial_files
 
-P = TypeVar("P", bound="StoredPlan")
+P = TypeVar("P", bound=OutputPlan)
 
 
 @dataclass(frozen=True)
@@ -43,37 +43,6 @@ class Metadata:
 
 
 NOTES = (Session, Metadata)  # the journal of sessions holds them
-
-
-class StoredPlan(Protocol):
-    """The plan of an output, as its folder stores it in the file FILE."""
-
-    FILE: ClassVar[str]
-
-    @property
-    def out(self) -> str: ...
-
-    @property
-    def identity(self) -> str:
-        """A short hash of everything that the output depends on."""
-
-    @property
-    def search_path(self) -> str: ...
-
-    @property
-    def factors(self) -> tuple[Triple, ...]:
-        """Of each level of the output against level 0, per axis."""
-
-    def shards(self, level: int = 0) -> Grid:
-        """Return the shards of `level`."""
-
-    def changes(self: P, new: P) -> list[str]:
-        """Return a line for each difference from `new`."""
-
-    def model_dump_json(self, *, indent: int) -> str: ...
-
-    @classmethod
-    def model_validate_json(cls: type[P], json_data: bytes) -> P: ...
 
 
 @dataclass(frozen=True)
@@ -197,11 +166,11 @@ class RunFolder:
             return Selection(plan)
         return read_selection(self.selection_file, plan) if self.selection_file.is_file() else None
 
-    def store(self, plan: StoredPlan) -> None:
+    def store(self, plan: OutputPlan) -> None:
         """Store `plan` whole, or leave what was there."""
         atomic_write(self.path / plan.FILE, plan.model_dump_json(indent=1).encode())
 
-    def check_same(self, plan: StoredPlan, what: str) -> None:
+    def check_same(self, plan: OutputPlan, what: str) -> None:
         """Refuse to go on with a `what`, such as "run", whose plan is not `plan`; going on would mix two outputs.
 
         Raises:

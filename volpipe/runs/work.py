@@ -24,9 +24,10 @@ from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import remove_leftovers
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
-from volpipe.runs.run_folder import RunFolder, StoredPlan
+from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
@@ -35,7 +36,7 @@ from volpipe.volumes.volume import Volume
 
 log = logging.getLogger(__name__)
 
-P = TypeVar("P", bound=StoredPlan)
+P = TypeVar("P", bound=OutputPlan)
 R = TypeVar("R")
 
 
@@ -103,6 +104,14 @@ class WorkReport:
         """Whether nothing is missing of what was to be done."""
         return not self.missing
 
+    @property
+    def open_reason(self) -> str:
+        """How many parts are missing, and why the first is; "" if none is."""
+        if not self.missing:
+            return ""
+        first = self.missing[0]
+        return f"{len(self.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
+
 
 @dataclass(frozen=True)
 class JournalProgress:
@@ -169,12 +178,19 @@ class FolderWork(HeldWork[R]):
 
     Attributes:
         kinds: of results, in the journal.
+        readers: of the levels of the output that other work reads while this one writes them.
     """
 
     kinds: ClassVar[Kinds]
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
+        self.readers = list[Feed]()
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether it must wait for all of what it reads, where other work is still writing that."""
+        return False
 
     @property
     def journal(self) -> Path:
@@ -183,8 +199,40 @@ class FolderWork(HeldWork[R]):
 
     @property
     @abstractmethod
+    def is_begun(self) -> bool:
+        """Whether something of it was made."""
+
+    @property
+    @abstractmethod
     def is_complete(self) -> bool:
         """Whether nothing is left to do, as far as the journal says."""
+
+    @abstractmethod
+    def check_free(self) -> None:
+        """Refuse a folder or an output that other work made.
+
+        Raises:
+            RunError: naming it.
+        """
+
+    def check_same(self) -> None:
+        """Refuse to go on with what was begun otherwise, unless that is cheap and made again.
+
+        Raises:
+            RunError: with the keys that differ.
+        """
+
+    @abstractmethod
+    def check_source(self, source: FolderWork[Any]) -> None:
+        """Refuse to keep what was made of an output of `source` that is gone, or make it anew.
+
+        Raises:
+            RunError: naming both.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Delete what was made, and what the folder, which is held, has of that."""
 
     @abstractmethod
     def schedule(self) -> Schedule:
@@ -238,17 +286,21 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     Attributes:
         what, goes_on: the work and its command, in refusals.
-        readers: of the levels of the output that other work reads while this one writes them.
     """
 
     what: ClassVar[str]
     goes_on: ClassVar[str]
 
     def __init__(
-        self, plan: P, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
+        self,
+        plan: P,
+        options: Options = PLAIN,
+        listener: Listener = SILENT,
+        feed: Feed | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
-        super().__init__(RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
-        self.plan, self.readers = plan, list[Feed]()
+        super().__init__(folder or RunFolder.from_output(paths.locate(plan.out)), options, listener, feed)
+        self.plan = plan
         self.inputs: dict[str, Identity] = {}
 
     @property
@@ -258,6 +310,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @abstractmethod
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
+
+    @property
+    def remark(self) -> str:
+        """What else there is to say of it when it is complete."""
+        return ""
 
     def shards(self) -> list[Shard]:
         """Return the shards that were written, by the journal, with their checksums."""
@@ -277,6 +334,10 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks that were computed again, compared with the output as it is stored."""
+
+    def suspects(self) -> tuple[str, ...]:
+        """Return what differs from when the output was made and may be why recomputed blocks differ."""
+        return ()
 
     def verify(self) -> Verdict:
         """Read every file of the output, and compare it with what its task noted.
@@ -334,13 +395,12 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def claim(self) -> None:
         """Make sure that folder, output and input are those of this plan; see `FolderWork`."""
         out, options = paths.locate(self.plan.out), self.options
-        check_free(self.folder, out, self.plan.FILE, self.what)
+        self.check_free()
         if isinstance(out, Remote):
             try_writing(out)
         if options.fresh:
-            paths.delete(out)  # first: without its run's folder, nobody would know any more whose it is
-            self.folder.clear()
-        self.folder.check_same(self.plan, self.what)
+            self.clear()
+        self.check_same()
         if not paths.exists(out) and self.shards():
             raise RunError(
                 f"the journal in {self.folder.path} speaks of an output that is gone; use --fresh to start over"
@@ -348,6 +408,35 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         self.inputs = recognise(
             self.folder, self.volumes(), self.plan.out, same_input=options.same_input, is_outside=options.is_outside
         )
+
+    def check_free(self) -> None:
+        """Refuse a folder or an output that other work made; see `FolderWork`."""
+        check_kind(self.folder, self.plan.FILE)
+        out = paths.locate(self.plan.out)
+        if paths.exists(out) and not self.is_begun:
+            raise RunError(f"{out} exists and no {self.what} in {self.folder.path} made it; choose another --out")
+
+    def check_same(self) -> None:
+        """Refuse to go on with another recipe or input: two outputs would be mixed."""
+        self.folder.check_same(self.plan, self.what)
+
+    def check_source(self, source: FolderWork[Any]) -> None:
+        """Refuse an output that was made of one that is gone: it would be of another input."""
+        if self.is_begun and not source.is_begun:
+            raise RunError(
+                f"it is not complete, but {self.plan.out}, which needs it, was begun: {source.name} or its run was "
+                f"taken away; put it back, delete {self.plan.out} and {self.folder.path} as well, or use --fresh to "
+                "start all stages over"
+            )
+
+    def clear(self) -> None:
+        """Delete the output, and then what the folder has of it: without, nobody would know any more whose it is."""
+        paths.delete(paths.locate(self.plan.out))
+        self.folder.clear()
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.folder.path / self.plan.FILE).is_file()
 
     @property
     def is_complete(self) -> bool:
@@ -396,23 +485,6 @@ class WorkSession:
         self.first_task = self.first_task or phase.progress.first_task
         self.reasons |= phase.reasons
         return phase
-
-
-def check_free(folder: RunFolder, out: paths.Location, mark: str, what: str) -> None:
-    """Refuse an output that other work made.
-
-    Args:
-        folder: of the run.
-        out: the output.
-        mark: the file in `folder` by which the run is known.
-        what: the work.
-
-    Raises:
-        RunError: naming the output or the folder.
-    """
-    check_kind(folder, mark)
-    if paths.exists(out) and not (folder.path / mark).is_file():
-        raise RunError(f"{out} exists and no {what} in {folder.path} made it; choose another --out")
 
 
 MARKS = {"plan.json": "the run of a net", "label.json": "a segmentation", "evaluation.json": "an evaluation"}

@@ -208,9 +208,15 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
     goes_on: ClassVar[str] = "volpipe segment"
     kinds: ClassVar[Kinds] = tasks.RESULTS
 
+    @property
+    def remark(self) -> str:
+        if (result := objects_of(self.folder)) is None:
+            return ""
+        return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
+
     def volumes(self) -> dict[str, Volume]:
         """Return what the plan reads, by what it is."""
-        return {"volume": self.plan.source()}
+        return {"volume": self.plan.source.volume()}
 
     def schedule(self) -> SegmentSchedule:
         """Return the stages of the segmentation."""

@@ -25,6 +25,7 @@ from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import level_key
+from volpipe.inference.output_plan import Source
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import tasks as label_tasks
 from volpipe.segmentation.agglomerate import FIRST, solve
@@ -34,7 +35,7 @@ from volpipe.volumes.placeholder import synthetic_affinities, write
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import held
 from volpipe.volumes.storage.paths import delete
-from volpipe.volumes.volume import ArraySpec, View, Volume, create_array
+from volpipe.volumes.volume import ArraySpec, Volume, create_array
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,9 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[Segmen
         return []
     folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
     try:
-        return [(yield from calibrate_segmentation(SegmentTrial(plan, plan.source(), True, str(folder)), workers))]
+        return [
+            (yield from calibrate_segmentation(SegmentTrial(plan, plan.source.volume(), True, str(folder)), workers))
+        ]
     except RunStopped as error:  # the segmentation names the blocks that fail
         log.warning("no block could be tried: %s", error)
         return []
@@ -265,9 +268,8 @@ def _small(plan: SegmentPlan, volume: Volume, block: tuple[int, ...], out: Path)
     """Return the plan of segmenting a small `volume` as `plan` does the whole, with as many chunks per block."""
     numbers = [max(1, b // c) for b, c in zip(plan.block, plan.chunk, strict=True)]
     chunk = tuple(b // n if b % n == 0 else b for b, n in zip(block, numbers, strict=True))
-    same = {name: getattr(plan, name) for name in SegmentPlan.model_fields}
-    place = {"path": volume.path, "key": volume.key, "shape": volume.spatial_shape, "out": str(out), "view": View()}
-    return SegmentPlan(**same | place | {"block": block, "chunk": chunk, "factors": plan.factors[:2]})
+    sizes = {"block": block, "shard": block, "chunk": chunk, "factors": plan.factors[:2]}
+    return plan.changed(source=Source.from_volume(volume), out=str(out), **sizes)
 
 
 def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:

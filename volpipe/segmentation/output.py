@@ -5,7 +5,6 @@ Not here: which voxel has which label (agglomerate), or the tasks (tasks).
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
@@ -95,18 +94,17 @@ def _spec(plan: SegmentPlan, level: int) -> ArraySpec:
 
 def _multiscale(plan: SegmentPlan) -> Multiscale:
     levels, name = levels_of(plan.factors), absolute(plan.out).stem
-    size, origin = plan.voxel_size_nm, plan.origin_nm
+    size, origin = plan.source.voxel_size_nm, plan.source.origin_nm
     return Multiscale(levels, voxel_size_nm=size, origin_nm=origin, name=name, is_labels=True)
 
 
 def _origin(plan: SegmentPlan) -> dict[str, object]:
     """Return the provenance attributes of the output, the same in every segmentation by its recipe."""
-    view = dataclasses.asdict(plan.view)
-    source = {"path": plan.path, "key": plan.key, "shape": plan.shape, "dtype": plan.source_dtype, "view": view}
+    source = plan.source.model_dump(include={"path", "key", "shape", "dtype", "view"})
     return {
         "version": volpipe.__version__,
         RECIPE_KEY: plan.recipe.model_dump(mode="json"),
-        "input": source | {"fingerprint": fingerprint(plan.source())},
+        "input": source | {"fingerprint": fingerprint(plan.source.volume())},
         **versions(PACKAGES),
     }
 

@@ -5,22 +5,20 @@ Not here: the tasks (tasks). Blocks are computed from their number, never listed
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up
-from volpipe.geometry.levels import level_factors, level_shape, level_step
+from volpipe.geometry.levels import level_factors
+from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
-from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.volume import View, Volume, open_volume, with_view
+from volpipe.volumes.volume import Volume, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
 MANY = 1 << 30  # voxels of a volume with large blocks
@@ -30,64 +28,25 @@ WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
 Lengths = tuple[float, float, float]
 
 
-class SegmentPlan(BaseModel):
-    """A segmentation whose recipe fits its volume.
+class SegmentPlan(OutputPlan):
+    """A segmentation whose recipe fits its volume; a block is a shard."""
 
-    Attributes:
-        recipe: input, objects and output.
-        path, key: of the input array.
-        view: channels and time point of the input array.
-        shape: of the volume, voxels (z, y, x).
-        source_dtype, num_channels: of the input array.
-        voxel_size_nm, origin_nm: (z, y, x), the size None where it is not known.
-        out: the labels.
-        search_path: folder that the recipe's relative names start from.
-        block, chunk: voxels (z, y, x).
-        factors: of each level against level 0 (z, y, x).
-    """
-
-    model_config = ConfigDict(frozen=True)
     FILE: ClassVar[str] = "label.json"  # in a run's folder
 
     recipe: SegmentRecipe
-    path: str
-    key: str
-    shape: Triple
-    source_dtype: str
-    num_channels: int
-    voxel_size_nm: Lengths | None
-    origin_nm: Lengths
-    out: str
-    search_path: str
-    block: Triple
-    chunk: Triple
-    factors: tuple[Triple, ...]
-    view: View = View()
-
-    def source(self) -> Volume:
-        """Return the input volume, opened now."""
-        return open_volume(self.path, self.key, view=self.view)
 
     @cached_property
     def blocks(self) -> Grid:
         return self.shards()
 
     @property
-    def shard(self) -> Triple:
-        """Shape of a shard (z, y, x) at every level: that of a block."""
-        return self.block
+    def shape(self) -> Triple:
+        """Shape of the volume, and of the labels."""
+        return self.source.shape
 
-    def level_shape(self, level: int) -> Triple:
-        """Return the shape of `level` in voxels (z, y, x)."""
-        return level_shape(self.shape, self.factors[level])
-
-    def shards(self, level: int = 0) -> Grid:
-        """Return the shards of `level`; one task writes one shard."""
-        return Grid(self.level_shape(level), self.shard)
-
-    def step(self, level: int) -> Triple:
-        """Return the factor (z, y, x) of `level` against the level before it."""
-        return level_step(self.factors, level)
+    @property
+    def out_shape(self) -> Triple:
+        return self.shape
 
     @property
     def box(self) -> Box:
@@ -97,11 +56,6 @@ class SegmentPlan(BaseModel):
     def dtype(self) -> np.dtype:
         """Type of the labels: wide enough for as many labels as voxels."""
         return np.dtype(np.uint32 if math.prod(self.shape) < 2**32 else np.uint64)
-
-    @cached_property
-    def identity(self) -> str:
-        """A short hash of everything that the labels depend on."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def reach(self) -> Shape:
@@ -117,7 +71,7 @@ class SegmentPlan(BaseModel):
     def task_bytes(self) -> int:
         """Upper bound of a task's memory, beside its process."""
         num_voxels = math.prod(min(b + 2 * r, n) for b, r, n in zip(self.block, self.reach, self.shape, strict=True))
-        read = self.num_channels * (np.dtype(self.source_dtype).itemsize + 1)
+        read = self.source.num_channels * (np.dtype(self.source.dtype).itemsize + 1)
         objects = self.recipe.objects
         work = WORK_BYTES[objects.agglomerate if objects.method == "watershed" else objects.method]
         return max(num_voxels * (read + work), self._coarse_bytes)
@@ -139,15 +93,6 @@ class SegmentPlan(BaseModel):
     def scratch_bytes(self) -> int:
         """Upper bound of the scratch: uncompressed ids of every voxel."""
         return 4 * math.prod(self.shape)
-
-    def changes(self, new: SegmentPlan) -> list[str]:
-        """Return one line per difference from `new`."""
-        changed = differences(self.recipe, new.recipe)
-        for name in SegmentPlan.model_fields:
-            before, after = getattr(self, name), getattr(new, name)
-            if name != "recipe" and before != after:
-                changed.append(f"{name}: {before} -> {after}")
-        return changed
 
 
 @lru_cache(maxsize=4)
@@ -182,19 +127,13 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
     z, y, x = block
     return SegmentPlan(
         recipe=recipe,
-        path=volume.path,
-        key=volume.key,
-        shape=shape,
-        source_dtype=str(volume.dtype),
-        num_channels=volume.num_channels,
-        voxel_size_nm=volume.voxel_size_nm,
-        origin_nm=volume.origin_nm,
+        source=Source.from_volume(volume),
         out=out,
         search_path=search_path,
         block=(z, y, x),
+        shard=(z, y, x),
         chunk=(chunk[0], chunk[1], chunk[2]),
         factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
-        view=volume.view,
     )
 
 

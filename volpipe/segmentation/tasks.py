@@ -61,7 +61,7 @@ class SegmentJob:
 
     def reader(self) -> Reader:
         """Return a reader of the input volume."""
-        return self.plan.source().open()
+        return self.plan.source.volume().open()
 
     def file(self, stage: str, block: int) -> Path:
         """Return the file that `stage` writes for `block`."""
@@ -328,13 +328,13 @@ def objects_csv(objects: np.ndarray, plan: SegmentPlan) -> str:
     """Return the table of objects as CSV: label, voxels, bounding box, centre in voxels and in nm."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(HEADINGS if plan.voxel_size_nm is not None else HEADINGS[:-3])
+    lines.writerow(HEADINGS if plan.source.voxel_size_nm is not None else HEADINGS[:-3])
     for label, row in enumerate(objects.tolist(), 1):
         voxels, _, *bounds = row[:8]
         centre = [total / voxels for total in row[8:]]
         cells = [f"{c:.3f}" for c in centre]
-        if plan.voxel_size_nm is not None:
-            places = zip(centre, plan.voxel_size_nm, plan.origin_nm, strict=True)
+        if plan.source.voxel_size_nm is not None:
+            places = zip(centre, plan.source.voxel_size_nm, plan.source.origin_nm, strict=True)
             cells += [f"{o + c * v:.3f}" for c, v, o in places]
         lines.writerow([label, voxels, *bounds, *cells])
     return text.getvalue()

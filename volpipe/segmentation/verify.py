@@ -38,8 +38,8 @@ def recompute_labels(plan: SegmentPlan, blocks: Sequence[int], num_blocks: int, 
 
 def _reader(plan: SegmentPlan) -> Reader:
     """Return a reader of the input volume, refusing another shape or type than planned."""
-    volume = plan.source()
-    expected = (plan.num_channels, *plan.shape), plan.source_dtype
+    volume, source = plan.source.volume(), plan.source
+    expected = (source.num_channels, *source.shape), source.dtype
     actual = (volume.num_channels, *volume.spatial_shape), str(volume.dtype)
     if actual != expected:
         raise RunError(

@@ -19,29 +19,21 @@ from volpipe.blockwise.phase import TOLERATED_SHARE
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together
 from volpipe.errors import BatchError, RunError, VolpipeError
-from volpipe.estimation.calibrate import load_rates
-from volpipe.estimation.estimate import estimate
-from volpipe.estimation.forecast import UNKNOWN_SLOTS
 from volpipe.estimation.limits import GIB, disk_limits, of_quota
-from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.plan import Plan
 from volpipe.nets.load import remembering
 from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork, Options, WorkReport
-from volpipe.segmentation.plan import SegmentPlan
+from volpipe.runs.work import HeldWork, Options
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.volume import Volume
 from volpipe.workflow.batch_table import BatchReport, DatasetRow, Table, read_table
-from volpipe.workflow.cost import ResourceNeeds
-from volpipe.workflow.driver import RunWork
-from volpipe.workflow.execute import FlowReport, FlowWork
-from volpipe.workflow.output_state import CHANGED, find_state, findings, share_left, stages_of
-from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.execute import work_for
+from volpipe.workflow.output_state import CHANGED, find_state, findings, share_left
+from volpipe.workflow.plan import FlowPlan, stages_of
 
 AT_ONCE = 8  # datasets at work at a time, where nobody says: the tail of one is filled by the next
 Prepare = Callable[[Dataset], Plan | FlowPlan]
@@ -128,9 +120,7 @@ def plan_batch(
 
 
 def _identity(plan: Plan | FlowPlan) -> str:
-    if isinstance(plan, Plan):
-        return plan.identity
-    return " ".join(getattr(stage.work, "identity", "") for stage in plan.stages)
+    return " ".join(stage.plan.identity for stage in stages_of(plan))
 
 
 def _name(dataset: Dataset) -> str:
@@ -140,15 +130,14 @@ def _name(dataset: Dataset) -> str:
 def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> DatasetRow:
     state, why = find_state(plan, same_input=options.same_input)
     is_done = state == "unchanged" and not options.fresh
-    stages = list(stages_of(plan))
-    needs = [_need(work, given, run) for work, given, _, run in stages if not isinstance(work, Evaluation)]
-    works = [work for work, *_ in stages]
+    stages = stages_of(plan)
+    needs = [each for stage in stages if (each := stage.needs()) is not None]
     times = [seconds for _, seconds in needs]
     row = DatasetRow(
         dataset.volume, str(plan.out), dataset.recipe_name, state, why,
         ended="unchanged" if is_done else "waiting",
-        shape=stages[0][1].spatial_shape,
-        num_blocks=sum(_num_blocks(work) for work in works),
+        shape=stages[0].given.spatial_shape,
+        num_blocks=sum(stage.num_blocks for stage in stages),
         output_bytes=sum(need.output_bytes for need, _ in needs),
         output_files=sum(need.output_files for need, _ in needs),
         scratch_bytes=max((need.scratch_bytes for need, _ in needs), default=0.0),
@@ -159,21 +148,6 @@ def _row(dataset: Dataset, plan: Plan | FlowPlan, options: BatchOptions) -> Data
         warnings=tuple(plan.warnings()),
     )  # fmt: skip
     return replace(row, **findings(plan)) if is_done else row
-
-
-def _num_blocks(work: Plan | SegmentPlan | Evaluation) -> int:
-    if isinstance(work, Plan):
-        return work.num_active
-    return len(work.blocks) if isinstance(work, SegmentPlan) else 0
-
-
-def _need(work: Plan | SegmentPlan, given: Volume, folder: RunFolder) -> tuple[ResourceNeeds, float | None]:
-    """Return what a stage needs, and the seconds of one worker where blocks were tried; no voxel is read for it."""
-    voxel_bytes = float(given.num_channels * given.dtype.itemsize)
-    if isinstance(work, SegmentPlan):
-        return ResourceNeeds.from_labels(work, voxel_bytes), None
-    result = estimate(work, given, voxel_bytes, UNKNOWN_SLOTS, load_rates(folder, work))
-    return ResourceNeeds.from_estimate(result), result.seconds
 
 
 class _Places:
@@ -189,8 +163,7 @@ class _Places:
         """Take note of what a dataset reads and writes."""
         out, name = paths.locate(plan.out), _name(dataset)
         self.outputs.setdefault(self._resolved(out), []).append(name)
-        run = plan.folder if isinstance(plan, FlowPlan) else RunFolder.from_output(out)
-        self.runs.setdefault(run.path, []).append(name)
+        self.runs.setdefault(work_for(plan).folder.path, []).append(name)
         for place in _inputs(plan):
             self.inputs.setdefault(self._resolved(paths.locate(place)), name)
 
@@ -237,12 +210,10 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
     """Yield the places that a dataset reads."""
-    if isinstance(plan, FlowPlan):
-        yield from (stage.given.path for stage in plan.stages if stage.reads == VOLUME)
-    else:
-        yield plan.source.path
-    works = [stage.work for stage in plan.stages] if isinstance(plan, FlowPlan) else [plan]
-    yield from (work.mask.path for work in works if isinstance(work, Plan) and work.mask is not None)
+    for stage in stages_of(plan):
+        if stage.reads == VOLUME:
+            yield stage.given.path
+        yield from (volume.path for volume, _ in stage.others())
 
 
 def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[Mistake]:
@@ -394,10 +365,7 @@ class DatasetWork:
             fresh=batch.options.fresh or self.row.state in CHANGED, site=batch.options.site,
             tolerated=batch.options.tolerated, same_input=batch.options.same_input,
         )  # fmt: skip
-        if isinstance(plan, FlowPlan):
-            reason = _why_open((yield from FlowWork(plan, options).steps()))
-        else:
-            reason = _missing((yield from RunWork(plan, options).steps()))
+        reason = (yield from work_for(plan, options).steps()).open_reason
         return {"ended": "incomplete" if reason else "done", "reason": reason, **findings(plan)}
 
     def row_after(self, ended: Ended[Any]) -> DatasetRow:
@@ -424,18 +392,3 @@ def _planned_again(plan: BatchPlan, number: int, prepare: Prepare) -> Plan | Flo
     if _identity(work) != plan.identities[number]:
         raise RunError("its recipe, its net or its volume changed after the batch began; give the same command again")
     return work
-
-
-def _why_open(report: FlowReport) -> str:
-    if report.is_whole:
-        return ""
-    first = next((each for each in report.stages if not each.report.is_whole), None)
-    return "a stage was not begun" if first is None else f"stage {first.stage.name}: {_missing(first.report)}"
-
-
-def _missing(report: WorkReport) -> str:
-    """Return how many parts are missing, and why the first is."""
-    if not report.missing:
-        return ""
-    first = report.missing[0]
-    return f"{len(report.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"

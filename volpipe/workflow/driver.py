@@ -33,13 +33,14 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import ARRAY_FORMATS, check_name, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
+from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
 from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.prepasses import measured, scan_stage, scanned
-from volpipe.runs.provenance import is_sealed, origin, read_origin, seal
+from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
@@ -159,6 +160,15 @@ class RunWork(OutputWork[Plan, Report]):
         """Yield random blocks that went through the net again; see `OutputWork`."""
         normalise = read_origin(self.plan.out).normalise
         yield from recompute(self._selected(), Affine(normalise["shift"], normalise["scale"]), num_blocks, seed)
+
+    def suspects(self) -> tuple[str, ...]:
+        """Return what of net, input, packages and device is no longer as it was."""
+        runner = loaded_runner()
+        sentences = [] if runner is None else changes(read_origin(self.plan.out), runner)
+        return tuple(sentences) or (
+            "net, input, packages and device are as they were; the files changed after the run (see above), "
+            "or the net gives other numbers each time",
+        )
 
     def _selected(self) -> Selection:
         selection = self._selection()

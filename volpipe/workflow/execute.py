@@ -22,13 +22,11 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Ended, Steps, Together, Until
 from volpipe.errors import RunError
-from volpipe.evaluation.driver import EvaluationWork
-from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, Options, OutputWork, WorkReport, check_free
+from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options, WorkReport
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.storage import paths
@@ -36,7 +34,8 @@ from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork
-from volpipe.workflow.plan import FlowPlan, StagePlan
+from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.stages import StagePlan
 
 FLOW_FILE = "flow.json"
 
@@ -82,6 +81,14 @@ class FlowReport:
     def was_complete(self) -> bool:
         return self.is_whole and all(stage.report.was_complete for stage in self.stages)
 
+    @property
+    def open_reason(self) -> str:
+        """Why it is not complete; "" if it is."""
+        if self.is_whole:
+            return ""
+        first = next((each for each in self.stages if not each.report.is_whole), None)
+        return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
+
 
 @dataclass(frozen=True)
 class FlowListener:
@@ -121,7 +128,7 @@ class StageWork:
     def __init__(self, stage: StagePlan, options: Options, listener: FlowListener, source: Feed | None) -> None:
         self.stage, self.listener, self.source = stage, listener, source
         options = dataclasses.replace(options, fresh=False, is_outside=stage.reads == VOLUME)
-        self.work = work_of(stage, options, listener.of_stage(stage), source)
+        self.work = stage.work(options, listener.of_stage(stage), source)
         self.began = 0.0
 
     @property
@@ -133,28 +140,22 @@ class StageWork:
         try:
             return (yield from self._steps())
         finally:
-            for reader in self.work.readers if isinstance(self.work, OutputWork) else ():
+            for reader in self.work.readers:
                 reader.close()
 
     def _steps(self) -> Steps[StageReport | None]:
         with named(self.stage.name):
             source = self.source
             if source is not None:
-                yield Until(lambda: source.is_closed or (source.is_open and not self._needs_all))
+                yield Until(lambda: source.is_closed or (source.is_open and not self.work.needs_all))
                 if not source.is_open:
                     return None
                 _check_given(self.stage)
-            is_new = isinstance(self.stage.work, Evaluation) or not is_begun(self.stage)
+            is_new = not self.work.is_begun
             self.listener.on_stage(self.stage)
             self.began = time.monotonic()
             report = yield from self.work.steps()
         return StageReport(self.stage, report, time.monotonic() - self.began, is_new)
-
-    @property
-    def _needs_all(self) -> bool:
-        """Whether it must wait for all of what it reads: labels are looked at first, interpolations need the input."""
-        work = self.stage.work
-        return isinstance(work, Evaluation) and (work.kind == "labels" or len(work.candidates) > 1)
 
 
 class FlowWork(HeldWork[FlowReport]):
@@ -182,7 +183,7 @@ class FlowWork(HeldWork[FlowReport]):
             if of_stage.result is not None:
                 self.listener.on_end(of_stage.result)
 
-        if not all(map(is_complete, plan.stages)):
+        if not all(stage.is_complete for stage in plan.stages):
             self.listener.on_workers((yield POOL))
         works = self._works()
         yield Together(works, on_end, at_once=len(works), latest_first=True)
@@ -199,9 +200,7 @@ class FlowWork(HeldWork[FlowReport]):
             feed = None
             if stage.reads != VOLUME:
                 feed = Feed(stage.level)
-                maker = works[stage.reads].work
-                assert isinstance(maker, OutputWork)
-                maker.readers.append(feed)
+                works[stage.reads].work.readers.append(feed)
             works[stage.name] = StageWork(stage, self.options, self.listener, feed)
         return list(works.values())
 
@@ -214,10 +213,8 @@ class FlowWork(HeldWork[FlowReport]):
         for stage in plan.stages:
             with named(stage.name):
                 _check_same(stage)
-                _check_later(plan, stage)
-        for stage in plan.stages:
-            if isinstance(stage.out, Remote) and not isinstance(stage.work, Evaluation):
-                stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # so that the run finds it, not that of another
+                for later in plan.after(stage.name):
+                    later.work().check_source(stage.work())
         if isinstance(plan.out, Path):
             plan.out.mkdir(parents=True, exist_ok=True)
         entries = [
@@ -243,27 +240,9 @@ def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET
     return perform(FlowWork(plan, Options(**options), listener), partial(start, plan.folder.parsl))
 
 
-def work_of(
-    stage: StagePlan, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None
-) -> FolderWork[Any]:
-    """Return the work of `stage`."""
-    if isinstance(stage.work, Plan):
-        return RunWork(stage.work, options, listener, feed)
-    if isinstance(stage.work, SegmentPlan):
-        return SegmentWork(stage.work, options, listener, feed)
-    return EvaluationWork(stage.work, stage.folder, options, listener, feed, to=stage.out)
-
-
-def is_complete(stage: StagePlan) -> bool:
-    """Return whether nothing is left to do of `stage`, as far as its journal says."""
-    return work_of(stage).is_complete
-
-
-def is_begun(stage: StagePlan) -> bool:
-    """Return whether something of `stage` was made."""
-    if isinstance(stage.work, Evaluation):
-        return paths.exists(stage.out)
-    return (stage.folder.path / stage.work.FILE).is_file()
+def work_for(plan: Plan | FlowPlan, options: Options = PLAIN) -> RunWork | FlowWork:
+    """Return the work of `plan`, of one net or of several stages."""
+    return FlowWork(plan, options) if isinstance(plan, FlowPlan) else RunWork(plan, options)
 
 
 def _check_out(plan: FlowPlan) -> None:
@@ -275,50 +254,28 @@ def _check_out(plan: FlowPlan) -> None:
     elif plan.out.is_file():
         raise RunError(f"{plan.out} is a file; choose another --out")
     for stage in plan.stages:
-        if not isinstance(stage.work, Evaluation):
-            with named(stage.name):
-                check_free(stage.folder, stage.out, stage.work.FILE, "run")
+        with named(stage.name):
+            stage.work().check_free()
 
 
 def _clear(plan: FlowPlan) -> None:
     """Delete what all stages made, the last first: nothing is ever there whose input is gone."""
     for stage in reversed(plan.stages):
-        with named(stage.name):
-            if isinstance(stage.work, Evaluation):
-                paths.delete_file(stage.out)
-            if stage.folder.path.is_dir():
-                with stage.folder.locked():
-                    paths.delete(stage.out)  # first: without its run's folder, nobody would know any more whose it is
-                    stage.folder.clear()
+        work = stage.work()
+        if work.is_begun or stage.folder.path.is_dir():
+            with named(stage.name), stage.folder.locked():
+                work.clear()
 
 
 def _check_same(stage: StagePlan) -> None:
-    """Refuse to go on with another recipe than that of what is there; an evaluation is done again."""
-    if isinstance(stage.work, Evaluation):
-        return
+    """Refuse to go on with another recipe than that of what is there."""
     try:
-        stage.folder.check_same(stage.work, "run" if isinstance(stage.work, Plan) else "segmentation")
+        stage.work().check_same()
     except RunError as error:
         raise RunError(
             f"{error}, all stages; to keep those before it, delete {stage.out} and {stage.folder.path} yourself, and "
             "the same of stages that need it"
         ) from error
-
-
-def _check_later(plan: FlowPlan, stage: StagePlan) -> None:
-    """Refuse to make again what a later stage has read: it would be of another input. Scores are deleted."""
-    for later in plan.after(stage.name):
-        if isinstance(later.work, Evaluation):
-            if not is_complete(stage):
-                paths.delete_file(later.out)
-            if not is_begun(stage) and later.folder.path.is_dir():
-                later.folder.clear()
-        elif is_begun(later) and not is_begun(stage):
-            raise RunError(
-                f"it is not complete, but stage {later.name}, which needs it, was begun: {stage.out} or its run was "
-                f"taken away; put it back, delete {later.out} and {later.folder.path} as well, or use --fresh to "
-                "start all stages over"
-            )
 
 
 def _check_given(stage: StagePlan) -> None:

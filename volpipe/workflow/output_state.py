@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import volpipe
 from volpipe.blockwise.journal import Totals, read_records
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import Evaluation
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.provenance import RUN_KEY, is_sealed, read_provenance
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import check_present
 from volpipe.runs.work import OutputWork
-from volpipe.runs.worker import RESULTS
-from volpipe.segmentation import tasks
-from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.identity import changes, identify, is_alike, read_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume
-from volpipe.workflow.driver import RunWork
-from volpipe.workflow.execute import is_complete, work_of
-from volpipe.workflow.plan import FlowPlan, StagePlan
+from volpipe.workflow.plan import FlowPlan, stages_of
+from volpipe.workflow.stages import RunStage, StagePlan
 
 State = Literal[
     "new", "incomplete", "unchanged", "recipe changed", "weights changed", "code of the net changed", "input changed",
@@ -51,7 +46,7 @@ def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[Stat
         RunError: something else is in its place.
     """
     if isinstance(plan, Plan):
-        return _state_of_work(RunWork(plan), same_input=same_input)
+        return _state_of_stage(RunStage.alone(plan), same_input=same_input)
     states: list[tuple[State, str]] = []
     for stage in plan.stages:
         with named(stage.name):
@@ -69,13 +64,12 @@ def find_state(plan: Plan | FlowPlan, *, same_input: bool = False) -> tuple[Stat
 
 
 def _state_of_stage(stage: StagePlan, *, same_input: bool) -> tuple[State, str]:
-    work = work_of(stage)
-    if isinstance(work, OutputWork):
+    if isinstance(work := stage.work(), OutputWork):
         return _state_of_work(work, same_input=same_input, is_outside=stage.reads == VOLUME)
-    return ("unchanged", "") if work.is_complete else ("new", "")
+    return ("unchanged" if stage.is_complete else "new"), ""
 
 
-def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: bool = True) -> tuple[State, str]:
+def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: bool) -> tuple[State, str]:
     """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
     plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
     if not ((folder.path / plan.FILE).is_file() and folder.journal.is_file()):
@@ -146,31 +140,19 @@ def share_left(plan: Plan | FlowPlan, state: State) -> float:
     """Return the share of an output that is still to be written; what is replaced gives its room back."""
     if state != "incomplete":
         return 1.0 if state == "new" else 0.0
-    if isinstance(plan, FlowPlan):
-        return sum(not is_complete(stage) for stage in plan.stages) / len(plan.stages)
-    stages = RunWork(plan).progress().schedule.shown
-    longest = max(stages, key=lambda stage: stage.num_units)
-    return 1.0 - longest.num_done / max(1, longest.num_units)
-
-
-def stages_of(plan: Plan | FlowPlan) -> Iterator[tuple[Plan | SegmentPlan | Evaluation, Volume, Location, RunFolder]]:
-    """Yield the work of each stage, what it reads, its output, and its run's folder."""
-    if isinstance(plan, FlowPlan):
-        yield from ((stage.work, stage.given, stage.out, stage.folder) for stage in plan.stages)
-    else:
-        out = paths.locate(plan.out)
-        yield plan, plan.source.volume(), out, RunFolder.from_output(out)
+    shares = [stage.share_left for stage in stages_of(plan)]
+    return sum(shares) / len(shares)
 
 
 def findings(plan: Plan | FlowPlan) -> dict[str, Any]:  # Any: JSON
     """Return what the journals and the outputs of `plan` say of how it was done, by the names of a batch's table."""
     totals, missing, seams, origins = Totals(), 0, dict[str, float](), []
-    for work, _, out, folder in stages_of(plan):
-        if isinstance(work, Evaluation):
+    for stage in stages_of(plan):
+        if not stage.makes_volume:
             continue
-        for record in read_records(folder.journal, RESULTS if isinstance(work, Plan) else tasks.RESULTS):
+        for record in read_records(stage.folder.journal, stage.work().kinds):
             totals.add(record)
-        said = read_provenance(str(out)) if paths.exists(out) else {RUN_KEY: {}}
+        said = read_provenance(str(stage.out)) if paths.exists(stage.out) else {RUN_KEY: {}}
         run = said.pop(RUN_KEY)
         origins.append(said)
         missing += int(run.get("missing", 0))

@@ -11,51 +11,21 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
-from volpipe.inference.output import planned_volume
+from volpipe.evaluation.evaluate import fit_evaluation
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation import output
 from volpipe.segmentation.driver import plan_segmentation
-from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
+from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
 from volpipe.workflow.driver import prepare, prepare_for
+from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
 
 SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """One stage, planned.
-
-    Attributes:
-        name, kind, reads: as the flow says them.
-        given: what the stage reads, as it is or as it will be.
-        out: where its output goes.
-        work: what is to be done.
-    """
-
-    name: str
-    kind: str
-    reads: str
-    given: Volume
-    out: Location
-    work: Plan | SegmentPlan | Evaluation
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder of the run that writes the output."""
-        return RunFolder.for_stage(self.out)
-
-    @property
-    def level(self) -> int:
-        """Which level it reads of what an earlier stage makes."""
-        return 0 if isinstance(self.work, Evaluation) else self.work.recipe.input.level
 
 
 @dataclass(frozen=True)
@@ -81,14 +51,18 @@ class FlowPlan:
 
     def warnings(self) -> list[str]:
         """Return what a user should know of the nets before they run, in sentences."""
-        runs = [(stage.name, stage.work) for stage in self.stages if isinstance(stage.work, Plan)]
-        return [f"stage {name}: {warning}" for name, work in runs for warning in work.warnings()]
+        return [f"stage {stage.name}: {warning}" for stage in self.stages for warning in stage.warnings()]
 
     @property
     def result(self) -> StagePlan:
         """The last stage, of those that make a volume if there are any."""
-        made = [stage for stage in self.stages if not isinstance(stage.work, Evaluation)]
+        made = [stage for stage in self.stages if stage.makes_volume]
         return (made or self.stages)[-1]
+
+
+def stages_of(plan: Plan | FlowPlan) -> tuple[StagePlan, ...]:
+    """Return the stages of `plan`, of one net the only one."""
+    return plan.stages if isinstance(plan, FlowPlan) else (RunStage.alone(plan),)
 
 
 def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> FlowPlan:
@@ -118,7 +92,7 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
 def _check_apart(stages: Sequence[StagePlan]) -> None:
     """Refuse outputs that would change the volume, or what stages are compared with; `prepare` knows of one stage."""
     kept = [(stage.given, "volume") for stage in stages if stage.reads == VOLUME]
-    kept += [(stage.work.reference, "reference") for stage in stages if isinstance(stage.work, Evaluation)]
+    kept += [other for stage in stages for other in stage.others()]
     for stage in stages:
         with named(stage.name):
             for volume, what in kept:
@@ -142,54 +116,40 @@ def _plan_stage(
         plan = prepare_for(given, recipe, out, search_path)
         check_access(None, out)
     check_window(plan)
-    return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
+    return RunStage(stage.name, stage.reads, given, out, plan)
 
 
 def _plan_labels(
     stage: FlowStage, recipe: SegmentRecipe, feed: StagePlan | None, location: str, out: Location, search_path: Path
-) -> StagePlan:
+) -> LabelStage:
     if feed is None:
         plan = plan_segmentation(location, recipe, out, search_path)
-        return StagePlan(stage.name, stage.kind, stage.reads, plan.source(), out, plan)
+        return LabelStage(stage.name, stage.reads, plan.source.volume(), out, plan)
     given = _fed(feed, recipe.input)
-    check_offsets(given, recipe, feed.work.recipe.net.offsets if isinstance(feed.work, Plan) else None)
+    check_offsets(given, recipe, feed.offsets)
     plan = fit(given, recipe, str(out), str(search_path))
     check_access(None, out)
-    return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
+    return LabelStage(stage.name, stage.reads, given, out, plan)
 
 
 def _fed(feed: StagePlan, choice: Input | SegmentInput) -> Volume:
     """Return what a stage that says `choice` reads of the stage `feed`."""
     if choice.key is not None:
         raise PlanError(f"input.key {choice.key} is for the volume; what stage {feed.name} makes has one array")
-    return with_view(volume_of(feed, choice.level), choice.view)
-
-
-def volume_of(stage: StagePlan, level: int = 0) -> Volume:
-    """Return the volume that `stage` makes."""
-    assert not isinstance(stage.work, Evaluation)
-    if isinstance(stage.work, Plan):
-        return planned_volume(stage.work, level)
-    return output.planned_volume(stage.work, level)
+    return with_view(feed.volume(choice.level), choice.view)
 
 
 def _plan_comparison(
     stage: FlowStage, choice: Comparison, feed: StagePlan | None, location: str, out: Location
-) -> StagePlan:
-    made = open_volume(location) if feed is None else volume_of(feed)
+) -> ScoreStage:
+    made = open_volume(location) if feed is None else feed.volume()
     given: Volume | None = None
     if choice.given is not None:
         given = open_volume(choice.given)
     elif feed is not None and not choice.labels:
-        given = _interpolated(feed)
-    found = fit_evaluation(
+        given = feed.interpolated
+    evaluation = fit_evaluation(
         made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
         kind="labels" if choice.labels else "image", data_range=choice.data_range,
     )  # fmt: skip
-    return StagePlan(stage.name, stage.kind, stage.reads, made, out, found)
-
-
-def _interpolated(feed: StagePlan) -> Volume | None:
-    """Return what the run `feed` reads, where interpolating it would give as many voxels as the run makes."""
-    is_whole = isinstance(feed.work, Plan) and feed.work.is_whole
-    return feed.given if is_whole and feed.given.num_channels == 1 else None
+    return ScoreStage(stage.name, stage.reads, made, out, evaluation)

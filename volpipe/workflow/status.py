@@ -17,8 +17,7 @@ from volpipe.errors import RunError
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
-from volpipe.segmentation.driver import SegmentWork, objects_of
-from volpipe.segmentation.tasks import TABLE as OBJECTS
+from volpipe.segmentation.driver import SegmentWork
 from volpipe.training.driver import newest_step
 from volpipe.training.logs import last_step
 from volpipe.training.search.grid import SWEEP_FILE
@@ -31,6 +30,7 @@ from volpipe.workflow.driver import RunWork
 from volpipe.workflow.execute import Entry, find_entries, find_work, is_done
 
 Kind = Literal["run", "labels", "evaluation", "stages", "training", "trials", "batch"]
+KINDS: dict[str, Kind] = {"run": "run", "segmentation": "labels", "label": "labels", "evaluate": "evaluation"}
 State = Literal["complete", "running", "unseen", "interrupted", "incomplete", "not begun"]
 
 
@@ -139,14 +139,11 @@ def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     progress, out = work.progress(), work.plan.out
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
     stages, is_whole, remark = _with_flights(notes, driver), work.is_complete, ""
-    kind: Kind = "run" if isinstance(work, RunWork) else "labels"
-    if isinstance(work, SegmentWork):
-        result = objects_of(work.folder)
-        if work.shards() and not paths.exists(paths.locate(out)):
-            is_whole, remark = False, "its output is gone; `volpipe segment --fresh` makes it again"
-        elif is_whole and result is not None:
-            remark = f"{result.num_objects:,} objects; what each is, is in {work.folder.path / OBJECTS}"
-    return Status(kind, out, is_whole, driver, stages, progress.totals, progress.missing, remark)
+    if work.shards() and not paths.exists(paths.locate(out)):
+        is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
+    elif is_whole:
+        remark = work.remark
+    return Status(KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark)
 
 
 def _of_stages(output: str) -> Status | None:
@@ -165,8 +162,7 @@ def _of_entry(entry: Entry) -> Status:
     work, driver = find_work(entry.run), find_driver(entry.run.path, entry.run.journal)
     if work is not None:
         return _of_work(work, driver)
-    kinds: dict[str, Kind] = {"run": "run", "label": "labels", "evaluate": "evaluation"}
-    return Status(kinds[entry.kind], entry.out, is_done(entry), driver)
+    return Status(KINDS[entry.kind], entry.out, is_done(entry), driver)
 
 
 def _of_training(output: str) -> Status | None:

@@ -11,10 +11,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.evaluation.estimate import ScoreTime
-from volpipe.evaluation.evaluate import Evaluation, describe_evaluation
 from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json
-from volpipe.workflow.plan import FlowPlan, StagePlan
+from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.stages import StagePlan
 
 TIMES_FILE = "times.json"
 
@@ -39,16 +39,9 @@ class Times(BaseModel):
     stages: Mapping[str, StoredTimes]
 
 
-def _work_of(stage: StagePlan) -> str:
-    """Return the work of `stage`, in full or as a hash."""
-    if isinstance(stage.work, Evaluation):
-        return str(describe_evaluation(stage.work))
-    return stage.work.identity
-
-
 def store_times(plan: FlowPlan, times: Iterable[tuple[StagePlan, StageTimes]], num_workers: int) -> None:
     """Store `times` of labellings and evaluations, for a run to read without trying blocks."""
-    stages = {stage.name: StoredTimes(of=_work_of(stage), times=measured) for stage, measured in times}
+    stages = {stage.name: StoredTimes(of=stage.plan.identity, times=measured) for stage, measured in times}
     write_json(plan.folder.path / TIMES_FILE, Times(num_workers=num_workers, stages=stages).model_dump(mode="json"))
 
 
@@ -62,5 +55,5 @@ def known_times(plan: FlowPlan, num_workers: int) -> dict[str, StageTimes]:
     return {
         name: entry.times
         for name, entry in stored.stages.items()
-        if stored.num_workers == num_workers and name in stages and _work_of(stages[name]) == entry.of
+        if stored.num_workers == num_workers and name in stages and stages[name].plan.identity == entry.of
     }

@@ -1,0 +1,150 @@
+"""What the plans of all outputs have in common: the volume that is read, and shards in levels.
+
+Not here: how sizes come about (inference.plan, segmentation.plan).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from volpipe.geometry.grid import Grid, Triple
+from volpipe.geometry.levels import level_shape, level_step
+from volpipe.nets.files import short_hash
+from volpipe.recipes.toml import Section, differences
+from volpipe.volumes.volume import View, Volume, open_volume
+
+COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
+REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
+
+
+class Source(BaseModel):
+    """The volume of a plan; shapes in voxels (z, y, x).
+
+    `view` is the channel, time point, voxel size and origin that the recipe sets; the rest follows from it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    key: str
+    format: str
+    shape: Triple
+    num_channels: int
+    dtype: str
+    voxel_size_nm: tuple[float, float, float] | None
+    origin_nm: tuple[float, float, float]
+    view: View = View()
+
+    @classmethod
+    def from_volume(cls, volume: Volume) -> Source:
+        """Return the source that describes `volume`."""
+        return cls(
+            path=volume.path,
+            key=volume.key,
+            format=volume.format,
+            shape=volume.spatial_shape,
+            num_channels=volume.num_channels,
+            dtype=volume.dtype.name,
+            voxel_size_nm=volume.voxel_size_nm,
+            origin_nm=volume.origin_nm,
+            view=volume.view,
+        )
+
+    def volume(self) -> Volume:
+        """Return the volume, as it is now."""
+        return open_volume(self.path, self.key, view=self.view)
+
+
+class OutputPlan(BaseModel, ABC):
+    """The plan of an output, as its folder stores it in the file FILE; shapes in voxels (z, y, x).
+
+    Attributes:
+        source: what is read.
+        search_path: folder that the recipe's relative names start from.
+        out: the output.
+        block: what a task computes.
+        shard, chunk: of the output, at every level.
+        factors: of each level against level 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    FILE: ClassVar[str]
+
+    recipe: Section
+    source: Source
+    search_path: str
+    out: str
+    block: Triple
+    shard: Triple
+    chunk: Triple
+    factors: tuple[Triple, ...]
+
+    @property
+    @abstractmethod
+    def out_shape(self) -> Triple:
+        """Shape of the output."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> np.dtype:
+        """Type of the output's voxels."""
+
+    @cached_property
+    def identity(self) -> str:
+        """A short hash of everything that decides the output's bytes."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    def changes(self, new: Self) -> list[str]:
+        """Return a line for each difference from `new`."""
+        before, after = (dict(_flat(plan.model_dump(include=COMPARED))) for plan in (self, new))
+        return differences(self.recipe, new.recipe) + [
+            f"{name}: {_short(value)} -> {_short(after[name])}{REASONS.get(name, '')}"
+            for name, value in before.items()
+            if value != after[name]
+        ]
+
+    def changed(self, **fields: object) -> Self:
+        """Return the plan with other values in some fields; pydantic's own copy keeps cached properties."""
+        return self.model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
+
+    def level_shape(self, level: int) -> Triple:
+        """Return the shape of `level`; level 0 is the output itself."""
+        return level_shape(self.out_shape, self.factors[level])
+
+    def step(self, level: int) -> Triple:
+        """Return by how much `level` is coarser than the level before it, per axis."""
+        return level_step(self.factors, level)
+
+    def shards(self, level: int = 0) -> Grid:
+        """Return the shards of `level`: each is written by one task at once."""
+        return self._shards[level]
+
+    @cached_property
+    def _shards(self) -> list[Grid]:
+        return [Grid(self.level_shape(level), self.shard) for level in range(len(self.factors))]
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:  # Any: values of plans
+    """Yield the values of `tree`, those one level below with both names."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and not above:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield above + name, value
+
+
+def _short(value: object) -> str:
+    """Return a value of a plan as a sentence has it: a hash by its beginning, sizes as z × y × x."""
+    if isinstance(value, str):
+        return short_hash(value) if re.fullmatch("[0-9a-f]{64}", value) else value or "none"
+    if isinstance(value, tuple):
+        return " × ".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

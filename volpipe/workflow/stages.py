@@ -1,0 +1,401 @@
+"""The kinds of stages of a flow: what each reads and makes, by which work, and what it takes.
+
+Not here: several of them (plan, execute, cost). A further kind is a further class, and a line in the planning.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from volpipe.blockwise.feed import Feed
+from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.work import Steps
+from volpipe.errors import PlanError
+from volpipe.estimation.calibrate import TooSlowError, calibrate, load_rates
+from volpipe.estimation.estimate import Estimate, estimate, timed_alone
+from volpipe.estimation.forecast import UNKNOWN_SLOTS, Forecast, PendingInput, forecast, forecast_calibrated
+from volpipe.evaluation.driver import EvaluationWork
+from volpipe.evaluation.estimate import ScoreTime, calibrate_evaluation
+from volpipe.evaluation.evaluate import Evaluation
+from volpipe.inference.output import planned_volume
+from volpipe.inference.plan import Plan
+from volpipe.recipes.workflow import VOLUME
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
+from volpipe.segmentation import output
+from volpipe.segmentation.driver import SegmentWork, check_memory
+from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
+from volpipe.segmentation.plan import SegmentPlan
+from volpipe.volumes.placeholder import zeros_like
+from volpipe.volumes.storage import paths
+from volpipe.volumes.storage.paths import Location, delete
+from volpipe.volumes.volume import Volume, open_volume
+from volpipe.workflow.driver import RunWork
+
+log = logging.getLogger(__name__)
+
+METADATA_FILES = 2  # of labels, beside that of each level: their group, and the group of what changes from run to run
+
+
+@dataclass(frozen=True)
+class StagePlan(ABC):
+    """One stage, planned.
+
+    Attributes:
+        name, reads: as the flow says them.
+        given: what the stage reads, as it is or as it will be.
+        out: where its output goes.
+        plan: of its work.
+    """
+
+    kind: ClassVar[str]
+    makes_volume: ClassVar[bool] = True
+
+    name: str
+    reads: str
+    given: Volume
+    out: Location
+    plan: Any  # of its kind
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the work that writes the output; of a run alone that by which it is known without a flow."""
+        return RunFolder.for_stage(self.out) if self.name else RunFolder.from_output(self.out)
+
+    @property
+    def level(self) -> int:
+        """Which level it reads of what an earlier stage makes."""
+        return 0
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> int:
+        """Number of blocks that it computes."""
+
+    @abstractmethod
+    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> FolderWork[Any]:
+        """Return its work; arguments as of `FolderWork`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, as far as its journal says."""
+        return self.work().is_complete
+
+    @property
+    def share_left(self) -> float:
+        """Share of its units that is still to be done."""
+        if self.is_complete:
+            return 0.0
+        longest = max(self.work().progress().schedule.shown, key=lambda stage: stage.num_units)
+        return 1.0 - longest.num_done / max(1, longest.num_units)
+
+    @abstractmethod
+    def volume(self, level: int = 0) -> Volume:
+        """Return the volume that it makes."""
+
+    @property
+    def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
+        """To which voxels (z, y, x) the channels of what it makes lead, where they are affinities."""
+        return None
+
+    @property
+    def interpolated(self) -> Volume | None:
+        """What it reads, where interpolating that would give as many voxels as it makes."""
+        return None
+
+    def others(self) -> Iterator[tuple[Volume, str]]:
+        """Yield what it reads beside `given`, with what that is."""
+        yield from ()
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know before it runs, in sentences."""
+        return []
+
+    def needs(self) -> tuple[ResourceNeeds, float | None] | None:
+        """Return what it needs, and the seconds of one worker where blocks were tried; no voxel is read for it.
+
+        None where that is next to nothing.
+        """
+        return None
+
+    @abstractmethod
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return what it takes; complete stages are tried too, where their input exists.
+
+        Args:
+            earlier: costs of the stages before it.
+            pool: the workers, if they are known.
+            trials: folder in which blocks are tried on them, if they are.
+
+        Raises:
+            PlanError: a worker cannot hold a block.
+            RunStopped: a block cannot be computed.
+        """
+
+    def pending_input(self, earlier: Sequence[StageCost]) -> PendingInput | None:
+        """Return its input where that is not complete yet, of the size that its own stage's estimate gives."""
+        if self.reads == VOLUME:
+            return None
+        source = next(cost for cost in earlier if cost.stage.name == self.reads)
+        if source.stage.is_complete:
+            return None
+        rates = source.forecast.estimate.rates if source.forecast is not None else None
+        return PendingInput(self.given, rates.output_bytes if rates is not None else _voxel_bytes(self.given))
+
+
+class RunStage(StagePlan):
+    """A run of a net; that of a plan without a flow has no name."""
+
+    kind = "run"
+    plan: Plan
+
+    @classmethod
+    def alone(cls, plan: Plan) -> RunStage:
+        """Return the only stage of `plan`."""
+        return cls("", VOLUME, plan.source.volume(), paths.locate(plan.out), plan)
+
+    @property
+    def level(self) -> int:
+        return self.plan.recipe.input.level
+
+    @property
+    def num_blocks(self) -> int:
+        return self.plan.num_active
+
+    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> RunWork:
+        """Return the run; see `StagePlan`."""
+        return RunWork(self.plan, options, listener, feed, self.folder)
+
+    def volume(self, level: int = 0) -> Volume:
+        """Return the volume that the net makes."""
+        return planned_volume(self.plan, level)
+
+    @property
+    def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
+        return self.plan.recipe.net.offsets
+
+    @property
+    def interpolated(self) -> Volume | None:
+        return self.given if self.plan.is_whole and self.given.num_channels == 1 else None
+
+    def others(self) -> Iterator[tuple[Volume, str]]:
+        """Yield the mask."""
+        if (mask := self.plan.mask) is not None:
+            yield open_volume(mask.path, mask.key), "mask"
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know of the net."""
+        return self.plan.warnings()
+
+    def needs(self) -> tuple[ResourceNeeds, float | None]:
+        """Return what the run needs, and its seconds; see `StagePlan`."""
+        rates = load_rates(self.folder, self.plan)
+        result = estimate(self.plan, self.given, _voxel_bytes(self.given), UNKNOWN_SLOTS, rates)
+        return ResourceNeeds.from_estimate(result), result.seconds
+
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return the forecast of the run; see `StagePlan`."""
+        pending, share_left = self.pending_input(earlier), 0.0 if self.is_complete else 1.0
+        if pool is None or trials is None or not share_left:
+            return StageCost.from_forecast(self, forecast(self.plan, self.folder, pool, pending=pending), share_left)
+        with self.folder.locked():
+            steps = (
+                forecast_calibrated(self.plan, self.folder, pool)
+                if pending is None
+                else self._forecast_pending(pending, pool)
+            )
+            return StageCost.from_forecast(self, (yield from steps))
+
+    def _forecast_pending(self, pending: PendingInput, pool: WorkerPool) -> Steps[Forecast]:
+        """Return the forecast after blocks were tried over an array of zeros, which is deleted.
+
+        It gives times and memory. Bytes stay upper bounds, for zeros do not compress as real voxels do.
+        """
+        plan, place = self.plan, self.folder.path / "stand_in"
+        result = forecast(plan, self.folder, pool, pending=pending)
+        if result.estimate.rates is not None:
+            return result
+        result.check(share_left=0.0)  # of disk, so that memory alone counts
+        zeros_like(self.given, place)
+        try:
+            stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
+            tried = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, self.folder.rehearsal)
+        except TooSlowError as error:
+            log.warning("%s", error)
+            return result
+        finally:
+            delete(place)
+        return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(tried.rates, plan)))
+
+
+class LabelStage(StagePlan):
+    """A segmentation."""
+
+    kind = "label"
+    plan: SegmentPlan
+
+    @property
+    def level(self) -> int:
+        return self.plan.recipe.input.level
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.plan.blocks)
+
+    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> SegmentWork:
+        """Return the segmentation; see `StagePlan`."""
+        return SegmentWork(self.plan, options, listener, feed, self.folder)
+
+    def volume(self, level: int = 0) -> Volume:
+        """Return the labels."""
+        return output.planned_volume(self.plan, level)
+
+    def needs(self) -> tuple[ResourceNeeds, float | None]:
+        """Return what the segmentation needs; see `StagePlan`."""
+        return ResourceNeeds.from_labels(self.plan, _voxel_bytes(self.given)), None
+
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return the needs of the segmentation, and its times where blocks are tried; see `StagePlan`."""
+        pending, times = self.pending_input(earlier), None
+        if pool is not None:
+            check_memory(self.plan, pool.worker_bytes)  # before the stages that come first
+        if pool is not None and trials is not None:
+            trial = SegmentTrial(self.plan, self.given, pending is None, str(trials))
+            times = yield from calibrate_segmentation(trial, pool)
+        voxel_bytes = _voxel_bytes(self.given) if pending is None else pending.voxel_bytes
+        needs = ResourceNeeds.from_labels(self.plan, voxel_bytes)
+        return StageCost(self, needs, None, 0.0 if self.is_complete else 1.0, times)
+
+
+class ScoreStage(StagePlan):
+    """An evaluation, which is cheap: made anew rather than refused."""
+
+    kind = "evaluate"
+    makes_volume = False
+    num_blocks = 0
+    plan: Evaluation
+
+    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> EvaluationWork:
+        """Return the evaluation; see `StagePlan`."""
+        return EvaluationWork(self.plan, self.folder, options, listener, feed, to=self.out)
+
+    def volume(self, level: int = 0) -> Volume:
+        """Refuse: there is none."""
+        raise PlanError(f"stage {self.name} makes scores, no volume that another could read")
+
+    def others(self) -> Iterator[tuple[Volume, str]]:
+        """Yield what the volume is compared with."""
+        yield self.plan.reference, "reference"
+
+    def cost_steps(
+        self, earlier: Sequence[StageCost], pool: WorkerPool | None, trials: Path | None
+    ) -> Steps[StageCost]:
+        """Return the time of the evaluation, where blocks are tried; see `StagePlan`."""
+        if pool is None or trials is None:
+            return StageCost(self)
+        missing = {str(cost.stage.out) for cost in earlier if not cost.stage.is_complete}
+        return StageCost(self, times=(yield from calibrate_evaluation(self.plan, missing, pool, trials)))
+
+
+def _voxel_bytes(volume: Volume) -> float:
+    """Return the bytes of a voxel of `volume` that does not compress, all channels."""
+    return float(volume.num_channels * volume.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class ResourceNeeds:
+    """Bytes and files of one stage, scratch at its highest.
+
+    Bytes that were not measured are upper bounds.
+    """
+
+    read_bytes: float
+    written_bytes: float
+    output_bytes: float
+    output_files: int
+    scratch_bytes: float
+    scratch_files: int
+    is_measured: bool
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes on the disk at their highest."""
+        return self.output_bytes + self.scratch_bytes
+
+    @property
+    def most_files(self) -> int:
+        return self.output_files + self.scratch_files
+
+    def __add__(self, other: ResourceNeeds) -> ResourceNeeds:
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return ResourceNeeds(**sums | {"is_measured": self.is_measured and other.is_measured})
+
+    @classmethod
+    def from_estimate(cls, result: Estimate) -> ResourceNeeds:
+        return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
+
+    @classmethod
+    def from_labels(cls, plan: SegmentPlan, voxel_bytes: float) -> ResourceNeeds:
+        """Return the needs of a labelling; two of its passes read the volume, of `voxel_bytes` per voxel."""
+        seen = math.prod(b + 2 * r for b, r in zip(plan.block, plan.reach, strict=True)) / math.prod(plan.block)
+        num_levels = len(plan.factors)
+        levels = [float(math.prod(plan.level_shape(i)) * plan.dtype.itemsize) for i in range(num_levels)]
+        return cls(
+            2 * seen * voxel_bytes * math.prod(plan.shape) + plan.scratch_bytes + sum(levels[:-1]),
+            sum(levels) + plan.scratch_bytes,
+            sum(levels),
+            sum(len(plan.shards(i)) for i in range(num_levels)) + num_levels + METADATA_FILES,
+            plan.scratch_bytes,
+            3 * len(plan.blocks),
+            is_measured=False,
+        )
+
+
+NOTHING = ResourceNeeds(0.0, 0.0, 0.0, 0, 0.0, 0, is_measured=True)
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Forecast of one stage.
+
+    Attributes:
+        stage: the stage.
+        need: None of an evaluation, which reads and writes next to nothing.
+        forecast: of its run; None of a labelling or an evaluation.
+        share_left: of the work that is still to be done.
+        times: of a labelling or an evaluation of which blocks were tried.
+    """
+
+    stage: StagePlan
+    need: ResourceNeeds | None = None
+    forecast: Forecast | None = None
+    share_left: float = 1.0
+    times: SegmentTimes | ScoreTime | None = None
+
+    @classmethod
+    def from_forecast(cls, stage: StagePlan, forecast: Forecast, share_left: float = 1.0) -> StageCost:
+        return cls(stage, ResourceNeeds.from_estimate(forecast.estimate), forecast, share_left)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from the first task to the last; None where no block was tried."""
+        if self.forecast is not None:
+            return self.forecast.estimate.seconds
+        return self.times.seconds if self.times is not None else None
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether `seconds` rest on synthetic voxels."""
+        return self.times is not None and self.times.is_guess
