@@ -201,8 +201,8 @@ def test_a_stage_that_goes_on_is_not_set_beside_the_plan_of_all_of_it(
     assert re.search(r"objects.zarr in [\d.]+ s; tasks: pieces [\d.]+ s, ", again.out)
     assert re.search(r"^objects +label +[\d.]+ s {2,}", again.out, re.MULTILINE)
     (tmp_path / "out" / "scores.json").write_text("{}")
-    for scored in (again, give(*COMMAND)):  # all of it is done again
-        assert re.search(r"^scores +evaluate +[\d.]+ s \(≈ [\d.]+ s\) ", scored.out, re.MULTILINE)
+    for scored in (again, give(*COMMAND)):  # what its blocks gave is kept
+        assert re.search(r"^scores +evaluate +[\d.]+ s {2,}", scored.out, re.MULTILINE)
 
 
 def test_a_quick_plan_of_stages_leaves_nothing_behind(tmp_path: Path, truth: np.ndarray, give: Give) -> None:
