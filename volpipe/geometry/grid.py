@@ -137,9 +137,7 @@ class Grid:
         box = box & Box.from_shape(self.shape)
         if box.is_empty:
             return
-        cells = (range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, self.cell, strict=True))
-        for index in itertools.product(*cells):
-            yield self.number(index)
+        yield from map(self.number, cells(box, self.cell))
 
 
 @dataclass(frozen=True)
@@ -287,6 +285,11 @@ class Lattice:
 
     def _window_start(self, index: Index) -> Index:
         return tuple(i * s - m for i, s, m in zip(index, self.stride, self.margin, strict=True))
+
+
+def cells(box: Box, cell: Shape) -> Iterator[Index]:
+    """Yield, in C order, the index of every cell of shape `cell`, counted from the origin, that `box` touches."""
+    return itertools.product(*(range(a // c, -(-b // c)) for a, b, c in zip(box.start, box.stop, cell, strict=True)))
 
 
 def ravel(index: Index, counts: Shape) -> int:

@@ -153,62 +153,46 @@ class Tally:
         return True
 
 
-@dataclass(frozen=True)
-class _AtomicCopy:
-    """A copy under way, which this process alone works at if it is on a disk."""
+def _begin(target: Target, tally: Tally) -> None:
+    """Make the empty array, or take over what a copy that was stopped has left."""
+    if not tally.load():
+        _check_free(target)
+    if isinstance(target.draft, Path) and not (len(tally) and target.is_folder):
+        _delete(target.draft)
+    tally.store()
+    if target.is_folder:
+        create_draft(target, target.draft)
 
-    target: Target
-    tally: Tally
 
-    def begin(self) -> None:
-        """Make the empty array, or take over what a copy that was stopped has left."""
-        target, tally = self.target, self.tally
-        is_known = tally.load()
-        if not is_known:
-            self._check_free()
-        if isinstance(target.draft, Path) and not (len(tally) and target.is_folder):
-            _delete(target.draft)
-        tally.store()
-        if target.is_folder:
-            create_draft(target, target.draft)
+def _check_free(target: Target) -> None:
+    """Refuse to take a folder that somebody else made for something else, or to write among others' files."""
+    work = target.work
+    if isinstance(work, Remote) and paths.exists(target.place):
+        raise VolumeError(f"{target.place} exists already; remove it, or write to another place")
+    if isinstance(work, Path) and any(entry.name != LOCK_FILE for entry in work.iterdir()):
+        raise _foreign(work)
 
-    def _check_free(self) -> None:
-        """Refuse to take a folder that somebody else made for something else, or to write among others' files."""
-        target, work = self.target, self.target.work
-        if isinstance(work, Remote) and paths.exists(target.place):
-            raise VolumeError(f"{target.place} exists already; remove it, or write to another place")
-        if isinstance(work, Path) and any(entry.name != LOCK_FILE for entry in work.iterdir()):
-            raise _foreign(work)
 
-    def publish(self) -> None:
-        """Give the whole copy its name, and remove what was kept beside it.
+def _publish(target: Target) -> None:
+    """Give the whole copy its name, and remove what was kept beside it.
 
-        Raises:
-            VolumeError: somebody else took the name meanwhile.
-        """
-        target = self.target
-        if not isinstance(target.path, Path):
-            create_draft(target, target.path)
-        elif not _rename(target, target.path):
-            self.discard()
-            raise VolumeError(
-                f"{target.path} was made by somebody else meanwhile; remove it, or write to another place"
-            )
-        self._clear()
+    Raises:
+        VolumeError: somebody else took the name meanwhile.
+    """
+    if not isinstance(target.path, Path):
+        create_draft(target, target.path)
+    elif not _rename(target, target.path):
+        _discard(target)
+        raise VolumeError(f"{target.path} was made by somebody else meanwhile; remove it, or write to another place")
+    _delete(target.work)
 
-    def discard(self) -> None:
-        """Remove what there is of the copy."""
-        chunks = self.target.path / self.target.array_key
-        if isinstance(chunks, Remote):
-            paths.delete_remote(chunks)
-        self._clear()
 
-    def _clear(self) -> None:
-        work = self.target.work
-        if isinstance(work, Remote):
-            paths.delete_remote(work)
-        else:
-            _delete(work)
+def _discard(target: Target) -> None:
+    """Remove what there is of the copy."""
+    chunks = target.path / target.array_key
+    if isinstance(chunks, Remote):
+        _delete(chunks)
+    _delete(target.work)
 
 
 def create_draft(target: Target, container: Location) -> None:
@@ -237,8 +221,10 @@ def _rename(target: Target, path: Path) -> bool:
     return True
 
 
-def _delete(place: Path) -> None:
-    if place.is_dir():
+def _delete(place: Location) -> None:
+    if isinstance(place, Remote):
+        paths.delete_remote(place)
+    elif place.is_dir():
         shutil.rmtree(place, ignore_errors=True)
     else:
         place.unlink(missing_ok=True)
@@ -257,17 +243,16 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
         create_groups(target.path, target.key, FOLDERS[target.format])
     with _held(target):
         tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
-        copy = _AtomicCopy(target, tally)
-        copy.begin()
+        _begin(target, tally)
         try:
             yield tally
         except BaseException as error:
             if not target.is_folder or not len(tally):
-                copy.discard()
+                _discard(target)
             elif isinstance(error, VolumeError):
                 raise VolumeError(f"{error} ({target.work} keeps what is whole; the same command goes on)") from error
             raise
-        copy.publish()
+        _publish(target)
 
 
 def _foreign(work: Path) -> VolumeError:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, cells
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Header
@@ -46,11 +44,8 @@ def checksum(file: Location) -> int:
 
 def stored_files(header: Header, box: Box) -> Iterator[Location]:
     """Yield the files, in C order, that hold `box` of an array of ours, in stored axes; they need not exist."""
-    unit, name = header.write_unit, ChunkFiles(header).name
-    first = [a // n for a, n in zip(box.start, unit, strict=True)]
-    counts = [-(-b // n) - f for b, n, f in zip(box.stop, unit, first, strict=True)]
-    for place in np.ndindex(*counts):
-        yield header.folder / name(tuple(f + i for f, i in zip(first, place, strict=True)))
+    name = ChunkFiles(header).name
+    return (header.folder / name(index) for index in cells(box, header.write_unit))
 
 
 def take(header: Header, box: Box) -> str:

@@ -50,14 +50,9 @@ FORMATS = tuple(CODECS)
 SUFFIXES = {
     ".n5": "n5",
     ".zarr": "ome-zarr-0.5",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".hdf": "hdf5",
-    ".tif": "tiff",
-    ".tiff": "tiff",
-    ".mrc": "mrc",
-    ".map": "mrc",
-    ".rec": "mrc",
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), "hdf5"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **dict.fromkeys((".mrc", ".map", ".rec"), "mrc"),
     ".npy": "npy",
 }
 DEFAULT_KEY = "raw"
@@ -152,7 +147,7 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
     return target
 
 
-def container_of(out: str | os.PathLike[str]) -> Location:
+def container_of(out: str | os.PathLike[str] | Remote) -> Location:
     """Return the file or the container that a copy at `out` would be, or lie in."""
     place = absolute(out)
     places: tuple[Location, ...] = (place, *place.parents)
@@ -161,14 +156,12 @@ def container_of(out: str | os.PathLike[str]) -> Location:
 
 def _place(out: Location, format: str) -> tuple[Location, str, str]:
     """Return container, key and format that `out` means: the nearest part of it that ends like a format."""
-    places: tuple[Location, ...] = (out, *out.parents)
-    for path in places:
-        suffix = path.suffix.lower()
-        if suffix in SUFFIXES:
-            return path, "/".join(inside(out, path)), SUFFIXES[suffix] if format == "auto" else format
+    path = container_of(out)
+    if format == "auto":
+        format = SUFFIXES.get(path.suffix.lower(), format)
     if format == "auto":
         raise VolumeError(f"{out}: no format is known by that name; add one of {', '.join(SUFFIXES)}, or give --format")
-    return out, "", format
+    return path, "/".join(inside(out, path)), format
 
 
 def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:

@@ -75,11 +75,12 @@ def identify(volume: Volume) -> Identity:
             contents[box] = _content(volume, box)
         digest.update(contents[box])
     sampled = [Sampled(box=str(box), voxels=_hash(data), file=places(box)) for box, data in contents.items()]
-    names = [*_metadata_files(volume), *(sample.file for sample in sampled if sample.file)]
+    root, names = _files(volume)
+    names += [sample.file for sample in sampled if sample.file]
     return Identity(
         name=str(volume),
         metadata={name: json.dumps(value) for name, value in metadata.items()},
-        files={name: paths.stamp(_root(volume) / name) for name in dict.fromkeys(names)},
+        files={name: paths.stamp(root / name) for name in dict.fromkeys(names)},
         boxes=tuple(sampled),
         fingerprint=digest.hexdigest()[:32],
     )
@@ -110,17 +111,12 @@ def _hash(content: bytes) -> str:
     return UNREADABLE if content == UNREADABLE.encode() else hashlib.sha256(content).hexdigest()[:16]
 
 
-def _root(volume: Volume) -> Location:
-    """Return the folder that names of the files of `volume` count from."""
-    within = single_file.split(volume.folder)
-    return volume.folder if within is None else within[0].parent
-
-
-def _metadata_files(volume: Volume) -> list[str]:
+def _files(volume: Volume) -> tuple[Location, list[str]]:
+    """Return the folder that names of the files of `volume` count from, and those of its metadata."""
     within = single_file.split(volume.folder)
     if within is not None:
-        return [within[0].name]
-    return [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
+        return within[0].parent, [within[0].name]
+    return volume.folder, [METADATA_FILES[volume.format]] if volume.format in METADATA_FILES else []
 
 
 def _places(volume: Volume) -> Callable[[Box], str]:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import itertools
 import math
 import os
 import shutil
@@ -26,10 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
+from volpipe.geometry.grid import cells
 from volpipe.volumes.storage import paths, tensorstore
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.damage import CHUNKED
-from volpipe.volumes.storage.indexing import ranges
+from volpipe.volumes.storage.indexing import bounds
 from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.volume import Reader, Volume
 
@@ -226,9 +226,7 @@ class CachedArray:
 
 def files_at(header: Header, index: tensorstore.Index) -> Iterator[str]:
     """Yield the name, in the array's folder, of every chunk file or shard that holds voxels at `index`."""
-    axes = zip(ranges(index, header.shape), header.write_unit, strict=True)
-    units = (range(along[0] // unit, along[-1] // unit + 1) if along else range(0) for along, unit in axes)
-    return map(ChunkFiles(header).name, itertools.product(*units))
+    return map(ChunkFiles(header).name, cells(bounds(index, header.shape), header.write_unit))
 
 
 def through_cache(volume: Volume, run: str) -> Volume:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -280,6 +281,7 @@ class Reader:
                 f"{folder} was {volume.dtype} {volume.shape} and is now {header.dtype} {header.shape}; open it again"
             )
         self.volume = volume
+        self.shape, self.dtype, self.ndim = volume.shape, volume.dtype, volume.ndim
         self._folder = folder
         self._cache_bytes = cache_bytes
         damage.check_chunk(header)
@@ -292,20 +294,8 @@ class Reader:
         with _lock:
             self._through = self._through or wrap(self._header, self._array)
 
-    def __reduce__(self) -> tuple[Callable[[Volume, int], Reader], tuple[Volume, int]]:
-        return _reopen, (self.volume, self._cache_bytes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.volume.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.volume.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self.volume.ndim
+    def __reduce__(self) -> tuple[Callable[[], Reader], tuple[()]]:
+        return partial(self.volume.open, cache_bytes=self._cache_bytes), ()
 
     def read(self, box: Box) -> np.ndarray:
         """Return the voxels of `box` (z, y, x), which lies in the volume, as (c, z, y, x).
@@ -322,8 +312,7 @@ class Reader:
         """
         if not isinstance(self._array, tensorstore.TensorStoreArray):
             return True
-        sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
-        index = self.stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))
+        index = self.stored_index(self._mirrored(box)[1])
         with _naming(self.volume, box, self._folder):
             return self._array.is_stored(index)
 
@@ -365,14 +354,18 @@ class Reader:
         """
         if box.is_empty:
             raise VolumeError(f"{self.volume}: box {box} is empty")
+        sources, around = self._mirrored(box)
+        data = self.read(around)
+        for i, positions in enumerate(sources):
+            if (around.start[i], around.stop[i]) != (box.start[i], box.stop[i]):
+                data = data.take(positions - around.start[i], axis=i + 1)
+        return data
+
+    def _mirrored(self, box: Box) -> tuple[list[np.ndarray], Box]:
+        """Return the voxels that `box` shows, per axis, and the box around them in the volume."""
         shape = self.volume.spatial_shape
         sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, shape, strict=True)]
-        low = tuple(int(positions.min()) for positions in sources)
-        data = self.read(Box(low, tuple(int(positions.max()) + 1 for positions in sources)))
-        for i, (positions, start, a, b, n) in enumerate(zip(sources, low, box.start, box.stop, shape, strict=True)):
-            if a < 0 or b > n:
-                data = data.take(positions - start, axis=i + 1)
-        return data
+        return sources, Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources))
 
     def read_raw(self, index: object) -> np.ndarray:
         """Return the voxels at `index`, as with numpy but without lists and negative steps, in stored axes."""
@@ -525,10 +518,6 @@ def state(folder: Location) -> tuple[object, ...]:
         return paths.state(within[0].parent, [within[0].name])
     states = paths.state(folder, METADATA_FILES.values())
     return states if states or not isinstance(folder, Path) else paths.state(folder.parent, [folder.name])
-
-
-def _reopen(volume: Volume, cache_bytes: int) -> Reader:
-    return volume.open(cache_bytes=cache_bytes)
 
 
 def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArray:

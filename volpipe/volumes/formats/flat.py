@@ -19,6 +19,7 @@ from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.indexing import ranges
+from volpipe.volumes.storage.metadata import Header
 from volpipe.volumes.storage.tensorstore import Index
 
 Part = tuple[Box, np.ndarray]  # a box (z, y, x) of an array that is written, and its voxels (c, z, y, x)
@@ -127,6 +128,14 @@ class Turned:
 
     def read(self, index: Index) -> np.ndarray:
         return self._array.read(index[::-1]).T
+
+
+def open_array(header: Header) -> FlatArray | Turned:
+    """Return the one array of a file, whose offset, type and, where it is in Fortran order, turn its header knows."""
+    known, is_turned = header.known, header.known.get("turned", False)
+    shape = header.shape[::-1] if is_turned else header.shape
+    array = FlatArray(RawFile(header.path), known["offset"], known["stored"], shape)
+    return Turned(array) if is_turned else array
 
 
 def check_size(path: Path, offset: int, shape: tuple[int, ...], stored: np.dtype) -> None:

@@ -59,21 +59,21 @@ def read_header(file: Path, key: str) -> Header | None:
     Raises:
         VolumeError: the file is damaged or cut short, or the dataset holds what volpipe cannot read.
     """
-    with _Opened(file) as opened:
-        node = _get(opened.file, key)
+    with _opened(file) as opened:
+        node = _get(opened, key)
         return None if node is None or not _is_dataset(node) else _header(file, key, node)
 
 
 def read_attributes(file: Path, key: str) -> Tree:
     """Return the attributes of the group or dataset `key` in `file`, {} where there is none."""
-    with _Opened(file) as opened:
-        node = _get(opened.file, key)
+    with _opened(file) as opened:
+        node = _get(opened, key)
         return {} if node is None else _attributes(node)
 
 
 def exists(file: Path, key: str) -> bool:
-    with _Opened(file) as opened:
-        return _get(opened.file, key) is not None
+    with _opened(file) as opened:
+        return _get(opened, key) is not None
 
 
 def walk(file: Path, key: str) -> Iterator[str]:
@@ -85,8 +85,8 @@ def walk(file: Path, key: str) -> Iterator[str]:
     Raises:
         VolumeError: there are too many objects to look at.
     """
-    with _Opened(file) as opened:
-        group = _get(opened.file, key)
+    with _opened(file) as opened:
+        group = _get(opened, key)
         ranks = {} if group is None or _is_dataset(group) else _ranks(group, file)
     least = 3 if any(rank >= 3 for rank in ranks.values()) else 2
     yield from sorted(name for name, rank in ranks.items() if rank >= least)
@@ -116,14 +116,14 @@ def _ranks(group: h5py.Group, file: Path) -> dict[str, int]:
 
 
 class Hdf5Array:
-    """An open dataset, which several threads may read in turn."""
+    """An open dataset, which several threads may read in turn; `cache_bytes` of decoded chunks are kept in memory."""
 
     def __init__(self, header: Header, cache_bytes: int) -> None:
         settings = {"rdcc_nbytes": cache_bytes} if cache_bytes else {}
         self._file = header.known["file"]
-        self._opened = _Opened(self._file, **settings)
+        self._opened = _open(self._file, **settings)
         with _damage_of(self._file), _lock:
-            self._dataset = self._opened.file[header.known["key"]]
+            self._dataset = self._opened[header.known["key"]]
             self._compression = self._dataset.id.get_storage_size() / max(1, self._dataset.nbytes)
             self._short = _short_chunks(self._dataset)
 
@@ -158,37 +158,22 @@ def _short_chunks(dataset: h5py.Dataset) -> dict[tuple[int, ...], int]:
     return short
 
 
-def open_array(header: Header, cache_bytes: int) -> Hdf5Array:
-    """Return the dataset of `header`; `cache_bytes` of decoded chunks are kept in memory."""
-    return Hdf5Array(header, cache_bytes)
+def _open(path: Path, **settings: int) -> h5py.File:
+    import h5py
+
+    try:
+        with _lock:
+            return h5py.File(path, "r", locking="best-effort", **settings)
+    except Exception as error:  # damaged bytes make h5py raise errors of many kinds
+        sizes = f" ({path.stat().st_size} bytes)" if path.is_file() else ""
+        raise VolumeError(f"{path}{sizes} cannot be opened as HDF5: {error}") from error
 
 
-class _Opened:
-    """A file that is open for reading until the `with` ends, or for as long as this lives."""
-
-    def __init__(self, file: Path, **settings: int) -> None:
-        import h5py
-
-        self._path = file
-        try:
-            with _lock:
-                self.file = h5py.File(file, "r", locking="best-effort", **settings)
-        except Exception as error:  # damaged bytes make h5py raise errors of many kinds
-            sizes = f" ({file.stat().st_size} bytes)" if file.is_file() else ""
-            raise VolumeError(f"{file}{sizes} cannot be opened as HDF5: {error}") from error
-
-    def __enter__(self) -> _Opened:
-        _lock.acquire()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            with _damage_of(self._path):
-                self.file.close()
-                if error is not None:
-                    raise error
-        finally:
-            _lock.release()
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """Give the file, open for reading until the `with` ends; errors name it."""
+    with _lock, _damage_of(path), _open(path) as file:
+        yield file
 
 
 @contextmanager
@@ -246,7 +231,6 @@ def _header(file: Path, key: str, dataset: h5py.Dataset) -> Header:
         shape=shape,
         dtype=dtype,
         chunks=tuple(map(int, dataset.chunks)) if dataset.chunks else flat_chunk(shape),
-        shards=None,
         codec=_codec(dataset, name),
         axes=_axes(dataset, attributes),
         attributes=attributes,
@@ -284,8 +268,8 @@ def _check_sources(dataset: h5py.Dataset, chain: tuple[tuple[str, str], ...] = (
                     f"{file}{dataset.name} is made of several files, of which {name} is missing; put it beside {file}"
                 )
             if path.exists():
-                with _Opened(path) as opened:
-                    _check_source(opened.file, key, (*chain, here))
+                with _opened(path) as opened:
+                    _check_source(opened, key, (*chain, here))
 
 
 def _check_source(file: h5py.File, key: str, chain: tuple[tuple[str, str], ...]) -> None:
@@ -299,8 +283,8 @@ def _check_numbered(file: Path, name: str) -> None:
     pattern = check_beside("itself" if name == "." else name, file)
     paths = [file] if name == "." else pattern.parent.glob(pattern.name.replace("%b", "*"))
     for path in paths:
-        with _Opened(path) as opened:
-            own = [key for key in _ranks(opened.file, path) if opened.file[key].is_virtual]
+        with _opened(path) as opened:
+            own = [key for key in _ranks(opened, path) if opened[key].is_virtual]
         if own:
             raise VolumeError(
                 f"{file} is made of {path}, whose {own[0]} is virtual; volpipe follows numbered files once"

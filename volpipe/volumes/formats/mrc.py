@@ -7,15 +7,16 @@ rows of columns; the header says which axis each of these is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, check_size, num_bytes, write_planes
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, place, voxel_dtype, voxels
+from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
+from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, listed_place, voxel_dtype, voxels
 
 Order = Literal["<", ">"]
 
@@ -62,19 +63,12 @@ def read_header(file: Path) -> Header:
         shape=shape,
         dtype=voxel_dtype(stored, file),
         chunks=flat_chunk(shape),
-        shards=None,
-        codec="raw",
         axes=axes,
         attributes={"labels": _labels(fields)},
         known={"offset": offset, "stored": stored},
         unsupported="an MRC file",
         place=_place(fields),
     )
-
-
-def open_array(header: Header) -> FlatArray:
-    """Return the array of `header`."""
-    return FlatArray(RawFile(header.path), header.known["offset"], header.known["stored"], header.shape)
 
 
 def _fields(file: Path) -> tuple[np.void, Order]:
@@ -146,8 +140,7 @@ def _place(fields: np.void) -> Place:
         origin = start * size
     elif int(fields["imod_stamp"]) == IMOD_STAMP and not int(fields["imod_flags"]) & IMOD_ORIGIN:
         origin = -origin
-    by_axis = [dict(zip("xyz", map(float, values), strict=True)) for values in (size, origin)]
-    return place(by_axis[0], by_axis[1], dict.fromkeys("xyz", "angstrom"))
+    return listed_place("xyz", size.tolist(), origin.tolist(), ["angstrom"] * 3)
 
 
 def _labels(fields: np.void) -> list[str]:
@@ -159,10 +152,10 @@ def write(path: Path, spec: ArraySpec, where: Place, parts: Iterable[Part]) -> N
     """Write an array (z, y, x) to the file `path` from its parts, whole planes, in any order."""
     with path.open("wb") as stream:
         stream.truncate(SIZE + num_bytes(spec.shape, spec.dtype))
-        statistics = _Statistics()
+        statistics = np.array([np.inf, -np.inf, 0, 0, 0])
         for box, data in parts:
             write_planes(stream, SIZE, spec.shape[0], box.start[0], data)
-            statistics.add(data)
+            statistics = reduce(_joined, _statistics(data), statistics)
         stream.seek(0)
         stream.write(_new_header(spec, where, statistics).tobytes())
 
@@ -181,34 +174,22 @@ def stored_dtype(dtype: np.dtype, shape: tuple[int, ...], path: Path) -> np.dtyp
     return held
 
 
-class _Statistics:
-    """Minimum, maximum, mean and deviation of voxels as they pass by."""
-
-    def __init__(self) -> None:
-        self.low, self.high = np.inf, -np.inf
-        self._num, self._total, self._squares = 0, 0.0, 0.0
-
-    def add(self, data: np.ndarray) -> None:
-        rows = data.reshape(-1, data.shape[-1])
-        step = max(1, VALUES_AT_ONCE // rows.shape[1])
-        for first in range(0, len(rows), step):
-            values = rows[first : first + step].astype(np.float64).ravel()
-            self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
-            self._num += values.size
-            self._total += values.sum()
-            self._squares += values.dot(values)
-
-    @property
-    def mean(self) -> float:
-        return self._total / self._num
-
-    @property
-    def deviation(self) -> float:
-        return float(np.sqrt(max(0.0, self._squares / self._num - self.mean**2)))
+def _statistics(data: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield least and greatest value, number, sum and sum of squares of the voxels of `data`, a part at a time."""
+    rows = data.reshape(-1, data.shape[-1])
+    step = max(1, VALUES_AT_ONCE // rows.shape[1])
+    for first in range(0, len(rows), step):
+        values = rows[first : first + step].astype(np.float64).ravel()
+        yield np.array([values.min(), values.max(), values.size, values.sum(), values.dot(values)])
 
 
-def _new_header(spec: ArraySpec, where: Place, statistics: _Statistics) -> np.ndarray:
+def _joined(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.array([min(some[0], others[0]), max(some[1], others[1]), *(some[2:] + others[2:])])
+
+
+def _new_header(spec: ArraySpec, where: Place, statistics: np.ndarray) -> np.ndarray:
     """Return the header of a new file: MRC2014, little-endian; an unknown voxel size is a cell of 0."""
+    low, high, num, total, squares = statistics
     header = np.zeros((), FIELDS)
     shape = np.array(spec.shape[::-1])
     header["shape"] = header["grid"] = shape
@@ -218,8 +199,8 @@ def _new_header(spec: ArraySpec, where: Place, statistics: _Statistics) -> np.nd
         header["origin"] = np.array(where.origin_nm[::-1]) * 10
     header["angles"] = 90
     header["axes"] = (1, 2, 3)
-    header["statistics"] = (statistics.low, statistics.high, statistics.mean)
-    header["rms"] = statistics.deviation
+    header["statistics"] = (low, high, total / num)
+    header["rms"] = np.sqrt(max(0.0, squares / num - (total / num) ** 2))
     header["space_group"] = 1
     header["version"] = 20141
     header["map"] = b"MAP "

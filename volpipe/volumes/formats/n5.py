@@ -76,7 +76,6 @@ def read_header(folder: Location) -> Header | None:
         shape=dimensions[::-1],
         dtype=np.dtype(tree["dataType"]),
         chunks=block[::-1],
-        shards=None,
         codec=_label(compression),
         axes=named_axes(axes[::-1] if isinstance(axes, list) else None, len(block)),
         attributes={key: value for key, value in tree.items() if key not in CORE},

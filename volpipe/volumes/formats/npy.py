@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats.flat import FlatArray, Part, RawFile, Turned, check_size, num_bytes, write_planes
+from volpipe.volumes.formats.flat import Part, check_size, num_bytes, write_planes
 from volpipe.volumes.storage.metadata import ArraySpec, Header, Place, flat_chunk, voxel_dtype, voxels
 
 MAGIC = b"\x93NUMPY"
@@ -47,21 +47,10 @@ def read_header(file: Path) -> Header:
         shape=shape,
         dtype=dtype,
         chunks=flat_chunk(shape[::-1])[::-1] if turned else flat_chunk(shape),
-        shards=None,
-        codec="raw",
         place=Place(),
-        known={"offset": offset, "turned": turned, "stored": stored},
+        known={"offset": offset, "turned": turned, "stored": dtype if stored.kind == "b" else stored},
         unsupported="a .npy file",
     )
-
-
-def open_array(header: Header) -> FlatArray | Turned:
-    """Return the array of `header`."""
-    known = header.known
-    stored = np.dtype(np.uint8) if known["stored"].kind == "b" else known["stored"]
-    shape = header.shape[::-1] if known["turned"] else header.shape
-    array = FlatArray(RawFile(header.path), known["offset"], stored, shape)
-    return Turned(array) if known["turned"] else array
 
 
 def write(path: Path, spec: ArraySpec, parts: Iterable[Part]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import hdf5, hdf5_probe, mrc, npy, tiff, tiff_folder
+from volpipe.volumes.formats import flat, hdf5, hdf5_probe, mrc, npy, tiff, tiff_folder
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage.metadata import Header, Place, Tree
 from volpipe.volumes.storage.paths import Location
@@ -158,11 +158,9 @@ def check(header: Header) -> None:
 def open_array(header: Header, cache_bytes: int) -> StoredArray:
     """Return the array of `header`; where voxels must be decoded, `cache_bytes` of them are kept in memory."""
     if header.format == "hdf5":
-        return hdf5.open_array(header, cache_bytes)
-    if header.format == "mrc":
-        return mrc.open_array(header)
-    if header.format == "npy":
-        return npy.open_array(header)
-    return (
-        tiff_folder.SliceArray(header, cache_bytes) if "names" in header.known else tiff.open_array(header, cache_bytes)
-    )
+        return hdf5.Hdf5Array(header, cache_bytes)
+    if header.format in ("mrc", "npy"):
+        return flat.open_array(header)
+    if "names" in header.known:
+        return tiff_folder.SliceArray(header, cache_bytes)
+    return tiff.open_array(header, cache_bytes)

@@ -175,7 +175,6 @@ def _header(file: Path, key: str, tif: TiffFile, number: int, level: int) -> Hea
         shape=shape,
         dtype=dtype,
         chunks=_chunks(series),
-        shards=None,
         codec=_codec(series.keyframe, file),
         axes=axes,
         is_guessed=any(letter in tiff_tags.UNNAMED for letter in series.axes),

@@ -44,7 +44,6 @@ def read_header(folder: Path) -> Header | None:
         shape=shape,
         dtype=first.dtype,
         chunks=(1, *first.chunks),
-        shards=None,
         codec=first.codec,
         axes=("z", *(first.axes or ())),
         is_guessed=first.is_guessed,

@@ -6,11 +6,9 @@ Not here: where pages lie and how they are decoded (tiff). Pages that are not co
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +80,8 @@ class PagedArray:
         self._layout = layout
         self._dtype = voxel_dtype(layout.stored, "a page")
         self._open = lru_cache(maxsize=OPEN_FILES)(RawFile)
-        self._known = _Known(cache_bytes)
+        most = cache_bytes // (math.prod(layout.segment) * layout.stored.itemsize)
+        self._segment = lru_cache(maxsize=most)(self._decode)
 
     def read(self, index: Index) -> np.ndarray:
         """Return the voxels at `index`, in native byte order; page by page."""
@@ -96,20 +95,20 @@ class PagedArray:
         if out.size:
             within = tuple(0 if isinstance(i, int) else slice(None, None, i.step) for i in index[at:])
             for place in np.ndindex(np.shape(numbers)):
-                out[place] = self._read_page(self._pages[int(numbers[place])], box)[within]
+                out[place] = self._read_page(int(numbers[place]), box)[within]
         return out
 
-    def _read_page(self, page: Page, box: tuple[slice, ...]) -> np.ndarray:
+    def _read_page(self, number: int, box: tuple[slice, ...]) -> np.ndarray:
         """Return the voxels of a page's `box`, with the axes that the series has of it."""
-        layout = self._layout
+        layout, page = self._layout, self._pages[number]
         long = iter(b.stop - b.start for b, n in zip(box, layout.page, strict=True) if n > 1)
         shape = [next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :]]
-        file = self._open(page.file)
         if layout.plain and page.is_one_run:
-            return FlatArray(file, page.offsets[0], layout.stored, layout.page).read(box).reshape(shape)
-        return self._read_segments(file, page, box).reshape(shape)
+            run = FlatArray(self._open(page.file), page.offsets[0], layout.stored, layout.page)
+            return run.read(box).reshape(shape)
+        return self._read_segments(number, box).reshape(shape)
 
-    def _read_segments(self, file: RawFile, page: Page, box: tuple[slice, ...]) -> np.ndarray:
+    def _read_segments(self, page: int, box: tuple[slice, ...]) -> np.ndarray:
         """Return the voxels of a page's `box`, (samples, depth, length, width, samples); omitted segments are 0."""
         layout = self._layout
         out = np.zeros([b.stop - b.start for b in box], self._dtype)
@@ -118,16 +117,17 @@ class PagedArray:
         for place in np.ndindex(*map(len, touched)):
             index = [r[i] for r, i in zip(touched, place, strict=True)]
             number = int(np.ravel_multi_index(index[:4], counts[:4]))
-            data = self._known.get((page.file, page.offsets[number]), partial(self._decode, file, page, number))
+            data = self._segment(page, number)
             if data is not None:
                 _paste(out, box, data, [i * s for i, s in zip(index, layout.segment, strict=True)])
         return out
 
-    def _decode(self, file: RawFile, page: Page, number: int) -> np.ndarray | None:
+    def _decode(self, page_number: int, number: int) -> np.ndarray | None:
         """Return one strip or tile (1, depth, length, width, samples), None where the file leaves it out."""
+        page = self._pages[page_number]
         if not page.counts[number]:
             return None
-        text = file.read(page.offsets[number], page.counts[number])
+        text = self._open(page.file).read(page.offsets[number], page.counts[number])
         values = decoded_size.count_values(text)
         if values is not None and values > MOST_GROWTH * math.prod(self._layout.segment):
             raise VolumeError(
@@ -161,29 +161,3 @@ def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: li
         into.append(slice(low - b.start, high - b.start))
         part.append(slice(low - a, high - a))
     out[tuple(into)] = data[tuple(part)]
-
-
-class _Known:
-    """The strips and tiles that were decoded last, up to `limit` bytes; for several threads."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._bytes = 0
-        self._entries: OrderedDict[object, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: object, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                return self._entries[key]
-        data = make()
-        if data is None or data.nbytes > self._limit:
-            return data
-        with self._lock:
-            if key not in self._entries:
-                self._entries[key] = data
-                self._bytes += data.nbytes
-            while self._bytes > self._limit:
-                self._bytes -= self._entries.popitem(last=False)[1].nbytes
-        return data

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage.metadata import Place, Tree, floats, place, read_json
+from volpipe.volumes.storage.metadata import Place, Tree, floats, listed_place, read_json
 
 FILE = "datasource-properties.json"
 DEPTH = 3  # folders above an array in which the file is looked for
@@ -66,11 +66,8 @@ def _place(scale: object, sizes: tuple[float, ...]) -> Place:
     voxel = floats(factor)
     if voxel is None or len(voxel) != 3:
         return Place()
-    size = {axis: v * s for axis, v, s in zip("xyz", voxel, sizes, strict=True)}
-    shift = {
-        axis: (s - 1) / 2 * v for axis, v, s in zip("xyz", voxel, sizes, strict=True)
-    }  # of the first voxel's centre
-    return place(size, shift, dict.fromkeys("xyz", unit))
+    shift = [(s - 1) / 2 * v for v, s in zip(voxel, sizes, strict=True)]  # of the first voxel's centre
+    return listed_place("xyz", [v * s for v, s in zip(voxel, sizes, strict=True)], shift, [unit] * 3)
 
 
 def _dicts(value: object) -> list[Tree]:

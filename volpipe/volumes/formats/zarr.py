@@ -105,7 +105,6 @@ def _header_v2(tree: Tree, folder: Location) -> Header:
         shape=shape,
         dtype=dtype,
         chunks=chunks,
-        shards=None,
         codec=_label(str(compressor.get("id", "raw")), compressor),
         attributes=attributes,
         known=plain(known),

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from volpipe.errors import ChunkError, RemoteError, VolumeError
+from volpipe.geometry.grid import Box, cells
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.chunk_files import ABSENT, ChunkFiles
-from volpipe.volumes.storage.indexing import ranges
+from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.metadata import Header, check_memory
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import Index, StoredArray, check_process
@@ -42,8 +43,6 @@ BLOSC_BYTES = 16
 XZ_BYTES = 2**16  # of headers and tables, at most, beside what an xz stream holds
 N5_SIZES = 4  # where the sizes of an N5 chunk stand: after its mode and its number of axes, 2 bytes each
 
-Spans = list[tuple[int, int]]  # first voxel, and one past the last, per stored axis
-
 
 def read(what: object, header: Header, array: StoredArray, index: Index) -> np.ndarray:
     """Return the voxels at `index` of `array`, in stored axes.
@@ -59,11 +58,11 @@ def read(what: object, header: Header, array: StoredArray, index: Index) -> np.n
         VolumeError: it is more than memory holds, or cannot be read for another reason.
     """
     check_process()
-    spans = _spans(header, index)
-    check_memory(math.prod(b - a for a, b in spans) * header.dtype.itemsize, f"{what}: a box to be read at once")
-    place = f"{what}, voxels {','.join(f'{a}:{b}' for a, b in spans)}"
-    _check_before(place, header, spans)
-    with _named(place, header, array, spans):
+    box = bounds(index, header.shape)
+    check_memory(box.num_voxels * header.dtype.itemsize, f"{what}: a box to be read at once")
+    place = f"{what}, voxels {box}"
+    _check_before(place, header, box)
+    with _named(place, header, array, box):
         data = array.read(index)
     _check_after(place, header, index, data)
     return data
@@ -77,8 +76,8 @@ def check_chunk(header: Header) -> None:
 
 
 @contextmanager
-def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iterator[None]:
-    """Turn errors of reading `spans` of `array` into one that names array, box, chunk and file."""
+def _named(place: str, header: Header, array: StoredArray, box: Box) -> Iterator[None]:
+    """Turn errors of reading `box` of `array` into one that names array, box, chunk and file."""
     try:
         yield
     except RemoteError:
@@ -88,7 +87,7 @@ def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iter
             raise VolumeError(f"{place}: too much for the memory of this process; read less") from error
         if isinstance(header.folder, object_store.Remote) and not object_store.is_damage(error):
             raise VolumeError(f"{place}: {object_store.explain(header.folder, error)}") from error
-        chunk, reason = _find(header, array, spans) or (None, error)
+        chunk, reason = _find(header, array, box) or (None, error)
         if chunk is None:
             raise VolumeError(f"{place}: {_message(reason)}") from error
         raise ChunkError(
@@ -97,13 +96,13 @@ def _named(place: str, header: Header, array: StoredArray, spans: Spans) -> Iter
         ) from error
 
 
-def _find(header: Header, array: StoredArray, spans: Spans) -> tuple[tuple[int, ...], Exception] | None:
-    """Return the first chunk in `spans` that cannot be read, and why; None where each can."""
-    for chunk in itertools.islice(_chunks(header, spans), MAX_TRIED):
-        cells = zip(chunk, header.chunks, spans, strict=True)
-        inner = tuple(slice(max(a, i * c), min(b, (i + 1) * c)) for i, c, (a, b) in cells)
+def _find(header: Header, array: StoredArray, box: Box) -> tuple[tuple[int, ...], Exception] | None:
+    """Return the first chunk in `box` that cannot be read, and why; None where each can."""
+    whole = Box((0,) * len(header.chunks), header.chunks)
+    for chunk in itertools.islice(cells(box, header.chunks), MAX_TRIED):
+        inner = box & whole.shift(tuple(i * c for i, c in zip(chunk, header.chunks, strict=True)))
         try:
-            array.read(inner)
+            array.read(inner.slices)
         except (VolumeError, ValueError, OSError, RuntimeError) as error:
             return chunk, error
     return None
@@ -120,16 +119,6 @@ def _message(error: Exception) -> str:
     return " ".join(str(error).partition("\n\nDebug source")[0].split())
 
 
-def _spans(header: Header, index: Index) -> Spans:
-    return [(along[0], along[-1] + 1) if along else (0, 0) for along in ranges(index, header.shape)]
-
-
-def _chunks(header: Header, spans: Spans) -> Iterator[tuple[int, ...]]:
-    """Yield the index of every chunk in `spans`, in C order."""
-    counts = [range(a // c, -(-b // c)) for (a, b), c in zip(spans, header.chunks, strict=True)]
-    return itertools.product(*counts)
-
-
 def file_of(header: Header, chunk: Sequence[int]) -> Location:
     """Return the file that holds the chunk of the array of `header` at the index `chunk`, stored axes."""
     if "names" in header.known:
@@ -141,8 +130,8 @@ def file_of(header: Header, chunk: Sequence[int]) -> Location:
     return file if isinstance(file, Path) else header.folder
 
 
-def _check_before(place: str, header: Header, spans: Spans) -> None:
-    """Raise where a blosc chunk in `spans` says that it unpacks to more than a chunk; on disks alone.
+def _check_before(place: str, header: Header, box: Box) -> None:
+    """Raise where a blosc chunk in `box` says that it unpacks to more than a chunk; on disks alone.
 
     Blosc takes that memory, up to 2 GiB, before it looks at the data; the other codecs unpack as they are read.
 
@@ -150,13 +139,13 @@ def _check_before(place: str, header: Header, spans: Spans) -> None:
         ChunkError: with both numbers.
     """
     if header.format == "n5" and header.known["compression"]["type"] == "xz":
-        _check_xz_chunks(place, header, spans)
+        _check_xz_chunks(place, header, box)
     offset = _blosc_offset(header)
     if offset is None or not isinstance(header.folder, Path):
         return
     places: dict[Location, np.ndarray | None] = {}
     most = math.prod(header.chunks) * header.dtype.itemsize
-    for chunk in _chunks(header, spans):
+    for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
         assert isinstance(file, Path)
         if header.shards:
@@ -170,14 +159,10 @@ def _check_before(place: str, header: Header, spans: Spans) -> None:
             raise ChunkError(f"{place}: chunk {chunk} in {error}") from error
 
 
-def _check_xz_chunks(place: str, header: Header, spans: Spans) -> None:
-    """Raise where an xz chunk in `spans` is damaged; it costs unpacking it twice.
-
-    Raises:
-        ChunkError: as `inflation.check_xz`.
-    """
+def _check_xz_chunks(place: str, header: Header, box: Box) -> None:
+    """Raise where an xz chunk in `box` is damaged; it costs unpacking it twice."""
     offset, most = N5_SIZES + 4 * len(header.shape), math.prod(header.chunks) * header.dtype.itemsize
-    for chunk in _chunks(header, spans):
+    for chunk in cells(box, header.chunks):
         file = file_of(header, chunk)
         text = paths.read(file, offset + 2 * most + XZ_BYTES)
         try:

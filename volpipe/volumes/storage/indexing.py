@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from volpipe.geometry.grid import Box
 from volpipe.volumes.storage.tensorstore import Index
 
 
@@ -24,6 +25,12 @@ def plain_index(index: object, shape: tuple[int, ...]) -> Index:
 def ranges(index: Index, shape: tuple[int, ...]) -> list[range]:
     """Return the positions along each axis of an array of `shape` that a plain `index` means."""
     return [range(i, i + 1) if isinstance(i, int) else range(*i.indices(n)) for i, n in zip(index, shape, strict=True)]
+
+
+def bounds(index: Index, shape: tuple[int, ...]) -> Box:
+    """Return the box around the positions that a plain `index` of an array of `shape` means."""
+    positions = [along or range(0) for along in ranges(index, shape)]
+    return Box(tuple(along.start for along in positions), tuple(along[-1] + 1 if along else 0 for along in positions))
 
 
 def _plain_axis(entry: object, n: int) -> slice | int:

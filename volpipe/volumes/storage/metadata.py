@@ -83,8 +83,8 @@ class Header:
     shape: tuple[int, ...]
     dtype: np.dtype
     chunks: tuple[int, ...]
-    shards: tuple[int, ...] | None
-    codec: str
+    shards: tuple[int, ...] | None = None
+    codec: str = "raw"
     axes: tuple[str, ...] | None = None
     is_guessed: bool = False
     channel_names: tuple[str, ...] = ()

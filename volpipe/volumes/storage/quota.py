@@ -27,7 +27,7 @@ ANSWER_SECONDS = 5
 TOOL_FOLDERS = ("/usr/lpp/mmfs/bin",)  # IBM's tools are there, and seldom on PATH
 KIB = 1024
 # quotactl(2), <linux/quota.h>: QCMD(Q_GETQUOTA, type); limits are in units of 1 KiB, usage is in bytes.
-GET_QUOTA, USER, GROUP = 0x800007, 0, 1
+GET_QUOTA = 0x800007
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def _run(*command: str) -> str:
     return "" if process.returncode else printed
 
 
-def _group_of(folder: Path) -> int:
-    """Return the group that new files in `folder` will have."""
+def _owners(folder: Path) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the user and the group that new files in `folder` will have, each by its kind and number."""
     status = folder.stat()
-    return status.st_gid if status.st_mode & stat.S_ISGID else os.getegid()
+    return ("user", os.geteuid()), ("group", status.st_gid if status.st_mode & stat.S_ISGID else os.getegid())
 
 
 def _left(used: int, hard: int, soft: int = 0) -> int | None:
@@ -122,12 +122,12 @@ def _left(used: int, hard: int, soft: int = 0) -> int | None:
 
 def _ask_lustre(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `lfs quota` says; see the Lustre operations manual, chapter "Configuring and managing quotas"."""
-    whose = [("user", "-u", os.geteuid()), ("group", "-g", _group_of(folder))]
+    owners = [*_owners(folder)]
     project = _run("lfs", "project", "-d", str(folder)).split()
     if project and int(project[0]):
-        whose.append(("project", "-p", int(project[0])))
-    for what, option, number in whose:
-        words = _run("lfs", "quota", "-q", option, str(number), str(folder)).split()
+        owners.append(("project", int(project[0])))
+    for what, number in owners:
+        words = _run("lfs", "quota", "-q", f"-{what[0]}", str(number), str(folder)).split()
         starts = [i for i, word in enumerate(words) if word.startswith("/")]
         if starts:  # the values may stand on a line of their own
             yield _from_columns(f"{what} {number} on Lustre", words[starts[0] + 1 :])
@@ -135,8 +135,8 @@ def _ask_lustre(folder: Path, mount: Mount) -> Iterator[Quota]:
 
 def _ask_nfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what the server's rquotad says to `quota`, one file system a line (-w), graces as numbers (-p)."""
-    for what, option, number in (("user", "-u", os.geteuid()), ("group", "-g", _group_of(folder))):
-        for line in _run("quota", "-w", "-p", option, *([str(number)] if option == "-u" else [])).splitlines():
+    for what, number in _owners(folder):
+        for line in _run("quota", "-w", "-p", f"-{what[0]}", *([str(number)] if what == "user" else [])).splitlines():
             words = line.split()
             if words and words[0] == mount.source:
                 yield _from_columns(f"{what} {number} on {mount.source}", words[1:])
@@ -152,7 +152,7 @@ def _from_columns(name: str, words: Sequence[str]) -> Quota:
 def _ask_gpfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `mmlsquota -Y` says: lines of fields between colons, named by a line HEADER; blocks are KiB."""
     device = mount.source.removeprefix("/dev/")
-    questions = [["-u", str(os.geteuid()), device], ["-g", str(_group_of(folder)), device]]
+    questions = [[f"-{what[0]}", str(number), device] for what, number in _owners(folder)]
     fileset = re.search(r"^fileset name:\s+(\S+)", _run("mmlsattr", "-L", str(folder)), re.MULTILINE)
     if fileset:
         questions.append(["-j", fileset[1], device])
@@ -178,11 +178,9 @@ def _from_gpfs(row: dict[str, str]) -> Quota:
 
 def _ask_beegfs(folder: Path, mount: Mount) -> Iterator[Quota]:
     """Yield what `beegfs-ctl --getquota --csv` says: name, id, bytes, their limit, chunk files, their limit."""
-    for what, number in (("user", os.geteuid()), ("group", _group_of(folder))):
-        option = "--uid" if what == "user" else "--gid"
-        for line in _run(
-            "beegfs-ctl", "--getquota", "--csv", option, str(number), f"--mount={mount.point}"
-        ).splitlines():
+    for what, number in _owners(folder):
+        question = ("--getquota", "--csv", f"--{what[0]}id", str(number), f"--mount={mount.point}")
+        for line in _run("beegfs-ctl", *question).splitlines():
             fields = line.split(",")
             if len(fields) == 6 and fields[1] == str(number):
                 num_bytes, hard, files, most = (int(f) if f.isdecimal() else 0 for f in fields[2:])
@@ -223,7 +221,7 @@ def _ask_kernel(folder: Path, mount: Mount) -> Iterable[Quota]:
     if not mount.source.startswith("/dev/"):
         return []
     quotas = []
-    for what, kind, number in (("user", USER, os.geteuid()), ("group", GROUP, _group_of(folder))):
+    for kind, (what, number) in enumerate(_owners(folder)):  # USRQUOTA is 0, GRPQUOTA is 1
         block = _get_quota(mount.source, kind, number)
         if block is not None:
             num_bytes = _left(block.used_bytes, KIB * block.hard_kib, KIB * block.soft_kib)
@@ -246,9 +244,6 @@ WAYS: dict[str, Ask] = {
     "lustre": _ask_lustre,
     "gpfs": _ask_gpfs,
     "beegfs": _ask_beegfs,
-    "nfs": _ask_nfs,
-    "nfs4": _ask_nfs,
-    "ceph": _ask_ceph,
-    "fuse.ceph": _ask_ceph,
-    "fuse.ceph-fuse": _ask_ceph,
+    **dict.fromkeys(("nfs", "nfs4"), _ask_nfs),
+    **dict.fromkeys(("ceph", "fuse.ceph", "fuse.ceph-fuse"), _ask_ceph),
 }
