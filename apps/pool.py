@@ -33,8 +33,7 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 
 import volpipe
-from volpipe.apps import evaluation, inference, segmentation, training
-from volpipe.apps.app import perform
+from volpipe.apps.app import APPS, perform
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
@@ -45,7 +44,6 @@ from volpipe.volumes.node_cache import VARIABLE
 
 log = logging.getLogger(__name__)
 
-APPS = inference.APPS | training.APPS | segmentation.APPS | evaluation.APPS
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
