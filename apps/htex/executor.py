@@ -30,8 +30,9 @@ from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path
 from volpipe.apps.htex.lean_imports import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
-# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
-# to stop its workers. Without it, workers and their jobs end after the heartbeat's threshold.
+# Where the system can tie them, the interchange ends with the driver, even when that is killed, but not by the
+# terminal's Ctrl-C: the driver needs it to stop its workers. Without it, workers and their jobs end after the
+# heartbeat's threshold.
 TIED = ("setsid", "setpriv", "--pdeathsig", "TERM", "--")
 FAILED_BLOCKS = 5
 START_SECONDS = 60
@@ -91,7 +92,7 @@ class ResilientExecutor(HighThroughputExecutor):
         self._refused_since = 0.0
         self._num_wanted, self._elements = 0, dict[str, str]()  # blocks to start; jobs of an array by their blocks
         chosen: dict[str, Any] = {  # Any: as above
-            "interchange_launch_cmd": interchange_command(),
+            "interchange_launch_cmd": [*(TIED if all(map(shutil.which, TIED[:2])) else ()), "interchange.py"],
             "encrypted": not isinstance(provider, LocalProvider),
             "block_error_handler": partial(windowed_error_handler, threshold=failed_blocks),
             "heartbeat_period": 15,
@@ -289,11 +290,6 @@ class ResilientExecutor(HighThroughputExecutor):
 def num_alive(executor: ParslExecutor) -> int:
     """Return how many blocks of `executor` its scheduler has accepted that have not ended."""
     return sum(not status.terminal for status in dict(getattr(executor, "status_facade", {})).values())
-
-
-def interchange_command() -> list[str]:
-    """Return the command of an interchange that ends with the driver, where the system can tie them."""
-    return [*(TIED if all(map(shutil.which, ("setsid", "setpriv"))) else ()), "interchange.py"]
 
 
 def before(folder: Path) -> str:

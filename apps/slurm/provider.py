@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -165,7 +164,8 @@ class SlurmJobs(SlurmProvider):
         code, output, complaint = self.execute_wait(command + clusters)
         if code != 0 and "Invalid job id" not in complaint:
             return None
-        return dict(_states(output))
+        lines = (line.strip().partition("|") for line in output.splitlines())
+        return {job: state.split()[0] for job, _, state in lines if state}  # "CANCELLED by 1000" is CANCELLED
 
     def _note(self, job: str, state: JobState, message: str) -> None:
         resource = self.resources[job]
@@ -177,11 +177,3 @@ class SlurmJobs(SlurmProvider):
 def is_element(job: str) -> bool:
     """Return whether a job's number is that of an array's element, such as 17_0."""
     return "_" in job
-
-
-def _states(output: str) -> Iterator[tuple[str, str]]:
-    """Yield job and state of each line; "CANCELLED by 1000" is CANCELLED."""
-    for line in output.splitlines():
-        job, bar, state = line.strip().partition("|")
-        if bar and state:
-            yield job, state.split()[0]
