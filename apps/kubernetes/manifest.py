@@ -106,10 +106,9 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
 
 
 def _failure_policy(hopeless: Sequence[int]) -> Manifest:
-    """Return which ends of a driver's pod end its job, and which do not even count; the first rule that fits decides.
+    """Return which ends of a driver's pod do not count, and which `hopeless` exit codes end its job at once.
 
-    Args:
-        hopeless: exit codes of commands that will not do better the next time.
+    The first rule that fits decides.
     """
     disrupted = {"status": "True", "type": "DisruptionTarget"}  # a drained node, an eviction, a preemption
     interrupted = {"containerName": "driver", "operator": "In", "values": [INTERRUPTED]}  # somebody deleted the pod

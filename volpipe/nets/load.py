@@ -146,11 +146,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:  # Any: TOML values
-    """Refuse options that the net's function does not take.
-
-    Raises:
-        VolpipeError: with the options that it takes.
-    """
+    """Refuse options that the net's function does not take, and name those that it takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

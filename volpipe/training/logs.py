@@ -22,9 +22,11 @@ MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
 
+Write = Callable[[Mapping[str, float]], None]  # of an entry
+
 
 @contextmanager
-def open_log(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+def open_log(folder: Path, step: int) -> Iterator[Write]:
     """Yield a function that adds an entry to both logs in the training's `folder`, which are first cut at `step`."""
     entries = [entry for entry in read_log(folder) if entry["step"] <= step]
     write_events(folder / EVENTS, entries)

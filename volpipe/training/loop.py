@@ -39,7 +39,7 @@ from volpipe.training.checkpoints import (
 from volpipe.training.data.samples import Sampler
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
-from volpipe.training.logs import open_log
+from volpipe.training.logs import Write, open_log
 from volpipe.training.losses import consistency, cropped, loss_terms
 from volpipe.training.optimizer import Adam
 from volpipe.training.validate import HeldOut, predict, prepare_held_out, validate
@@ -136,9 +136,12 @@ def train(
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    train_log = TrainLog(recipe, facts, sampler, folder, check, group)
     batches = ahead(_batches(recipe, sampler, state.step, group), BATCHES_AHEAD)
-    with contextlib.closing(batches), train_log.open(state.step):  # type: ignore[type-var]
+    logs: contextlib.AbstractContextManager[Write] = contextlib.nullcontext(lambda entry: None)
+    if group.is_rank_zero:
+        logs = open_log(folder, state.step)
+    with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
+        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
             if train_log.write(state, entry):
@@ -159,20 +162,11 @@ class TrainLog:
     folder: Path
     check: Callable[[], None]
     group: RankGroup
-    _write: Callable[[Mapping[str, float]], None] = lambda entry: None
+    write_entry: Write
 
     @cached_property
     def held_out(self) -> list[HeldOut]:
         return prepare_held_out(self.sampler, self.folder)
-
-    @contextlib.contextmanager
-    def open(self, step: int) -> Iterator[None]:
-        """Open the logs, cut at `step`, for the time of the context."""
-        if not self.group.is_rank_zero:
-            yield
-            return
-        with open_log(self.folder, step) as self._write:
-            yield
 
     def write(self, state: TrainState, entry: Mapping[str, float]) -> bool:
         """Write `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here."""
@@ -182,11 +176,11 @@ class TrainLog:
             _is_at(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
         )
         if not pauses:
-            self._write(entry)
+            self.write_entry(entry)
             return False
         stops = 0
         if self.group.is_rank_zero:
-            self._write({**entry, **self.scores(state)})
+            self.write_entry({**entry, **self.scores(state)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()
