@@ -99,7 +99,6 @@ def on_site(name: str, folder: Path | None = None) -> Start:
     """Return the function that starts the site `name`, for a run.
 
     Args:
-        name: of the site.
         folder: that the run will keep the site's files in; with it, a site that cannot be used is refused now.
 
     Raises:

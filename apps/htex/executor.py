@@ -59,13 +59,11 @@ class ResilientExecutor(HighThroughputExecutor):
 
     Args:
         label: names the executor; "cpu", "gpu" or "gpu_..." get the stages of that kind.
-        provider: starts blocks of workers.
         failed_blocks: after as many blocks in a row that failed, the executor is given up.
         longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
         start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
         node_directory: on each node's own disk, where workers keep chunks of the input; it may hold variables that the
             shell of a block knows.
-        arguments: of HighThroughputExecutor.
 
     Raises:
         SiteError: the walltime is too short for the longest task.

@@ -79,7 +79,6 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
     Args:
         command: what follows ``volpipe`` on the command line.
         image: of driver and workers.
-        namespace: of both.
         shape: claims, user, environment and pull secrets.
         folder: in which the command is given.
     """

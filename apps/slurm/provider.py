@@ -49,7 +49,6 @@ class SlurmJobs(SlurmProvider):
     Args:
         poll_seconds: how often Slurm is asked.
         has_arrays: whether jobs that are wanted at the same time are one array.
-        arguments: of SlurmProvider.
     """
 
     def __init__(

@@ -93,7 +93,6 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded.
 
     Args:
-        choice: the recipe's section.
         search_path: folder of relative files and modules: where the run was started.
 
     Raises:

@@ -64,7 +64,6 @@ class TrainState:
         net: in training mode, on `device`.
         average: the net with the running mean of the weights of `net`; it is validated and saved.
         discriminator: the net's adversary, if there is one.
-        step: number of steps taken.
         logits: whether `net` leaves its sigmoid to the loss, which is exact where affinities are near 0 and 1.
     """
 
@@ -121,7 +120,6 @@ def train(
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
     Args:
-        recipe: the training's recipe.
         folder: the training's folder, for checkpoints, logs and at the end the weights. A file "stop" in it ends the
             training at its next validation or checkpoint.
         search_path: folder that the recipe's relative names count from.

@@ -106,8 +106,6 @@ class Sampler:
     """The samples of a training, by number.
 
     Args:
-        recipe: of the training.
-        scale: the net's.
         search_path: folder that the recipe's relative names count from.
 
     Raises:

@@ -114,7 +114,6 @@ def run_sweep(
     Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
 
     Args:
-        sweep: combinations and recipes.
         out: the sweep's folder; created if missing.
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipes' relative names count from.

@@ -175,7 +175,6 @@ def run_tuning(
     The same call resumes the search in its folder, and the trials that died.
 
     Args:
-        tuning: search and recipe.
         out: the search's folder; created if missing.
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.
@@ -235,7 +234,6 @@ class Study:
     """The trials of a tuning, in Optuna's storage in `folder`.
 
     Args:
-        tuning: search and recipe.
         folder: the search's folder, locked by this driver.
 
     Raises:

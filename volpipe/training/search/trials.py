@@ -52,8 +52,6 @@ class TrialResult:
     """The result of a trial, a row of the table.
 
     Attributes:
-        number: of the trial.
-        values: of the trial.
         steps: number of steps up to its newest checkpoint.
         loss: of the last logged step, None without any.
         score: of the last validation (PSNR in dB, or area under the curve), None without any.
