@@ -223,11 +223,7 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
-    overrides = {
-        key: value
-        for key in ("scale", "stride", "halo", "out_channels", "intensity")
-        if (value := getattr(choice, key)) is not None
-    }
+    overrides = choice.model_dump(include={*GEOMETRY, "intensity"}, exclude_none=True)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
         "in_channels": 1,
         "out_channels": 1,
@@ -254,14 +250,13 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             facts["tile_invariant"] = False
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
-    label = files.label_of(choice.name)
-    counts = files.num_parameters(net)
-    digest = weights_digest(choice, net, search_path)
+    facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
+    facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
-        return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
+        return NetFacts(**facts)
     except ValidationError as error:
-        facts |= {"label": label, "num_parameters": counts, "weights_sha256": digest}
-        raise VolpipeError(f"{complain(error, NetFacts, facts, f'net {label}')}; correct it there") from error
+        why = complain(error, NetFacts, facts, f"net {facts['label']}")
+        raise VolpipeError(f"{why}; correct it there") from error
 
 
 def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
