@@ -1,8 +1,7 @@
-"""An app: a function of volpipe that workers run, and where and how urgently they do.
+"""The apps: functions of volpipe that workers run, and where and how urgently they do.
 
-Not here: any app (inference, training, segmentation, evaluation), or how one is submitted (pool). The functions are
-wrapped for Parsl when a pool starts, not decorated: so they ship to workers by name, and their executors are those of
-the site.
+Not here: how one is submitted (pool). The functions are wrapped for Parsl when a pool starts, not decorated: so they
+ship to workers by name, and their executors are those of the site.
 """
 
 from __future__ import annotations
@@ -28,6 +27,32 @@ class App:
     function: str
     label: str
     priority: int = 5
+
+
+APPS = {
+    # a run: from a volume to windows, through the net, to the output and its coarser levels
+    "rehearse": App("volpipe.estimation.calibrate:try_blocks", "gpu", 9),
+    "scan": App("volpipe.runs.worker:scan", "cpu", 9),
+    "measure": App("volpipe.runs.worker:measure", "cpu", 9),
+    "histogram": App("volpipe.runs.worker:measure", "cpu", 9),
+    "factor": App("volpipe.runs.worker:factor", "cpu", 9),
+    "infer": App("volpipe.runs.worker:infer", "gpu", 5),
+    "reassemble": App("volpipe.runs.worker:reassemble", "cpu", 2),
+    "pyramid": App("volpipe.runs.worker:coarsen", "cpu", 1),
+    "discard": App("volpipe.runs.worker:discard", "cpu", 0),
+    # a training: one for each of its ranks
+    "train": App("volpipe.training.task:train_task", "gpu"),
+    # a segmentation: from affinities to fragments, their edges, the graph, labels and coarser levels
+    "find_fragments": App("volpipe.segmentation.tasks:fragments", "cpu"),
+    "find_edges": App("volpipe.segmentation.tasks:edges", "cpu"),
+    "agglomerate": App("volpipe.segmentation.tasks:graph", "cpu"),
+    "paint": App("volpipe.segmentation.tasks:paint", "cpu"),
+    "coarsen_labels": App("volpipe.segmentation.tasks:coarsen", "cpu"),
+    "try_segmentation": App("volpipe.segmentation.estimate:try_blocks", "cpu"),
+    # an evaluation: scores of blocks
+    "score": App("volpipe.evaluation.evaluate:score", "cpu"),
+    "try_scoring": App("volpipe.evaluation.estimate:try_block", "cpu"),
+}
 
 
 def perform(

@@ -10,10 +10,9 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,8 +32,7 @@ from parsl.executors.base import ParslExecutor
 from parsl.providers import LocalProvider
 
 import volpipe
-from volpipe.apps import evaluation, inference, segmentation, training
-from volpipe.apps.app import perform
+from volpipe.apps.app import APPS, perform
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import Watch, cancel_blocks
 from volpipe.blockwise.interrupts import INTERRUPTS
@@ -45,35 +43,33 @@ from volpipe.volumes.node_cache import VARIABLE
 
 log = logging.getLogger(__name__)
 
-APPS = inference.APPS | training.APPS | segmentation.APPS | evaluation.APPS
 LABELS = ("cpu", "gpu")
 LOOPBACK = "127.0.0.1"
 UNKNOWN_SLOTS = 8  # workers assumed of an executor that does not say
 CLEANUP_SECONDS = 60.0  # Parsl's takes 1 s here and 30 s for pods that ignore TERM; with a dead interchange it hangs
 
 
-@dataclass
 class ParslPool:
     """A running Parsl, as a `pool.WorkerPool`: executors for "cpu" and "gpu" apps, and the facts of their workers.
 
-    Attributes:
-        labels: executors of each kind of app, by their labels.
-        prioritised: labels of executors that take a priority.
+    Args:
         watch: over the executors; what it notices ends a run that nothing can come back to.
     """
 
-    labels: dict[str, list[str]]
-    slots: Mapping[str, int]
-    prioritised: set[str]
-    worker_bytes: int | None
-    node_directory: str | None
-    watch: Watch
-    address: str = LOOPBACK
-    worker_threads: int | None = None
-    on_gpu: bool = False
-
-    def __post_init__(self) -> None:
-        self._apps = {label: python_app(perform, executors=names) for label, names in self.labels.items()}
+    def __init__(self, watch: Watch) -> None:
+        executors = watch.executors
+        self.watch, self.labels = watch, {kind: _with_label(executors, kind) for kind in LABELS}
+        self.slots = {
+            kind: sum(_num_workers(e) for e in executors if e.label in chosen) for kind, chosen in self.labels.items()
+        }
+        self.prioritised = {e.label for e in executors if isinstance(e, HighThroughputExecutor)}
+        self.worker_bytes = min(filter(None, map(_worker_bytes, executors)), default=None)
+        named = [e.node_directory for e in executors if isinstance(e, ResilientExecutor)]
+        self.node_directory = next(filter(None, named or [os.environ.get(VARIABLE)]), None)
+        self.address = _address(executors)
+        for_nets = [e for e in executors if e.label in self.labels["gpu"]]
+        self.worker_threads, self.on_gpu = _worker_threads(for_nets), all(map(_has_gpu, for_nets))
+        self._apps = {kind: python_app(perform, executors=chosen) for kind, chosen in self.labels.items()}
 
     @property
     def shared(self) -> bool:
@@ -103,7 +99,6 @@ def on_site(name: str, folder: Path | None = None) -> Start:
     """Return the function that starts the site `name`, for a run.
 
     Args:
-        name: of the site.
         folder: that the run will keep the site's files in; with it, a site that cannot be used is refused now.
 
     Raises:
@@ -123,11 +118,6 @@ def on_site(name: str, folder: Path | None = None) -> Start:
 @contextmanager
 def start_pool(config: Config) -> Iterator[ParslPool]:
     """Start the executors of `config`, watched; on every way out stop them and cancel what they started."""
-    labels = {label: _with_label(config.executors, label) for label in LABELS}
-    slots = {
-        label: sum(_num_workers(e) for e in config.executors if e.label in chosen) for label, chosen in labels.items()
-    }
-    prioritised = {e.label for e in config.executors if isinstance(e, HighThroughputExecutor)}
     watch = Watch(config.executors)
     for executor in config.executors:
         if isinstance(executor, ResilientExecutor):
@@ -137,13 +127,7 @@ def start_pool(config: Config) -> Iterator[ParslPool]:
         _poll_alone(kernel)()
         watch.start()
         try:
-            node_directory = _node_directory(config.executors)
-            address = _address(config.executors)
-            for_nets = [e for e in config.executors if e.label in labels["gpu"]]
-            yield ParslPool(
-                labels, slots, prioritised, _least_bytes(config.executors), node_directory, watch, address,
-                _worker_threads(for_nets), all(map(_has_gpu, for_nets)),
-            )  # fmt: skip
+            yield ParslPool(watch)
         finally:
             with INTERRUPTS.closing():
                 watch.stop()
@@ -204,17 +188,6 @@ def _with_label(executors: Sequence[ParslExecutor], label: str) -> list[str]:
     """Return the executors named `label` or `label_...`; where there are none, all of them."""
     named = [e.label for e in executors if e.label == label or e.label.startswith(f"{label}_")]
     return named or [e.label for e in executors]
-
-
-def _least_bytes(executors: Sequence[ParslExecutor]) -> int | None:
-    """Return the memory that a worker has where it has the least, None where no executor says."""
-    return min(filter(None, map(_worker_bytes, executors)), default=None)
-
-
-def _node_directory(executors: Sequence[ParslExecutor]) -> str | None:
-    """Return where workers keep chunks of the input on their nodes, as the site says it, None where it says nothing."""
-    named = [executor.node_directory for executor in executors if isinstance(executor, ResilientExecutor)]
-    return next(filter(None, named or [os.environ.get(VARIABLE)]), None)
 
 
 def _worker_threads(executors: Sequence[ParslExecutor]) -> int | None:

@@ -11,8 +11,11 @@ import shutil
 import tomllib
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from volpipe.errors import SiteError
 from volpipe.resolve import nearest
@@ -40,7 +43,7 @@ def read_settings(kind: type[Chosen], site: str, prefix: str) -> Chosen:
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and field.name not in values:
             raise SiteError(
-                f"{field.name} is not set; write {field.name} = {_example(hints[field.name])} in {file}, "
+                f"{field.name} is not set; write {field.name} = {_kind(hints[field.name]).example} in {file}, "
                 f"or set {prefix}_{field.name.upper()}"
             )
     return kind(**values)
@@ -66,8 +69,9 @@ def _from_file(file: Path, hints: dict[str, Any]) -> dict[str, Any]:  # Any: typ
     for name, value in values.items():
         if name not in hints:
             raise SiteError(f"{file}: {_unknown(name, hints)}")
-        if not _fits(value, _plain(hints[name])):
-            raise SiteError(f"{file}: {name} = {value!r} is no {_called(hints[name])}; write {_example(hints[name])}")
+        if not _fits(value, hints[name]):
+            kind = _kind(hints[name])
+            raise SiteError(f"{file}: {name} = {value!r} is no {kind.name}; write {kind.example}")
     return values
 
 
@@ -82,9 +86,9 @@ def _from_environment(prefix: str, hints: dict[str, Any]) -> dict[str, Any]:  # 
         if text == "":
             continue  # as a shell unsets what it only emptied
         try:
-            values[name] = PARSERS[_plain(hints[name])](text)
+            values[name] = _kind(hints[name]).read(text)
         except (ValueError, KeyError):
-            raise SiteError(f"the environment's {variable}={text!r} is no {_called(hints[name])}") from None
+            raise SiteError(f"the environment's {variable}={text!r} is no {_kind(hints[name]).name}") from None
     return values
 
 
@@ -92,58 +96,49 @@ def _unknown(name: str, hints: dict[str, Any]) -> str:  # Any: types
     return f"no setting {name!r}{nearest(name, hints)}; there are {', '.join(hints)}"
 
 
-def _plain(kind: Any) -> Any:  # Any: a type as it was annotated
-    """Return `kind` without its "or None"."""
-    if get_origin(kind) in (Union, types.UnionType):
-        return next(item for item in get_args(kind) if item is not type(None))
-    return kind
-
-
-def _fits(value: object, kind: Any) -> bool:  # Any: a type as it was annotated
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is kind
-
-
-def _parse_list(text: str) -> list[str]:
+def _read_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def _parse_table(text: str) -> dict[str, str]:
+def _read_table(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(equals for _, equals, _ in pairs):
         raise ValueError(text)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-PARSERS: dict[Any, Callable[[str], object]] = {  # Any: types as they are annotated
-    str: str,
-    int: int,
-    float: float,
-    bool: lambda text: SWITCHES[text.lower()],
-    list[str]: _parse_list,
-    dict[str, str]: _parse_table,
+@dataclass(frozen=True)
+class Kind:
+    """A type of settings: its name, what one looks like in TOML, and how a text of the environment is read."""
+
+    name: str
+    example: str
+    read: Callable[[str], object]
+
+
+KINDS: dict[Any, Kind] = {  # Any: types as they are annotated
+    str: Kind("text", '"..."', str),
+    int: Kind("whole number", "4", int),
+    float: Kind("number", "1.5", float),
+    bool: Kind("true or false", "true", lambda text: SWITCHES[text.lower()]),
+    list[str]: Kind("list of texts", '["...", "..."]', _read_list),
+    dict[str, str]: Kind("table of texts", '{ key = "..." }', _read_table),
 }
-NAMES: dict[Any, tuple[str, str]] = {  # Any: as above; what to call each, and what one looks like in TOML
-    str: ("text", '"..."'),
-    int: ("whole number", "4"),
-    float: ("number", "1.5"),
-    bool: ("true or false", "true"),
-    list[str]: ("list of texts", '["...", "..."]'),
-    dict[str, str]: ("table of texts", '{ key = "..." }'),
-}
 
 
-def _called(kind: Any) -> str:  # Any: a type as it was annotated
-    return NAMES[_plain(kind)][0]
+def _kind(hint: Any) -> Kind:  # Any: a type as it was annotated
+    """Return the kind of an annotated type, without its "or None"."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(item for item in get_args(hint) if item is not type(None))
+    return KINDS[hint]
 
 
-def _example(kind: Any) -> str:  # Any: a type as it was annotated
-    return NAMES[_plain(kind)][1]
+def _fits(value: object, hint: Any) -> bool:  # Any: a type as it was annotated
+    try:
+        TypeAdapter(hint).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def read_slurm_settings(kind: type[Chosen], site: str) -> Chosen:

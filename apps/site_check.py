@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from parsl import python_app
@@ -42,14 +41,7 @@ LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
 Configure = Callable[[Path], Config]
 OnAnswer = Callable[[Answer], None]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An executor, and the future answer of its worker."""
-
-    executor: ParslExecutor
-    future: Future[Facts]
+Asked = tuple[ParslExecutor, Future[Facts]]  # and the future answer of its worker
 
 
 def check_site(
@@ -100,7 +92,7 @@ def ask_each(config: Config, question: Question, wait_seconds: float, on_answer:
     config.strategy_period = POLL_SECONDS  # within which Parsl's own thread starts them; two at it would start two
     began = time.monotonic()
     with load_parsl(config):
-        asked = [Asked(executor, _ask(executor, question)) for executor in config.executors]
+        asked = [(executor, _ask(executor, question)) for executor in config.executors]
         answers = {answer.label: answer for answer in _answers(asked, began, wait_seconds, on_answer)}
     return [answers[executor.label] for executor in config.executors]
 
@@ -116,34 +108,30 @@ def _answers(asked: Sequence[Asked], began: float, wait_seconds: float, on_answe
     """Yield answers as they come, and at the end one for each worker that gave none."""
     left, suspects = list(asked), set[str]()
     while left:
-        wait([question.future for question in left], LOOK_SECONDS, FIRST_COMPLETED)
+        wait([future for _, future in left], LOOK_SECONDS, FIRST_COMPLETED)
         is_late = time.monotonic() > began + wait_seconds
-        for question in list(left):
-            label = question.executor.label
-            answer = _answer(question, began)
+        for executor, future in list(left):
+            label, gpus = executor.label, gpus_of(executor)
+            answer = _answer(executor, future, began) if future.done() else None
             if answer is None and is_late:
-                answer = Answer(label, gpus_of(question.executor), trouble=_why_late(question.executor, wait_seconds))
-            elif answer is None and (trouble := _trouble_of(question.executor)):
+                answer = Answer(label, gpus, trouble=_why_late(executor, wait_seconds))
+            elif answer is None and (trouble := _trouble_of(executor)):
                 if label in suspects:  # its answer, or a better reason, may be on its way
-                    answer = Answer(label, gpus_of(question.executor), trouble=trouble)
+                    answer = Answer(label, gpus, trouble=trouble)
                 suspects.add(label)
             if answer is not None:
-                left.remove(question)
+                left.remove((executor, future))
                 on_answer(answer)
                 yield answer
 
 
-def _answer(asked: Asked, began: float) -> Answer | None:
-    """Return the answer that has come, or None."""
-    executor, future = asked.executor, asked.future
-    if not future.done():
-        return None
-    gpus = gpus_of(executor)
-    error = future.exception()
+def _answer(executor: ParslExecutor, future: Future[Facts], began: float) -> Answer:
+    """Return the answer that has come."""
+    label, gpus, error = executor.label, gpus_of(executor), future.exception()
     if error is not None:
-        return Answer(executor.label, gpus, trouble=_in_words(executor, error))
+        return Answer(label, gpus, trouble=_in_words(executor, error))
     facts = future.result()
-    return Answer(executor.label, gpus, facts, start_seconds=time.monotonic() - began - facts["seconds"])
+    return Answer(label, gpus, facts, start_seconds=time.monotonic() - began - facts["seconds"])
 
 
 def _in_words(executor: ParslExecutor, error: BaseException) -> str:

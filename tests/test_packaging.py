@@ -36,7 +36,7 @@ import os
 import sys
 from pathlib import Path
 
-import volpipe.apps.inference
+import volpipe.apps.app
 import volpipe.configs.local
 from volpipe.models.identity import identity
 

@@ -30,8 +30,9 @@ from volpipe.apps.htex.launch import OUT_OF_MEMORY, blocks_folder, first_in_path
 from volpipe.apps.htex.lean_imports import write_stand_ins
 from volpipe.errors import NOTICE, ManagerLost, SiteError, WorkerLost
 
-# The interchange ends with the driver, even when that is killed, but not by the terminal's Ctrl-C: the driver needs it
-# to stop its workers. Without it, workers and their jobs end after the heartbeat's threshold.
+# Where the system can tie them, the interchange ends with the driver, even when that is killed, but not by the
+# terminal's Ctrl-C: the driver needs it to stop its workers. Without it, workers and their jobs end after the
+# heartbeat's threshold.
 TIED = ("setsid", "setpriv", "--pdeathsig", "TERM", "--")
 FAILED_BLOCKS = 5
 START_SECONDS = 60
@@ -58,13 +59,11 @@ class ResilientExecutor(HighThroughputExecutor):
 
     Args:
         label: names the executor; "cpu", "gpu" or "gpu_..." get the stages of that kind.
-        provider: starts blocks of workers.
         failed_blocks: after as many blocks in a row that failed, the executor is given up.
         longest_task: seconds; blocks take no task any more when what is left of their walltime is less, and end.
         start_seconds: of a block's walltime that pass before its workers are ready, and after they are done.
         node_directory: on each node's own disk, where workers keep chunks of the input; it may hold variables that the
             shell of a block knows.
-        arguments: of HighThroughputExecutor.
 
     Raises:
         SiteError: the walltime is too short for the longest task.
@@ -91,7 +90,7 @@ class ResilientExecutor(HighThroughputExecutor):
         self._refused_since = 0.0
         self._num_wanted, self._elements = 0, dict[str, str]()  # blocks to start; jobs of an array by their blocks
         chosen: dict[str, Any] = {  # Any: as above
-            "interchange_launch_cmd": interchange_command(),
+            "interchange_launch_cmd": [*(TIED if all(map(shutil.which, TIED[:2])) else ()), "interchange.py"],
             "encrypted": not isinstance(provider, LocalProvider),
             "block_error_handler": partial(windowed_error_handler, threshold=failed_blocks),
             "heartbeat_period": 15,
@@ -289,11 +288,6 @@ class ResilientExecutor(HighThroughputExecutor):
 def num_alive(executor: ParslExecutor) -> int:
     """Return how many blocks of `executor` its scheduler has accepted that have not ended."""
     return sum(not status.terminal for status in dict(getattr(executor, "status_facade", {})).values())
-
-
-def interchange_command() -> list[str]:
-    """Return the command of an interchange that ends with the driver, where the system can tie them."""
-    return [*(TIED if all(map(shutil.which, ("setsid", "setpriv"))) else ()), "interchange.py"]
 
 
 def before(folder: Path) -> str:

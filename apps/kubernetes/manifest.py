@@ -5,6 +5,7 @@ Not here: printing them (k8s), or the pods of workers, which drivers create them
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ from volpipe.apps.kubernetes.pod_spec import (
 from volpipe.blockwise.interrupts import INTERRUPTED
 
 ACCOUNT = "volpipe"
+RBAC = "rbac.authorization.k8s.io"
+VERSIONS = {"Job": "batch/v1", "Role": f"{RBAC}/v1", "RoleBinding": f"{RBAC}/v1"}  # of kinds beyond the core's
+LABELS = {"app.kubernetes.io/name": ACCOUNT}
 VERBS = ["create", "list", "delete"]  # all that PodProvider asks for
 # Where the driver's own pod is told, by which workers find it and go when it goes.
 DOWNWARD = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
@@ -42,47 +46,31 @@ Manifest = dict[str, Any]  # Any: JSON
 
 def rights(namespace: str) -> list[Manifest]:
     """Return the account that drivers run as, and the least that it must be allowed: pods, in this namespace."""
-    account = client.V1ServiceAccount(api_version="v1", kind="ServiceAccount", metadata=_metadata(ACCOUNT, namespace))
-    rule = client.V1PolicyRule(api_groups=[""], resources=["pods"], verbs=VERBS)
-    group = "rbac.authorization.k8s.io"
-    role = client.V1Role(api_version=f"{group}/v1", kind="Role", metadata=_metadata(ACCOUNT, namespace), rules=[rule])
-    binding = client.V1RoleBinding(
-        api_version=f"{group}/v1",
-        kind="RoleBinding",
-        metadata=_metadata(ACCOUNT, namespace),
-        role_ref=client.V1RoleRef(api_group=group, kind="Role", name=ACCOUNT),
-        subjects=[client.RbacV1Subject(kind="ServiceAccount", name=ACCOUNT, namespace=namespace)],
-    )
-    return [_plain(model) for model in (account, role, binding)]
+    account = {"kind": "ServiceAccount", "name": ACCOUNT}
+    role = {"apiGroup": RBAC, "kind": "Role", "name": ACCOUNT}
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": VERBS}
+    return [
+        _manifest("ServiceAccount", ACCOUNT, namespace),
+        _manifest("Role", ACCOUNT, namespace, rules=[rule]),
+        _manifest("RoleBinding", ACCOUNT, namespace, roleRef=role, subjects=[account | {"namespace": namespace}]),
+    ]
 
 
 def storage(namespace: str, sizes: Mapping[str, str], storage_class: str | None = None) -> list[Manifest]:
     """Return claims of these sizes, by name, that pods on many nodes may write at once."""
-    return [
-        _plain(
-            client.V1PersistentVolumeClaim(
-                api_version="v1",
-                kind="PersistentVolumeClaim",
-                metadata=_metadata(name, namespace),
-                spec=client.V1PersistentVolumeClaimSpec(
-                    access_modes=["ReadWriteMany"],
-                    storage_class_name=storage_class,
-                    resources=client.V1VolumeResourceRequirements(requests={"storage": size}),
-                ),
-            )
-        )
+    kind = {} if storage_class is None else {"storageClassName": storage_class}
+    specs = {
+        name: {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}, **kind}
         for name, size in sizes.items()
-    ]
+    }
+    return [_manifest("PersistentVolumeClaim", name, namespace, spec=spec) for name, spec in specs.items()]
 
 
 def service(namespace: str) -> Manifest:
     """Return the headless service by which each worker's pod has a name in the cluster's DNS, ready or not."""
-    spec = client.V1ServiceSpec(
-        cluster_ip="None",  # in words; such a service needs no ports, and those of ranks are known only as they start
-        publish_not_ready_addresses=True,
-        selector=WORKERS,
-    )
-    return _plain(client.V1Service(api_version="v1", kind="Service", metadata=_metadata(SERVICE, namespace), spec=spec))
+    # Such a service needs no ports, and those of ranks are known only as they start.
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": WORKERS}
+    return _manifest("Service", SERVICE, namespace, spec=spec)
 
 
 def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape, *, folder: str) -> Manifest:
@@ -91,71 +79,49 @@ def driver_job(command: Sequence[str], image: str, namespace: str, shape: Shape,
     Args:
         command: what follows ``volpipe`` on the command line.
         image: of driver and workers.
-        namespace: of both.
         shape: claims, user, environment and pull secrets.
         folder: in which the command is given.
     """
-    template = client.V1PodTemplateSpec(
-        metadata=client.V1ObjectMeta(
-            labels={"app.kubernetes.io/name": ACCOUNT, **shape.labels}, annotations=dict(shape.annotations) or None
-        ),
-        spec=client.V1PodSpec(
-            containers=[_driver(command, image, shape, folder)],
-            restart_policy="Never",
-            service_account_name=ACCOUNT,
-            security_context=pod_security(shape),
-            image_pull_secrets=secrets(shape) or None,
-            volumes=volumes(shape) or None,
-            enable_service_links=False,
-            scheduler_name=shape.scheduler,
-            termination_grace_period_seconds=GRACE_SECONDS,
-        ),
+    # A queue takes a job by its label.
+    metadata = client.V1ObjectMeta(labels={**LABELS, **shape.labels}, annotations=dict(shape.annotations) or None)
+    pod = client.V1PodSpec(
+        containers=[_driver(command, image, shape, folder)],
+        restart_policy="Never",
+        service_account_name=ACCOUNT,
+        security_context=pod_security(shape),
+        image_pull_secrets=secrets(shape) or None,
+        volumes=volumes(shape) or None,
+        enable_service_links=False,
+        scheduler_name=shape.scheduler,
+        termination_grace_period_seconds=GRACE_SECONDS,
     )
-    spec = client.V1JobSpec(
-        template=template,
-        backoff_limit=ATTEMPTS_AGAIN,
-        pod_failure_policy=_failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
-        ttl_seconds_after_finished=KEPT_SECONDS,
-    )
-    metadata = _metadata(_job_name(command), namespace)
-    metadata.labels = {**(metadata.labels or {}), **shape.labels}  # a queue takes a job by its label
-    metadata.annotations = dict(shape.annotations) or None
-    job = client.V1Job(api_version="batch/v1", kind="Job", metadata=metadata, spec=spec)
-    return _plain(job)
+    spec = {
+        "backoffLimit": ATTEMPTS_AGAIN,
+        "podFailurePolicy": _failure_policy([REFUSED] if command[0] == "run" else [INCOMPLETE, REFUSED]),
+        "template": {"metadata": metadata, "spec": pod},
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
+    }
+    return _manifest("Job", _job_name(command), namespace, metadata, spec=spec)
 
 
-def _failure_policy(hopeless: Sequence[int]) -> client.V1PodFailurePolicy:
-    """Return which ends of a driver's pod end its job, and which do not even count; the first rule that fits decides.
+def _failure_policy(hopeless: Sequence[int]) -> Manifest:
+    """Return which ends of a driver's pod do not count, and which `hopeless` exit codes end its job at once.
 
-    Args:
-        hopeless: exit codes of commands that will not do better the next time.
+    The first rule that fits decides.
     """
-    disrupted = client.V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
-    return client.V1PodFailurePolicy(
-        rules=[
-            # A drained node, an eviction, a preemption.
-            client.V1PodFailurePolicyRule(action="Ignore", on_pod_conditions=[disrupted]),
-            _on_exit("Ignore", [INTERRUPTED]),  # somebody deleted the pod
-            _on_exit("FailJob", hopeless),
+    disrupted = {"status": "True", "type": "DisruptionTarget"}  # a drained node, an eviction, a preemption
+    interrupted = {"containerName": "driver", "operator": "In", "values": [INTERRUPTED]}  # somebody deleted the pod
+    return {
+        "rules": [
+            {"action": "Ignore", "onPodConditions": [disrupted]},
+            {"action": "Ignore", "onExitCodes": interrupted},
+            {"action": "FailJob", "onExitCodes": {**interrupted, "values": hopeless}},
         ]
-    )
-
-
-def _on_exit(action: str, codes: Sequence[int]) -> client.V1PodFailurePolicyRule:
-    requirement = client.V1PodFailurePolicyOnExitCodesRequirement(
-        container_name="driver", operator="In", values=list(codes)
-    )
-    return client.V1PodFailurePolicyRule(action=action, on_exit_codes=requirement)
+    }
 
 
 def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> client.V1Container:
-    downward = [
-        client.V1EnvVar(
-            name=name,
-            value_from=client.V1EnvVarSource(field_ref=client.V1ObjectFieldSelector(field_path=path)),
-        )
-        for name, path in DOWNWARD.items()
-    ]
+    downward = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in DOWNWARD.items()]
     env = {"LOGNAME": USER, **shape.env}
     amounts = {"cpu": DRIVER_CORES, "memory": DRIVER_MEMORY}
     return client.V1Container(
@@ -164,8 +130,8 @@ def _driver(command: Sequence[str], image: str, shape: Shape, folder: str) -> cl
         command=["volpipe", *command],
         working_dir=folder,
         env_from=secret_variables(shape) or None,
-        env=[*downward, *(client.V1EnvVar(name=name, value=value) for name, value in env.items())],
-        resources=client.V1ResourceRequirements(requests=amounts, limits=amounts),
+        env=[*downward, *({"name": name, "value": value} for name, value in env.items())],
+        resources={"limits": amounts, "requests": amounts},
         volume_mounts=mounts(shape) or None,
         security_context=container_security(),
     )
@@ -176,11 +142,14 @@ def _job_name(command: Sequence[str]) -> str:
     return f"volpipe-{hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()[:8]}"
 
 
-def _metadata(name: str, namespace: str) -> client.V1ObjectMeta:
-    return client.V1ObjectMeta(name=name, namespace=namespace, labels={"app.kubernetes.io/name": ACCOUNT})
-
-
-def _plain(model: object) -> Manifest:
-    manifest = client.ApiClient().sanitize_for_serialization(model)
+def _manifest(
+    kind: str, name: str, namespace: str, metadata: client.V1ObjectMeta | None = None, **parts: object
+) -> Manifest:
+    """Return a manifest as JSON; `parts` may hold models of the Kubernetes client, whose empty fields are left out."""
+    named = copy.copy(metadata) or client.V1ObjectMeta(labels=LABELS)
+    named.name, named.namespace = name, namespace
+    manifest = client.ApiClient().sanitize_for_serialization(
+        {"apiVersion": VERSIONS.get(kind, "v1"), "kind": kind, "metadata": named, **parts}
+    )
     assert isinstance(manifest, dict)
     return manifest

@@ -129,7 +129,8 @@ def dress(pod: client.V1Pod, shape: Shape) -> client.V1Pod:
     metadata.annotations = {**(metadata.annotations or {}), **shape.annotations} or None
     spec.hostname, spec.subdomain = host_name(metadata.name or ""), SERVICE
     if shape.owner:
-        metadata.owner_references = [reference(shape.owner)]
+        owner = client.V1OwnerReference(api_version="v1", kind="Pod", name=shape.owner.name, uid=shape.owner.uid)
+        metadata.owner_references = [owner]
     _place(spec, shape)
     _bound(spec, shape)
     spec.security_context = pod_security(shape)
@@ -169,10 +170,6 @@ def secret_variables(shape: Shape) -> list[client.V1EnvFromSource]:
 
 def secrets(shape: Shape) -> list[client.V1LocalObjectReference]:
     return [client.V1LocalObjectReference(name=name) for name in shape.pull_secrets]
-
-
-def reference(owner: Owner) -> client.V1OwnerReference:
-    return client.V1OwnerReference(api_version="v1", kind="Pod", name=owner.name, uid=owner.uid)
 
 
 def _place(spec: client.V1PodSpec, shape: Shape) -> None:

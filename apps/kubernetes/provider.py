@@ -55,7 +55,6 @@ class PodProvider(KubernetesProvider):
         context: of that file, instead of its current one.
         poll_seconds: how often the pods are looked at, in one request for all.
         patience: how long a pod may wait before it is given up.
-        arguments: as above.
 
     Raises:
         SiteError: there is no cluster, or a pod cannot be as it should.

@@ -46,7 +46,6 @@ def driver_script(job: DriverJob, arguments: Sequence[str], folder: Path, enviro
     """Return an sbatch script that gives `volpipe run` with `arguments` in `folder`.
 
     Args:
-        job: what to ask of Slurm.
         arguments: of `volpipe run`.
         folder: where relative paths begin.
         environment: of which VOLPIPE_... is handed on.

@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -50,7 +49,6 @@ class SlurmJobs(SlurmProvider):
     Args:
         poll_seconds: how often Slurm is asked.
         has_arrays: whether jobs that are wanted at the same time are one array.
-        arguments: of SlurmProvider.
     """
 
     def __init__(
@@ -165,7 +163,8 @@ class SlurmJobs(SlurmProvider):
         code, output, complaint = self.execute_wait(command + clusters)
         if code != 0 and "Invalid job id" not in complaint:
             return None
-        return dict(_states(output))
+        lines = (line.strip().partition("|") for line in output.splitlines())
+        return {job: state.split()[0] for job, _, state in lines if state}  # "CANCELLED by 1000" is CANCELLED
 
     def _note(self, job: str, state: JobState, message: str) -> None:
         resource = self.resources[job]
@@ -177,11 +176,3 @@ class SlurmJobs(SlurmProvider):
 def is_element(job: str) -> bool:
     """Return whether a job's number is that of an array's element, such as 17_0."""
     return "_" in job
-
-
-def _states(output: str) -> Iterator[tuple[str, str]]:
-    """Yield job and state of each line; "CANCELLED by 1000" is CANCELLED."""
-    for line in output.splitlines():
-        job, bar, state = line.strip().partition("|")
-        if bar and state:
-            yield job, state.split()[0]

@@ -1,10 +1,15 @@
-"""The tables of apps: each name is one app's."""
+"""The table of apps: each names a function that workers have."""
 
 from __future__ import annotations
 
-from volpipe.apps import evaluation, inference, pool, segmentation, training
+from importlib import import_module
+
+import pytest
+
+from volpipe.apps.app import APPS
 
 
-def test_no_two_apps_share_a_name() -> None:
-    tables = (inference.APPS, training.APPS, segmentation.APPS, evaluation.APPS)
-    assert sum(map(len, tables)) == len(pool.APPS)  # in whose union the later of two would take the other's tasks
+@pytest.mark.parametrize("name", APPS)
+def test_an_app_names_a_function_that_is_there(name: str) -> None:
+    module, _, function = APPS[name].function.partition(":")
+    assert callable(getattr(import_module(module), function))

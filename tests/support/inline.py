@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from volpipe.apps.app import APPS
 from volpipe.apps.app import perform as run_app
-from volpipe.apps.pool import APPS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.loop import perform as perform_work
 from volpipe.blockwise.pool import WorkerPool

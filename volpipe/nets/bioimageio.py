@@ -5,7 +5,7 @@ Not here: reading a package (bioimageio_spec), or its pre- and postprocessing (b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.bioimageio_ops import LETTERS, STATISTICS, Step, output_intensity, split_normalisation
 from volpipe.nets.bioimageio_spec import Package, TensorSpec, Tolerance, Weights
-from volpipe.nets.onnx import OnnxGraph, check_size, load_graph
+from volpipe.nets.onnx import OnnxGraph, check_size
 
 RELATIVE = 1e-4  # of the largest expected value, where a package has no tolerance
 DISCRETE_PER_MILLION = 1000.0  # integers of a million that may differ; as in bioimageio.spec
@@ -188,34 +188,6 @@ def compare(result: np.ndarray, expected: np.ndarray, tolerance: Tolerance | Non
     wrong = ~(difference <= tolerance.absolute + tolerance.relative * np.abs(expected))  # NaN is wrong
     mismatched = 1e6 * float(wrong.mean()) if wrong.size else 0.0
     return SelfTestResult(float(difference.max(initial=0)), largest, mismatched, mismatched <= tolerance.per_million)
-
-
-def load_package(
-    package: Package, weights_format: str | None, is_trusted: bool, load: Callable[[Weights], nn.Module]
-) -> PackageNet:
-    """Return the net of `package`.
-
-    Args:
-        weights_format: of those in the package; None for the preferred one.
-        is_trusted: whether weights that are code may be loaded.
-        load: returns the module of weights that are code.
-    """
-    kind = weights_format or next(iter(package.weights))
-    if kind not in package.weights:
-        raise VolpipeError(f"package {package.name} has no {kind} weights; it has {', '.join(package.weights)}")
-    weights = package.weights[kind]
-    try:
-        weights.file  # noqa: B018  # refused if it is missing, outside of the package, or another
-    except VolpipeError as error:
-        raise VolpipeError(f"package {package.name}: {error}") from error
-    if kind == "onnx":
-        return PackageNet(package, kind, load_graph(weights.file))
-    if not is_trusted:
-        raise VolpipeError(
-            f"package {package.name} has its net as {kind}, which is code and runs with your rights; add --trust-model "
-            "(net.trust_model = true) if you trust its maker"
-        )
-    return PackageNet(package, kind, load(weights).eval())
 
 
 def _sizes_of(inner: nn.Module | OnnxGraph, axes: str) -> Triple:

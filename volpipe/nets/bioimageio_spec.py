@@ -100,6 +100,21 @@ class Package:
     weights: Mapping[str, Weights]
     tolerance: Mapping[str, Tolerance]
 
+    def weights_in(self, kind: str | None) -> Weights:
+        """Return the weights in the format `kind`, None for the preferred one.
+
+        Raises:
+            VolpipeError: there are none, or their file is missing, outside of the package, or another.
+        """
+        kind = kind or next(iter(self.weights))
+        if kind not in self.weights:
+            raise VolpipeError(f"package {self.name} has no {kind} weights; it has {', '.join(self.weights)}")
+        try:
+            self.weights[kind].file  # noqa: B018  # refused if it is none
+        except VolpipeError as error:
+            raise VolpipeError(f"package {self.name}: {error}") from error
+        return self.weights[kind]
+
 
 def open_package(path: Path) -> Package:
     """Return the package at `path`: a folder, a zip, or the description in a folder.

@@ -128,10 +128,7 @@ def bytes_per_voxel(choice: NetChoice) -> float | None:
 
 def shape_key(choice: NetChoice) -> str | None:
     """Return the hash of a shipped net's code and options, without its weights; None for a user's net."""
-    if not is_shipped(choice):
-        return None
-    plain = NetChoice(name=choice.name, options=choice.options)
-    return choice_digest(plain, "", [models_folder() / f"{choice.name}.py"])
+    return facts_key(NetChoice(name=choice.name, options=choice.options))
 
 
 def torch_version() -> str:

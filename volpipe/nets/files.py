@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import re
 import warnings
-from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +70,7 @@ def load_program(choice: NetChoice, search_path: str) -> nn.Module:
             "(net.trust_model = true) if you trust its maker, or take its weights as safetensors with a net of your own"
         )
     if kind == PACKAGE:
-        from volpipe.nets.bioimageio import load_package
-
-        package = _package(choice, path)
-        code = partial(_load_code, package)
-        return load_package(package, _weights_format(choice), choice.trust_model, code)
+        return _load_package(choice, path)
     if choice.options:
         raise VolpipeError(f"net {choice.name} is a file of {kind}, which takes no options; leave out {choice.options}")
     if not path.is_file():
@@ -99,7 +94,8 @@ def _check_no_weights(choice: NetChoice) -> None:
         raise VolpipeError(f"net {choice.name} has its weights in it; leave out net.weights {choice.weights}")
 
 
-def _package(choice: NetChoice, path: Path) -> Package:
+def _package(choice: NetChoice, path: Path) -> tuple[Package, Weights]:
+    """Return the package that `choice` names, and its weights in the format that the recipe asks for, if it does."""
     from volpipe.nets.bioimageio_spec import open_package
 
     _check_no_weights(choice)
@@ -109,13 +105,23 @@ def _package(choice: NetChoice, path: Path) -> Package:
         )
     if not path.exists():
         raise VolpipeError(f"no net at {path}")
-    return open_package(path)
+    package, kind = open_package(path), choice.options.get("weights")
+    return package, package.weights_in(None if kind is None else str(kind))
 
 
-def _weights_format(choice: NetChoice) -> str | None:
-    """Return the format of a package's weights that the recipe asks for."""
-    weights = choice.options.get("weights")
-    return None if weights is None else str(weights)
+def _load_package(choice: NetChoice, path: Path) -> nn.Module:
+    from volpipe.nets.bioimageio import PackageNet
+    from volpipe.nets.onnx import load_graph
+
+    package, weights = _package(choice, path)
+    if weights.kind == "onnx":
+        return PackageNet(package, weights.kind, load_graph(weights.file))
+    if not choice.trust_model:
+        raise VolpipeError(
+            f"package {package.name} has its net as {weights.kind}, which is code and runs with your rights; add "
+            "--trust-model (net.trust_model = true) if you trust its maker"
+        )
+    return PackageNet(package, weights.kind, _load_code(package, weights).eval())
 
 
 def _load_code(package: Package, weights: Weights) -> nn.Module:
@@ -156,8 +162,7 @@ def file_hash(choice: NetChoice, search_path: str) -> str:
     """Return the SHA-256 of the file that `choice` names: of weights and code, and of files beside it that it needs."""
     path = Path(search_path) / choice.name
     if kind_of(choice.name) == PACKAGE:
-        weights = _package(choice, path).weights
-        path = weights[_weights_format(choice) or next(iter(weights))].file
+        path = _package(choice, path)[1].file
     if path.suffix == ".onnx":
         from volpipe.nets.onnx import onnx_hash
 

@@ -11,11 +11,9 @@ it takes along an axis, 0 where it takes others; `normalise` is the normalisatio
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import inspect
-import json
 import logging
 import math
 import os
@@ -25,7 +23,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from volpipe.errors import NetError, PlanError, VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
@@ -95,7 +93,6 @@ def build_net(choice: NetChoice, search_path: str = "") -> nn.Module:
     """Return the net of `choice` in evaluation mode, on the CPU, with its weights loaded.
 
     Args:
-        choice: the recipe's section.
         search_path: folder of relative files and modules: where the run was started.
 
     Raises:
@@ -148,11 +145,7 @@ def _call(choice: NetChoice, search_path: str) -> nn.Module:
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:  # Any: TOML values
-    """Refuse options that the net's function does not take.
-
-    Raises:
-        VolpipeError: with the options that it takes.
-    """
+    """Refuse options that the net's function does not take, and name those that it takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -192,14 +185,7 @@ def describe(choice: NetChoice, search_path: str = "") -> NetFacts:
     known = look_up(choice)
     if known is not None:
         return NetFacts.model_validate(known)
-    memory = _memory(choice, search_path, "facts")
-    if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
-            return NetFacts.model_validate_json(memory.read_bytes())
-    facts = examine(choice, search_path)
-    if memory is not None:
-        _remember(memory, facts.model_dump_json())
-    return facts
+    return _kept(_memory(choice, search_path, "facts"), NetFacts, lambda: examine(choice, search_path))
 
 
 def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
@@ -210,26 +196,34 @@ def _memory(choice: NetChoice, search_path: str, what: str) -> Path | None:
     digest = choice_digest(choice, search_path, paths, torch_version(), what)
     if digest is None:
         return None
+    return _cache_file(choice.name, digest)
+
+
+def _cache_file(name: str, digest: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "volpipe" / f"{choice.name}-{digest[:24]}.json"
+    return Path(home) / "volpipe" / f"{name}-{digest[:24]}.json"
 
 
-def _remember(memory: Path, text: str) -> None:
-    try:
-        paths.write(memory, text.encode())
-    except OSError as error:  # without a cache, the same work is done again
-        log.debug("%s cannot be written: %s", memory, error)
+def _kept(memory: Path | None, kind: type[R], make: Callable[[], R]) -> R:
+    """Return what the cache file `memory` holds, or else what `make` returns, which is written to it."""
+    values = TypeAdapter(kind)
+    if memory is not None and memory.is_file():
+        with contextlib.suppress(OSError, ValidationError):  # a file cut short is written again
+            return values.validate_json(memory.read_bytes())
+    result = make()
+    if memory is not None:
+        try:
+            paths.write(memory, values.dump_json(result))
+        except OSError as error:  # without a cache, the same work is done again
+            log.debug("%s cannot be written: %s", memory, error)
+    return result
 
 
 def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
     """Return the facts of the net of `choice`, which is built."""
     net = build_net(choice, search_path)
     files.run_self_test(net)
-    overrides = {
-        key: value
-        for key in ("scale", "stride", "halo", "out_channels", "intensity")
-        if (value := getattr(choice, key)) is not None
-    }
+    overrides = choice.model_dump(include={*GEOMETRY, "intensity"}, exclude_none=True)
     facts: dict[str, Any] = {  # Any: attributes of a net, checked by NetFacts
         "in_channels": 1,
         "out_channels": 1,
@@ -256,14 +250,13 @@ def examine(choice: NetChoice, search_path: str = "") -> NetFacts:
             facts["tile_invariant"] = False
     facts["tile_invariant"] = facts["tile_invariant"] and not normalising_layers(net)
     facts["window"] = tuple(only or size for only, size in zip(facts["fixed"], facts["window"], strict=True))
-    label = files.label_of(choice.name)
-    counts = files.num_parameters(net)
-    digest = weights_digest(choice, net, search_path)
+    facts |= {"label": files.label_of(choice.name), "num_parameters": files.num_parameters(net)}
+    facts["weights_sha256"] = weights_digest(choice, net, search_path)
     try:
-        return NetFacts(label=label, num_parameters=counts, weights_sha256=digest, **facts)
+        return NetFacts(**facts)
     except ValidationError as error:
-        facts |= {"label": label, "num_parameters": counts, "weights_sha256": digest}
-        raise VolpipeError(f"{complain(error, NetFacts, facts, f'net {label}')}; correct it there") from error
+        why = complain(error, NetFacts, facts, f"net {facts['label']}")
+        raise VolpipeError(f"{why}; correct it there") from error
 
 
 def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Geometry:
@@ -272,18 +265,16 @@ def cached_geometry(choice: NetChoice, search_path: str, in_channels: int) -> Ge
     Raises:
         UnmeasurableError: it cannot be measured, or not within the time.
     """
-    memory = _memory_of_code(choice, search_path, f"geometry {in_channels}")
-    if memory is not None and memory.is_file():
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # a file cut short is written again
-            entry: dict[str, Any] = json.loads(memory.read_bytes())  # Any: JSON
-            sizes = {key: tuple(entry[key]) for key in ("scale", "stride", "before", "after")}
-            return Geometry(**sizes, out_channels=entry["out_channels"])
-    log.info("net %s does not declare all of its geometry; measuring it", choice.name)
-    bare = choice.model_copy(update={"weights": None, "weights_key": None})
-    geometry = measure_geometry(lambda: build_net(bare, search_path), in_channels)
-    if memory is not None:
-        _remember(memory, json.dumps(dataclasses.asdict(geometry)))
-    return geometry
+
+    def measure() -> Geometry:
+        log.info("net %s does not declare all of its geometry; measuring it", choice.name)
+        return measure_geometry(lambda: build_net(_without_weights(choice), search_path), in_channels)
+
+    return _kept(_memory_of_code(choice, search_path, f"geometry {in_channels}"), Geometry, measure)
+
+
+def _without_weights(choice: NetChoice) -> NetChoice:
+    return choice.model_copy(update={"weights": None, "weights_key": None})
 
 
 def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | None:
@@ -294,10 +285,8 @@ def _memory_of_code(choice: NetChoice, search_path: str, what: str) -> Path | No
         return None
     code = files.code_hash(choice.name, search_path)
     paths = sorted(Path(__file__).parent.glob("*.py"))
-    unweighted = choice.model_copy(update={"weights": None, "weights_key": None})
-    digest = choice_digest(unweighted, search_path, paths, torch_version(), code, what)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "volpipe" / f"{files.label_of(choice.name)}-{digest[:24]}.json" if code and digest else None
+    digest = choice_digest(_without_weights(choice), search_path, paths, torch_version(), code, what)
+    return _cache_file(files.label_of(choice.name), digest) if code and digest else None
 
 
 @_once
@@ -314,14 +303,23 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
         _check_override(choice, facts, search_path)
         return
     declared = Geometry(facts.scale, facts.stride, facts.halo, facts.halo, facts.out_channels)
-    is_free = choice.accept_tile_variance or not facts.tile_invariant
     memory = _memory_of_code(choice, search_path, f"agrees {declared} {window} {facts.fixed} {facts.weights_sha256}")
-    if memory is not None and memory.is_file():
-        return
-    bare = choice.model_copy(update={"weights": None, "weights_key": None})
+    try:
+        _kept(memory, bool, lambda: _agrees(choice, facts, window, search_path, declared))
+    except UnmeasurableError as error:
+        if not choice.accept_tile_variance:
+            raise PlanError(
+                f"whether windows of net {facts.label} agree cannot be checked: {error}; let it take any values, or "
+                "set net.accept_tile_variance=true to run it all the same"
+            ) from error
+        log.warning("windows of net %s cannot be checked: %s", facts.label, error)
+
+
+def _agrees(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str, declared: Geometry) -> bool:
+    """Return True for a net whose windows agree; the others are refused."""
 
     def build() -> nn.Module:
-        return build_net(bare, search_path)
+        return build_net(_without_weights(choice), search_path)
 
     if not files.is_program(choice.name) and choice.weights is None:
         second = weights_hash(build())
@@ -331,22 +329,12 @@ def check_geometry(choice: NetChoice, facts: NetFacts, window: Triple, search_pa
                 f"({short_hash(facts.weights_sha256)} and {short_hash(second)}), so that each worker would have its "
                 "own; call torch.manual_seed in it, or save its state dict and set net.weights to that file"
             )
-    try:
-        if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
-            raise PlanError(f"net {facts.label} {fault}")
-        wrong = "" if is_free else find_disagreement(build, facts.in_channels, window, declared)
-    except UnmeasurableError as error:
-        if choice.accept_tile_variance:
-            log.warning("windows of net %s cannot be checked: %s", facts.label, error)
-            return
-        raise PlanError(
-            f"whether windows of net {facts.label} agree cannot be checked: {error}; let it take any values, or set "
-            "net.accept_tile_variance=true to run it all the same"
-        ) from error
-    if wrong:
+    if fault := find_nondeterminism(build, facts.in_channels, (_small(facts, window), window)):
+        raise PlanError(f"net {facts.label} {fault}")
+    is_free = choice.accept_tile_variance or not facts.tile_invariant
+    if not is_free and (wrong := find_disagreement(build, facts.in_channels, window, declared)):
         raise PlanError(_disagrees(choice, facts, search_path, wrong))
-    if memory is not None:
-        _remember(memory, "true")
+    return True
 
 
 def _small(facts: NetFacts, window: Triple) -> Triple:
@@ -451,13 +439,11 @@ def check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path
     if look_up(choice) is not None and not any(w % s for w, s in zip(window, facts.stride, strict=True)):
         return
     memory = _memory(choice, search_path, f"takes {window}")
-    if memory is None or not memory.is_file():
-        _check_shapes(choice, facts, window, search_path)
-        if memory is not None:
-            _remember(memory, "true")
+    _kept(memory, bool, lambda: _fits(choice, facts, window, search_path))
 
 
-def _check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> None:
+def _fits(choice: NetChoice, facts: NetFacts, window: Triple, search_path: str) -> bool:
+    """Return True for a net whose output has the declared shape; the others are refused."""
     shape = (1, facts.in_channels, *window)
     small = math.prod(shape) <= MOST_COMPUTED
     for device in ("cpu",) if small else ("meta", "cpu"):
@@ -479,6 +465,7 @@ def _check_shapes(choice: NetChoice, facts: NetFacts, window: Triple, search_pat
             f"net {facts.label}: a window {window} gives {out[1:]}, but scale {facts.scale} and {facts.out_channels} "
             f"channels mean {expected[1:]}; declare net.scale and net.out_channels as they are, or pad the net's layers"
         )
+    return True
 
 
 def _output_shape(net: nn.Module, shape: tuple[int, ...], device: str) -> tuple[int, ...]:

@@ -46,7 +46,6 @@ class Watch:
     most_seconds: float = MOST_SECONDS
     clock: Callable[[], float] = time.monotonic
     known: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=lambda: [*MEASURED])
     _started: float | None = None
     _last_log: float = -math.inf
 
@@ -59,24 +58,20 @@ class Watch:
 
         return watched
 
-    def note(self, what: str, value: str) -> None:
-        """Note that `what` is known now."""
-        self.known[what] = value
-        self.missing.remove(what)
-
     def _check_time(self) -> None:
         now = self.clock()
         self._started = now if self._started is None else self._started
         known = ", ".join(f"{what} {value}" for what, value in self.known.items()) or "nothing"
+        missing = [what for what in MEASURED if what not in self.known]
         if now - self._started > self.most_seconds:
             raise SlowNetError(
                 f"measuring took more than {self.most_seconds:.0f} s; known so far: {known}; missing: "
-                f"{', '.join(self.missing)}",
+                f"{', '.join(missing)}",
                 "set {keys}, which it does not declare",
             )
         if now - self._last_log >= LOG_SECONDS:
             self._last_log = now
-            what = self.missing[0] if self.missing else "halo"
+            what = missing[0] if missing else "halo"
             seconds = f"{now - self._started:.0f} s of {self.most_seconds:.0f} s"
             log.info("measures the %s of the net, %s; known so far: %s", what, seconds, known)
 
@@ -99,16 +94,15 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
         has_gradient = not hasattr(net, "with_random_weights")
         mixed = watch.wrap(_randomised(net, positive=False))
         out_channels, scale = _channels_and_scale(mixed, in_channels, sizes)
-        watch.note("scale", str(scale))
+        watch.known["scale"] = str(scale)
         least = _least(mixed, in_channels, scale, sizes)
         axes = range(1, 3) if is_flat else range(3)
         if is_flat:
-            watch.note("stride along z", "1")
-            watch.note("halo along z", "0")
+            watch.known |= {"stride along z": "1", "halo along z": "0"}
         strides = [1, 1, 1]
         for axis in axes:
             strides[axis] = _stride(mixed, in_channels, axis, scale[axis], sizes, least)
-            watch.note(f"stride along {'zyx'[axis]}", str(strides[axis]))
+            watch.known[f"stride along {'zyx'[axis]}"] = str(strides[axis])
         positive = watch.wrap(_randomised(_bare(build()).double() if has_gradient else net, positive=True))
         reaches = [(0, 0)] * 3
         for axis in axes:
@@ -118,7 +112,7 @@ def measure_geometry(build: Build, in_channels: int = 1, watch: Watch | None = N
                 reaches[axis] = reach_along(
                     positive, in_channels, axis, strides=strides, scale=scale[axis], sizes=sizes
                 )
-            watch.note(f"halo along {'zyx'[axis]}", str(max(reaches[axis])))
+            watch.known[f"halo along {'zyx'[axis]}"] = str(max(reaches[axis]))
     before, after = map(triple, zip(*reaches, strict=True))
     return Geometry(scale, triple(strides), before, after, out_channels)
 

@@ -38,7 +38,6 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
     They may lie in any dictionary of the file, and their names may have a prefix.
 
     Args:
-        expected: the net's own.
         path: a safetensors file, or a torch file.
         key: the dotted place in the file to search; None for all of it.
 

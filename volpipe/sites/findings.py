@@ -30,7 +30,6 @@ class Answer:
     """The answer of the one worker of an executor that was asked.
 
     Attributes:
-        label: the executor's.
         gpus: whether it is meant to have any.
         facts: what the worker found, None where none answered.
         trouble: why none did.

@@ -82,21 +82,10 @@ class Rods:
 def axis_distance(point: Axes, start: Array, along: Array, length: Array) -> Array:
     """Return the distance in nm from points to line segments; everything broadcasts, dtypes are kept."""
     dz, dy, dx = (p - s for p, s in zip(point, start, strict=True))
-    forward = dz * along[0]
-    forward += dy * along[1]
-    forward += dx * along[2]
-    reached = np.minimum(np.maximum(forward, 0), length)
-    forward += forward
-    forward -= reached
-    reached *= forward
-    dz *= dz
-    dy *= dy
-    dx *= dx
-    dz += dy
-    dz += dx
-    dz -= reached
-    np.maximum(dz, 0, out=dz)
-    distance: Array = np.sqrt(dz, out=dz)
+    forward = dz * along[0] + dy * along[1] + dx * along[2]
+    reached = forward.clip(0, length)
+    square = dz * dz + dy * dy + dx * dx - reached * (forward + forward - reached)
+    distance: Array = np.sqrt(square.clip(0))
     return distance
 
 

@@ -67,8 +67,7 @@ def uniform(seed: int, stream: int, at: Array) -> Array:
 
 def _fraction(h: Array) -> Array:
     """Return uint64 `h` as float64 in [0, 1)."""
-    fraction: Array = (h >> np.uint64(11)).astype(np.float64)
-    fraction *= 2.0**-53
+    fraction: Array = (h >> np.uint64(11)) * 2.0**-53
     return fraction
 
 
@@ -84,12 +83,11 @@ def smooth(seed: int, stream: int, at: Axes, spacing: float) -> Array:
     values = (_fraction(lattice) * 2.0 - 1.0).astype(np.float32)
     for dim, origin in ((2, x[0]), (1, y[0]), (0, z[0])):
         nodes, weights = taps[dim]
-        terms = [np.take(values, nodes - origin + step, axis=dim) for step in (-1, 0, 1)]
-        for term, weight in zip(terms, weights, strict=True):
-            term *= _along(dim, weight)
-        values = terms[0]
-        values += terms[1]
-        values += terms[2]
+        first, second, third = (
+            np.take(values, nodes - origin + step, axis=dim) * _along(dim, weight)
+            for step, weight in zip((-1, 0, 1), weights, strict=True)
+        )
+        values = first + second + third
     return values
 
 

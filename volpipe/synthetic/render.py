@@ -20,10 +20,10 @@ def render(seed: int, box: Box, voxel_size_nm: tuple[float, float, float], noise
     start = tuple(a - h for a, h in zip(box.start, _HALO, strict=True))
     stop = tuple(b + h for b, h in zip(box.stop, _HALO, strict=True))
     grey = blur(paint(grow(seed, Box(start, stop), voxel_size_nm)))
-    grey += np.float32(_NOISE * noise) * white_noise(seed, box)
+    grey += _NOISE * noise * white_noise(seed, box)
     grey += sections(seed, box)
-    np.clip(grey, 0, 255, out=grey)
-    return np.rint(grey, out=grey).astype(np.uint8)
+    levels: Array = np.rint(grey.clip(0, 255)).astype(np.uint8)
+    return levels
 
 
 def paint(tissue: Tissue) -> Array:
@@ -32,73 +32,49 @@ def paint(tissue: Tissue) -> Array:
     shade = 154.0 + 50.0 * uniform(seed, Stream.SHADE, tissue.roots)
     grey = shade.astype(np.float32)[tissue.cell]
     for stream, spacing, amplitude in ((Stream.GRAIN, 16.0, 75.0), (Stream.MOTTLE, 50.0, 60.0)):
-        grain = smooth(seed, stream, at, spacing)
-        grain *= np.float32(amplitude)
-        grey += grain
+        grey += smooth(seed, stream, at, spacing) * amplitude
     vesicle = vesicles(tissue)
     _cover(grey, 200.0, _ramp(vesicle, 0.0, -6.0))
-    _cover(grey, 25.0, _ramp(np.abs(vesicle + np.float32(3.0)), 10.0, 3.0))
+    _cover(grey, 25.0, _ramp(np.abs(vesicle + 3.0), 10.0, 3.0))
     _cover(grey, 62.0, _ramp(tissue.mitochondrion, 4.0, -4.0), plus=_cristae(tissue))
     _cover(grey, 40.0, _ramp(np.abs(tissue.mitochondrion), 10.0, 3.0))
     place = smooth(seed, Stream.PLACE, at, 260.0)
     _cover(grey, 90.0, _sheets(tissue, place))
     _cover(grey, 25.0, _ramp(tissue.wall, 34.0, 12.0) * _ramp(place, -0.30, -0.42))
     _cover(grey, 38.0, _ramp(tissue.wall, 15.0, 6.0))
-    shading = smooth(seed, Stream.SHADING, at, 2500.0)
-    shading *= np.float32(0.2)
-    shading += np.float32(1.0)
-    grey *= shading
-    return grey
+    lit: Array = grey * (smooth(seed, Stream.SHADING, at, 2500.0) * 0.2 + 1.0)
+    return lit
 
 
 def _cristae(tissue: Tissue) -> Array:
     """Return the grey levels (z, y, x), float32, by which mitochondria are lighter between their folds."""
-    light = _ramp(tissue.crista, 0.25, 0.75)
-    light *= _ramp(tissue.mitochondrion, -8.0, -20.0)
-    light *= np.float32(60)
-    return light
+    return _ramp(tissue.crista, 0.25, 0.75) * _ramp(tissue.mitochondrion, -8.0, -20.0) * 60
 
 
 def _sheets(tissue: Tissue, place: Array) -> Array:
     """Return the share (z, y, x), float32 in 0 to 0.7, of endoplasmic reticulum in each voxel."""
     cover = _ramp(np.abs(smooth(tissue.seed, Stream.RETICULUM, tissue.at, 150.0)), 0.035, 0.012)
-    cover *= _ramp(place, 0.12, 0.25)
-    cover *= _ramp(tissue.wall, 18.0, 28.0)
-    cover *= _ramp(tissue.mitochondrion, 10.0, 20.0)
-    cover *= np.float32(0.7)
-    return cover
+    cover = cover * _ramp(place, 0.12, 0.25) * _ramp(tissue.wall, 18.0, 28.0)
+    return cover * _ramp(tissue.mitochondrion, 10.0, 20.0) * 0.7
 
 
-def _cover(grey: Array, level: float, weight: Array, plus: Array | None = None) -> None:
-    """Move `grey` towards `level` (and `plus`) by `weight` 0 to 1, in place."""
-    change = np.float32(level) - grey
-    if plus is not None:
-        change += plus
-    change *= weight
-    grey += change
+def _cover(grey: Array, level: float, weight: Array, plus: Array | float = 0.0) -> None:
+    """Move `grey` towards `level` and `plus` by `weight` 0 to 1, in place."""
+    grey += (level - grey + plus) * weight
 
 
 def _ramp(values: Array, zero: float, one: float) -> Array:
     """Return a smooth step (z, y, x), float32: 0 at and beyond `zero`, 1 at and beyond `one`."""
-    t = values - np.float32(zero)
-    t *= np.float32(1 / (one - zero))
-    np.clip(t, 0, 1, out=t)
-    bend = np.float32(3) - t - t
-    t *= t
-    t *= bend
-    return t
+    t = ((values - zero) * (1 / (one - zero))).clip(0, 1)
+    step: Array = t * t * (3 - t - t)
+    return step
 
 
 def blur(grey: Array) -> Array:
     """Return `grey` less its halo, blurred by section and beam: 1 4 6 4 1 along z, 1 2 1 along y and x."""
-    wide: Array = grey[:-4] + grey[4:]
-    wide += np.float32(4) * (grey[1:-3] + grey[3:-1])
-    wide += np.float32(6) * grey[2:-2]
-    tall = wide[:, :-2] + wide[:, 2:]
-    tall += np.float32(2) * wide[:, 1:-1]
-    out: Array = tall[:, :, :-2] + tall[:, :, 2:]
-    out += np.float32(2) * tall[:, :, 1:-1]
-    out *= np.float32(1 / 256)
+    wide = grey[:-4] + grey[4:] + 4 * (grey[1:-3] + grey[3:-1]) + 6 * grey[2:-2]
+    tall = wide[:, :-2] + wide[:, 2:] + 2 * wide[:, 1:-1]
+    out: Array = (tall[:, :, :-2] + tall[:, :, 2:] + 2 * tall[:, :, 1:-1]) * (1 / 256)
     return out
 
 

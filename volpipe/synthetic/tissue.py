@@ -77,7 +77,7 @@ def grow(seed: int, box: Box, voxel_size_nm: tuple[float, float, float]) -> Tiss
         _fill(tissue, inside, moved, point)
     core = (slice(1, -1),) * 3
     wall = _true_distance(wall, voxel_size_nm)
-    mitochondrion = np.maximum(mitochondrion[core], np.float32(_RIM) - wall)
+    mitochondrion = np.maximum(mitochondrion[core], _RIM - wall)
     return Tissue(seed, full, voxel_size_nm, rods.roots, tissue.cell[core], wall, mitochondrion, crista[core])
 
 
@@ -99,22 +99,14 @@ def _true_distance(wall: Array, voxel_size_nm: tuple[float, float, float]) -> Ar
         before, after = list(core), list(core)
         before[dim], after[dim] = slice(0, -2), slice(2, None)
         rise = np.maximum(np.abs(wall[tuple(before)] - wall[core]), np.abs(wall[tuple(after)] - wall[core]))
-        rise *= np.float32(1 / size)
-        rise *= rise
-        slope += rise
-    np.sqrt(slope, out=slope)
-    return np.minimum(wall[core] / np.maximum(slope, np.float32(0.2)), np.float32(RANGE))
+        slope += (rise * (1 / size)) ** 2
+    return np.minimum(wall[core] / np.maximum(np.sqrt(slope), 0.2), RANGE)
 
 
 def _bend(seed: int, at: Axes, axis: int) -> Array:
     """Return the displacement (z, y, x) of tissue along `axis`, float32 in nm."""
     (wide, far), (narrow, near) = BENDS
-    bend = smooth(seed, Stream.BEND + axis, at, wide)
-    bend *= np.float32(far)
-    fine = smooth(seed, Stream.BEND + 3 + axis, at, narrow)
-    fine *= np.float32(near)
-    bend += fine
-    return bend
+    return smooth(seed, Stream.BEND + axis, at, wide) * far + smooth(seed, Stream.BEND + 3 + axis, at, narrow) * near
 
 
 def _bricks(box: Box) -> Iterator[Box]:
@@ -128,18 +120,15 @@ def _bricks(box: Box) -> Iterator[Box]:
 def _divide(tissue: Tissue, inside: tuple[slice, ...], rods: Rods, point: Axes) -> None:
     """Set the cell of each voxel of a brick and the distance to its wall."""
     rods = rods.deciding(point)
-    distance = axis_distance(*_stacked(rods, point))
-    distance -= rods.radius.astype(np.float32)[:, None, None, None]
+    distance = _surface_distance(rods, rods.radius, point)
     cell = np.empty(point[0].shape, np.int32)
     nearest, second = (np.full(cell.shape, np.inf, np.float32) for _ in range(2))
     for number, to_cell in _by_cell(rods.cell, distance):
         np.copyto(cell, number, where=to_cell < nearest)
         second = np.minimum(second, np.maximum(nearest, to_cell))
         nearest = np.minimum(nearest, to_cell)
-    second -= nearest
-    second *= np.float32(0.5)
     tissue.cell[inside] = cell
-    tissue.wall[inside] = np.minimum(second, np.float32(RANGE))
+    tissue.wall[inside] = np.minimum((second - nearest) * 0.5, RANGE)
 
 
 def _by_cell(cell: Array, distance: Array) -> Iterator[tuple[int, Array]]:
@@ -159,8 +148,7 @@ def _fill(tissue: Tissue, inside: tuple[slice, ...], rods: Rods, point: Axes) ->
     rods = rods.filled(point)
     if not rods.cell.size:
         return
-    distance = axis_distance(*_stacked(rods, point))
-    distance -= rods.mitochondrion.astype(np.float32)[:, None, None, None]
+    distance = _surface_distance(rods, rods.mitochondrion, point)
     nearest, crista = tissue.mitochondrion[inside], tissue.crista[inside]
     for i, number in enumerate(rods.cell):
         closer = (tissue.cell[inside] == number) & (distance[i] < nearest)
@@ -169,11 +157,11 @@ def _fill(tissue: Tissue, inside: tuple[slice, ...], rods: Rods, point: Axes) ->
             np.copyto(crista, _folds(rods.start[:, i], rods.along[:, i], point), where=closer)
 
 
-def _stacked(rods: Rods, point: Axes) -> tuple[Axes, Array, Array, Array]:
-    """Return the arguments of `axis_distance` for arrays (rod, z, y, x), float32."""
-    z, y, x = (p[None] for p in point)
-    start, along, length = (a.astype(np.float32)[..., None, None, None] for a in (rods.start, rods.along, rods.length))
-    return (z, y, x), start, along, length
+def _surface_distance(rods: Rods, radius: Array, point: Axes) -> Array:
+    """Return the distance (rod, z, y, x), float32 in nm, from points to the surface of each rod of `radius` (rod,)."""
+    arrays = (rods.start, rods.along, rods.length, radius)
+    start, along, length, thick = (a.astype(np.float32)[..., None, None, None] for a in arrays)
+    return axis_distance(point, start, along, length) - thick
 
 
 def _folds(start: Array, along: Array, point: Axes) -> Array:
@@ -182,8 +170,7 @@ def _folds(start: Array, along: Array, point: Axes) -> Array:
     phase = np.zeros_like(point[0])
     for p, s, d in zip(point, start, lean, strict=True):
         phase += (p - np.float32(s)) * np.float32(d / _FOLD_PERIOD)
-    phase -= np.floor(phase)
-    return np.abs(phase - np.float32(0.5)) * np.float32(2)
+    return np.abs(phase - np.floor(phase) - 0.5) * 2
 
 
 def vesicles(tissue: Tissue) -> Array:
@@ -197,15 +184,11 @@ def vesicles(tissue: Tissue) -> Array:
     surface = np.zeros(tissue.box.shape, np.float32)
     for dim, offset in enumerate(offsets):
         shift = (uniform(seed, Stream.VESICLE + dim, lattice) * 2.0 - 1.0) * _VESICLE_JITTER
-        offset -= shift.astype(np.float32).ravel()[own]
-        offset *= offset
-        surface += offset
-    np.sqrt(surface, out=surface)
-    surface -= _vesicle_radius(seed, cubes, lattice).ravel()[own]
+        surface += (offset - shift.astype(np.float32).ravel()[own]) ** 2
+    surface = np.sqrt(surface) - _vesicle_radius(seed, cubes, lattice).ravel()[own]
     releasing = uniform(seed, Stream.RELEASING, tissue.roots) < _RELEASING_SHARE
-    np.copyto(surface, np.float32(RANGE), where=~releasing[tissue.cell])
-    np.maximum(surface, np.float32(_RIM) - tissue.wall, out=surface)
-    return np.maximum(surface, np.float32(_RIM) - tissue.mitochondrion, out=surface)
+    surface = np.where(releasing[tissue.cell], surface, np.float32(RANGE))
+    return np.maximum(surface, _RIM - np.minimum(tissue.wall, tissue.mitochondrion))
 
 
 def _cubes(at: Axes) -> tuple[list[Array], Array, list[Array]]:
@@ -223,12 +206,9 @@ def _cubes(at: Axes) -> tuple[list[Array], Array, list[Array]]:
         z, y, x = (axis * (part / _VESICLE_SPACING) for axis, part in zip(at, turn, strict=True))
         place = (z[:, None, None] + y[:, None]) + x
         cube = np.floor(place)
-        place -= cube
-        place -= 0.5
-        place *= _VESICLE_SPACING
         first, last = int(cube.min()), int(cube.max())
         cubes.append(np.arange(first, last + 1))
-        offsets.append(place.astype(np.float32))
+        offsets.append(((place - cube - 0.5) * _VESICLE_SPACING).astype(np.float32))
         own = own * (last + 1 - first) + (cube.astype(np.int64) - first)
     return cubes, own, offsets
 

@@ -112,7 +112,6 @@ def write_sample(
 
     Args:
         path: a new or existing container of `format`.
-        sample: the volume.
         chunk: edge of the chunks in voxels.
         format: n5, zarr2 or zarr3.
         workers: number of processes; the bytes do not depend on it.

@@ -25,9 +25,7 @@ class Discriminator:
     """A discriminator in training.
 
     Attributes:
-        choice: the recipe's section [adversary].
         net: (n, 1 or 2, z, y, x) to logits.
-        optimiser: of the weights of `net`.
     """
 
     choice: Adversary

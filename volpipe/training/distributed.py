@@ -51,7 +51,6 @@ class RankGroup:
 
     Attributes:
         rank: number of this rank, from 0. Rank 0 alone writes files.
-        size: number of ranks.
         check: called while this rank waits; it raises where this process is to end.
     """
 
@@ -124,7 +123,6 @@ def join_ranks(info: RankInfo, folder: Path, check: Check) -> Iterator[RankGroup
     """Yield the group of the training in `folder`, once all ranks are connected.
 
     Args:
-        info: place of this rank.
         folder: the training's folder, which all ranks see.
         check: called while this rank waits; it raises where the driver is gone.
 

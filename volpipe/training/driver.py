@@ -83,7 +83,6 @@ def run_training(
     """Train by `recipe` in the folder `out`, from its newest checkpoint on, and return the result.
 
     Args:
-        recipe: the training's recipe.
         out: the training's folder; created if missing.
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.

@@ -22,19 +22,21 @@ MASK = 0xA282EAD8  # of TensorFlow's checksums
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VERSION = b"brain.Event:2"
 
+Write = Callable[[Mapping[str, float]], None]  # of an entry
+
 
 @contextmanager
-def open_log(folder: Path, step: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+def open_log(folder: Path, step: int) -> Iterator[Write]:
     """Yield a function that adds an entry to both logs in the training's `folder`, which are first cut at `step`."""
     entries = [entry for entry in read_log(folder) if entry["step"] <= step]
     write_events(folder / EVENTS, entries)
-    with (folder / LOSSES).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(entry) + "\n" for entry in entries)
-    with (folder / LOSSES).open("a", encoding="utf-8", buffering=1) as file:
+    losses, events = folder / LOSSES, folder / EVENTS / EVENT_FILE
+    with losses.open("w", encoding="utf-8", buffering=1) as lines, events.open("ab", buffering=0) as records:
+        lines.writelines(json.dumps(entry) + "\n" for entry in entries)
 
         def write(entry: Mapping[str, float]) -> None:
-            file.write(json.dumps(entry) + "\n")
-            append_event(folder / EVENTS, entry)
+            lines.write(json.dumps(entry) + "\n")
+            records.write(event(entry))
 
         yield write
 
@@ -69,12 +71,6 @@ def write_events(folder: Path, entries: Iterable[Mapping[str, float]]) -> None:
         for entry in entries:
             file.write(event(entry))
     partial.replace(path)
-
-
-def append_event(folder: Path, entry: Mapping[str, float]) -> None:
-    """Add the scalars of one entry to the event file in `folder`."""
-    with (folder / EVENT_FILE).open("ab") as file:
-        file.write(event(entry))
 
 
 def event(entry: Mapping[str, float]) -> bytes:

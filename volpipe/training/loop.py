@@ -39,7 +39,7 @@ from volpipe.training.checkpoints import (
 from volpipe.training.data.samples import Sampler
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
-from volpipe.training.logs import open_log
+from volpipe.training.logs import Write, open_log
 from volpipe.training.losses import consistency, cropped, loss_terms
 from volpipe.training.optimizer import Adam
 from volpipe.training.validate import HeldOut, predict, prepare_held_out, validate
@@ -64,7 +64,6 @@ class TrainState:
         net: in training mode, on `device`.
         average: the net with the running mean of the weights of `net`; it is validated and saved.
         discriminator: the net's adversary, if there is one.
-        step: number of steps taken.
         logits: whether `net` leaves its sigmoid to the loss, which is exact where affinities are near 0 and 1.
     """
 
@@ -121,7 +120,6 @@ def train(
     """Take the steps of `recipe` that `folder` lacks, and return the number of the last.
 
     Args:
-        recipe: the training's recipe.
         folder: the training's folder, for checkpoints, logs and at the end the weights. A file "stop" in it ends the
             training at its next validation or checkpoint.
         search_path: folder that the recipe's relative names count from.
@@ -136,9 +134,12 @@ def train(
     facts = describe(recipe.net, search_path)
     recipe.check_net(facts.out_channels, facts.scale, facts.intensity)
     sampler = Sampler(recipe, facts.scale, search_path)
-    train_log = TrainLog(recipe, facts, sampler, folder, check, group)
     batches = ahead(_batches(recipe, sampler, state.step, group), BATCHES_AHEAD)
-    with contextlib.closing(batches), train_log.open(state.step):  # type: ignore[type-var]
+    logs: contextlib.AbstractContextManager[Write] = contextlib.nullcontext(lambda entry: None)
+    if group.is_rank_zero:
+        logs = open_log(folder, state.step)
+    with contextlib.closing(batches), logs as write:  # type: ignore[type-var]
+        train_log = TrainLog(recipe, facts, sampler, folder, check, group, write)
         while state.step < recipe.train.steps:
             entry = take_step(state, recipe, facts.scale, batches, group)
             if train_log.write(state, entry):
@@ -159,20 +160,11 @@ class TrainLog:
     folder: Path
     check: Callable[[], None]
     group: RankGroup
-    _write: Callable[[Mapping[str, float]], None] = lambda entry: None
+    write_entry: Write
 
     @cached_property
     def held_out(self) -> list[HeldOut]:
         return prepare_held_out(self.sampler, self.folder)
-
-    @contextlib.contextmanager
-    def open(self, step: int) -> Iterator[None]:
-        """Open the logs, cut at `step`, for the time of the context."""
-        if not self.group.is_rank_zero:
-            yield
-            return
-        with open_log(self.folder, step) as self._write:
-            yield
 
     def write(self, state: TrainState, entry: Mapping[str, float]) -> bool:
         """Write `entry` and, at their intervals, scores and a checkpoint; return whether the training stops here."""
@@ -182,11 +174,11 @@ class TrainLog:
             _is_at(step, every, choice.steps) for every in (choice.validate_every, choice.predict_every)
         )
         if not pauses:
-            self._write(entry)
+            self.write_entry(entry)
             return False
         stops = 0
         if self.group.is_rank_zero:
-            self._write({**entry, **self.scores(state)})
+            self.write_entry({**entry, **self.scores(state)})
             stops = int((self.folder / STOP).exists() and step < choice.steps)
             if saves or stops:
                 self.check()

@@ -17,7 +17,6 @@ class RankInfo:
 
     Attributes:
         rank: number of the rank, from 0.
-        ranks: number of ranks in the attempt.
         attempt: unique name of the attempt.
         address: on which the driver listens to its workers; "" where unknown.
     """

@@ -26,7 +26,6 @@ class Training(BaseModel):
     """The recipe of a training, as its folder stores it.
 
     Attributes:
-        recipe: the training's recipe.
         search_path: folder that the recipe's relative names count from.
     """
 

@@ -159,18 +159,14 @@ def _windows(sampler: Sampler) -> Iterator[tuple[SampleSource, Box]]:
         assert source.held_out is not None
         room = zip(source.held_out.start, source.held_out.stop, sampler.shape, strict=True)
         start = tuple(a + max(0, b - a - s) * i // max(1, NUM_WINDOWS - 1) for a, b, s in room)
-        yield source, Box(start, tuple(a + s for a, s in zip(start, sampler.shape, strict=True)))
+        yield source, Box.from_shape(sampler.shape).shift(start)
 
 
 def middle(box: Box, edge: int, scale: tuple[int, int, int]) -> Box:
     """Return the middle of `box`, up to `edge` voxels along each axis, in whole multiples of `scale`."""
-    start, stop = [], []
-    for a, b, s in zip(box.start, box.stop, scale, strict=True):
-        size = max(s, min(edge, b - a) // s * s)
-        first = a + max(0, b - a - size) // 2
-        start.append(first)
-        stop.append(first + size)
-    return Box(tuple(start), tuple(stop))
+    sizes = tuple(max(s, min(edge, n) // s * s) for n, s in zip(box.shape, scale, strict=True))
+    margins = tuple(max(0, n - size) // 2 for n, size in zip(box.shape, sizes, strict=True))
+    return Box.from_shape(sizes).shift(box.start).shift(margins)
 
 
 def _span(truth: np.ndarray) -> float:

@@ -106,8 +106,6 @@ class Sampler:
     """The samples of a training, by number.
 
     Args:
-        recipe: of the training.
-        scale: the net's.
         search_path: folder that the recipe's relative names count from.
 
     Raises:
@@ -195,7 +193,7 @@ class Sampler:
             if self.recipe.samples.stay > 1:  # windows of one neighbourhood overlap, so that its chunks are read once
                 near = [(max(0, c - s), min(m, c + s)) for c, s, m in zip(corner, self.shape, last_corner, strict=True)]
                 corner = tuple(int(rng.integers(low, high + 1)) for low, high in near)
-            box = Box(corner, tuple(c + s for c, s in zip(corner, self.shape, strict=True)))
+            box = Box.from_shape(self.shape).shift(corner)
             if source.is_free(self._with_context(box)):
                 return box
         raise self._nothing_free(source)

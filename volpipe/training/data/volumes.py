@@ -119,7 +119,6 @@ def check_free(data: TrainingData, window: Sequence[int], around: Sequence[int])
     """Refuse a volume without room for a window beside its held-out box.
 
     Args:
-        data: the volume.
         window: voxels (z, y, x) of a window with the context of its degradation.
         around: the context at each face; it may lie outside of the volume.
 

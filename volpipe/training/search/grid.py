@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from volpipe.training.search.trials import (
     TrialsWork,
     Values,
     check_folders,
+    entries,
     result_of,
     store_table,
     with_overrides,
@@ -79,27 +80,15 @@ def sweep_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> S
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
         raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
-    combinations = combined(dict(lists(table)), how)
+    lists = entries(
+        table, lambda value: isinstance(value, list) and value != [], SECTION, "a list of the values to try"
+    )
+    combinations = combined(dict(lists), how)
     recipes = [
         typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))
-
-
-def lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:  # Any: TOML values
-    """Yield key and values of each list in `table`; keys are dotted and quoted, or nested tables.
-
-    Raises:
-        RecipeError: a value is no list, or an empty one.
-    """
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from lists(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value:
-            yield f"{prefix}{key}", value
-        else:
-            raise RecipeError(f"sweep: {prefix}{key} is {show_value(value)}; give a list of the values to try")
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values
@@ -125,7 +114,6 @@ def run_sweep(
     Complete trainings are left alone, others resume from their checkpoints; a failed one stops no other.
 
     Args:
-        sweep: combinations and recipes.
         out: the sweep's folder; created if missing.
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipes' relative names count from.

@@ -20,7 +20,6 @@ from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Steps
 from volpipe.errors import RecipeError, RunError, RunStopped
-from volpipe.recipes.complaints import show_value
 from volpipe.recipes.toml import Section, differences, load_tree, typed
 from volpipe.recipes.training import STOP, VARIED, TrainRecipe
 from volpipe.resolve import recipe_name
@@ -34,6 +33,7 @@ from volpipe.training.search.trials import (
     TrialResult,
     TrialsWork,
     Values,
+    entries,
     format_values,
     read_scores,
     result_of,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECTION = "tune"
+EXAMPLES = "a range { low = ..., high = ... } or { choices = [...] }"
 STUDY, BEST = "study.jsonl", "best.toml"  # in the folder of a tuning
 FOLDER = "folder"  # attribute of Optuna's trial: its folder, which is another's where it resumes one that died
 RECIPE, SEARCH = "recipe", "search"  # attributes of a study: its recipe and its ranges
@@ -148,7 +149,7 @@ def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> 
     options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
     ranges = {
         key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
-        for key, value in _ranges(table)
+        for key, value in entries(table, _is_range, SECTION, EXAMPLES)
     }
     search = typed(Search, options | {"ranges": ranges}, f"{name}, [tune]")
     if "train.ranks" in ranges:
@@ -162,22 +163,8 @@ def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> 
     return tuning
 
 
-def _ranges(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:  # Any: TOML values
-    """Yield key and range of each entry; keys are dotted and quoted, or nested tables.
-
-    Raises:
-        RecipeError: an entry is no range.
-    """
-    for key, value in table.items():
-        if not isinstance(value, Mapping):
-            raise RecipeError(
-                f"tune: {prefix}{key} is {show_value(value)}; give a range {{ low = ..., high = ... }} or "
-                "{ choices = [...] }"
-            )
-        if value.keys() & {"low", "high", "log", "choices"}:
-            yield f"{prefix}{key}", value
-        else:
-            yield from _ranges(value, f"{prefix}{key}.")
+def _is_range(value: object) -> bool:
+    return isinstance(value, Mapping) and bool(value.keys() & {"low", "high", "log", "choices"})
 
 
 def run_tuning(
@@ -188,7 +175,6 @@ def run_tuning(
     The same call resumes the search in its folder, and the trials that died.
 
     Args:
-        tuning: search and recipe.
         out: the search's folder; created if missing.
         start: context manager of the workers, called with a folder for their files.
         search_path: folder that the recipe's relative names count from.
@@ -248,7 +234,6 @@ class Study:
     """The trials of a tuning, in Optuna's storage in `folder`.
 
     Args:
-        tuning: search and recipe.
         folder: the search's folder, locked by this driver.
 
     Raises:

@@ -10,7 +10,7 @@ import csv
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,8 +52,6 @@ class TrialResult:
     """The result of a trial, a row of the table.
 
     Attributes:
-        number: of the trial.
-        values: of the trial.
         steps: number of steps up to its newest checkpoint.
         loss: of the last logged step, None without any.
         score: of the last validation (PSNR in dB, or area under the curve), None without any.
@@ -73,6 +71,23 @@ class TrialResult:
 
 
 OnEnd = Callable[[TrialResult], None]
+
+
+def entries(
+    table: Mapping[str, Any], is_entry: Callable[[object], bool], section: str, expected: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:  # Any: TOML values
+    """Yield key and value of each entry of a recipe's `section`; keys are dotted and quoted, or nested tables.
+
+    Raises:
+        RecipeError: a value is neither an entry nor a table; the message says what is `expected`.
+    """
+    for key, value in table.items():
+        if is_entry(value):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, Mapping):
+            yield from entries(value, is_entry, section, expected, f"{prefix}{key}.")
+        else:
+            raise RecipeError(f"{section}: {prefix}{key} is {show_value(value)}; give {expected}")
 
 
 def with_overrides(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:  # Any: TOML values
