@@ -21,22 +21,7 @@ import typer
 
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
-from volpipe.cli import (
-    batch,
-    data,
-    evaluate,
-    k8s,
-    outputs,
-    search,
-    segment,
-    shipped,
-    train,
-    viewer,
-    workflow,
-)
-from volpipe.cli import (
-    net as cli_net,
-)
+from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.display.console import (
     AT_WORK,
     DONE,
@@ -80,6 +65,7 @@ from volpipe.cli.options import (
     Site,
     Strict,
     Tolerate,
+    Trust,
 )
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
@@ -120,25 +106,15 @@ app = typer.Typer(
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
     epilog=START,
 )
-app.add_typer(slurm, name="slurm")
-
-app.add_typer(k8s.app, name="k8s")
-app.add_typer(shipped.sites_app, name="sites")
-app.command()(data.info)
-app.command()(viewer.view)
-app.command()(data.convert)
-app.command()(data.sample)
-app.command()(shipped.recipes)
-app.command()(shipped.nets)
-app.command()(train.train)
+for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sites")):
+    app.add_typer(group, name=name)
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
-app.command()(evaluate.evaluate)
-app.command()(batch.batch)
-app.command()(segment.segment)
-app.command()(cli_net.net)
-app.command()(outputs.verify)
-app.command()(outputs.reproduce)
+for command in (
+    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
+    batch.batch, segment.segment, net.net, outputs.verify, outputs.reproduce,
+):  # fmt: skip
+    app.command()(command)
 
 
 VolumeArgument = Annotated[
@@ -158,9 +134,6 @@ RoiOption = Annotated[
     typer.Option(
         metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
     ),
-]
-TrustOption = Annotated[
-    bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 OnlyOption = Annotated[
     str | None,
@@ -184,7 +157,7 @@ def run(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
-    trust_model: TrustOption = False,
+    trust_model: Trust = False,
     fresh: FreshOption = False,
     keep_tensors: Annotated[
         bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
@@ -257,7 +230,7 @@ def plan(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
-    trust_model: TrustOption = False,
+    trust_model: Trust = False,
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
