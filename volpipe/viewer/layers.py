@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from volpipe.errors import RunError, VolumeError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
 from volpipe.viewer.sources import (
@@ -111,10 +111,9 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None
-    source: Source | None = None
-    if url is None:
-        plain = as_files(volume) if run is None else None
-        source = plain or decoded(volume, as_labels=as_labels, is_live=run is not None)
+    source: Source | None = as_files(volume) if run is None and url is None else None
+    if source is None and url is None:
+        source = decoded(volume, as_labels=as_labels, is_live=run is not None)
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown, shown as 1 nm")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
@@ -238,12 +237,7 @@ def _progress(layer: Layer) -> Layer | None:
     run = layer.run
     if run is None:
         return None
-    z, y, x = run.grid.counts
-    cell = (run.grid.cell[0], run.grid.cell[1], run.grid.cell[2])
-    raster = Raster((z, y, x), layer.raster.voxel_size_nm, layer.raster.origin_nm)
-    size = tuple(v * n for v, n in zip(raster.voxel_size_nm, cell, strict=True))
-    origin = tuple(o + v * (n - 1) / 2 for o, v, n in zip(raster.origin_nm, raster.voxel_size_nm, cell, strict=True))
-    raster = Raster((z, y, x), (size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+    raster = layer.raster.every(triple(run.grid.cell))
 
     def read(level: int, box: Box) -> np.ndarray:
         return run.look().cells[box.slices][np.newaxis]
