@@ -33,10 +33,9 @@ from volpipe.evaluation.evaluate import (
     describe_evaluation,
     describe_scores,
     own_box,
-    voxels,
 )
 from volpipe.evaluation.image_scores import ImageSums
-from volpipe.evaluation.label_scores import Overlaps, label_scores
+from volpipe.evaluation.label_scores import label_scores, total
 from volpipe.evaluation.panels import draw
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
@@ -76,13 +75,7 @@ class EvaluationResult(WorkReport):
 
     def draw(self, path: str | Path) -> None:
         """Write slices and errors of images to the PNG at `path`."""
-        evaluation = self.plan
-        draw(
-            Path(path),
-            evaluation.reference,
-            evaluation.box,
-            {name: partial(voxels, evaluation, name) for name in evaluation.candidates},
-        )
+        draw(Path(path), self.plan)
 
 
 class EvaluationSchedule(FedSchedule):
@@ -221,12 +214,11 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
         parts, evaluation = BlockScores.joined(list(journal.results(BlockScores))), self.evaluation
         if evaluation.kind == "labels":
-            tables = [Overlaps.from_list(table) for _, table in sorted(parts.tables.items())]
-            return label_scores(Overlaps.total(tables))
+            return label_scores(total(table for _, table in sorted(parts.tables.items())))
         totals = {name: ImageSums() for name in evaluation.candidates}
         for _, sums in sorted(parts.sums.items()):
-            totals = {name: total + ImageSums.from_list(sums[name]) for name, total in totals.items()}
-        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in totals.items()}
+            totals = {name: sofar + ImageSums.from_list(sums[name]) for name, sofar in totals.items()}
+        return {name: ImageScores.from_sums(whole, evaluation.data_range) for name, whole in totals.items()}
 
 
 def evaluate(

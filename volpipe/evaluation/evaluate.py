@@ -19,7 +19,7 @@ from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, Overlaps, PlainOverlaps
+from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, overlaps
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
@@ -108,10 +108,10 @@ Scores = dict[str, ImageScores] | LabelScores
 
 
 def plan_evaluation(
-    output: str,
-    reference: str,
+    output: Volume | str,
+    reference: Volume | str,
+    given: Volume | str | None = None,
     *,
-    given: str | None = None,
     roi: str | None = None,
     margin: tuple[int, int, int] = (0, 0, 0),
     kind: str = "image",
@@ -120,7 +120,7 @@ def plan_evaluation(
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
     Args:
-        output, reference: the volumes.
+        output, reference: the volumes, which need not exist yet; or their locations.
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
         margin: voxels (z, y, x) to leave out at each face of the box.
@@ -130,25 +130,8 @@ def plan_evaluation(
     Raises:
         PlanError: the volumes do not fit each other, or the range of their values is not known.
     """
-    volumes = open_volume(output), open_volume(reference), None if given is None else open_volume(given)
-    return fit_evaluation(*volumes, roi=roi, margin=margin, kind=kind, data_range=data_range)
-
-
-def fit_evaluation(
-    output: Volume,
-    truth: Volume,
-    source: Volume | None,
-    *,
-    roi: str | None = None,
-    margin: tuple[int, int, int] = (0, 0, 0),
-    kind: str = "image",
-    data_range: float | None = None,
-) -> Evaluation:
-    """Return the evaluation of `output` against `truth`, as `plan_evaluation`; volumes need not exist yet.
-
-    Raises:
-        PlanError: as there.
-    """
+    output, truth = _opened(output), _opened(reference)
+    source = None if given is None else _opened(given)
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
@@ -169,6 +152,10 @@ def fit_evaluation(
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(evaluation)
     return evaluation
+
+
+def _opened(volume: Volume | str) -> Volume:
+    return volume if isinstance(volume, Volume) else open_volume(volume)
 
 
 def _check_kind(kind: str, output: Volume, truth: Volume, data_range: float | None) -> None:
@@ -248,17 +235,13 @@ def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Re
 
     def one(block: int) -> BlockScores:
         if evaluation.kind == "labels":
-            return BlockScores(tables={block: _overlaps(evaluation, block, session).to_list()})
+            own = own_box(evaluation, block)
+            labels, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
+            return BlockScores(tables={block: overlaps(labels, truth).tolist()})
         sums = _image_sums(evaluation, block, session)
         return BlockScores({block: {name: part.to_list() for name, part in sums.items()}})
 
     return work_each("evaluate", units, one, BlockScores.joined)
-
-
-def _overlaps(evaluation: Evaluation, block: int, session: str) -> Overlaps:
-    own = own_box(evaluation, block)
-    output, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
-    return Overlaps.from_labels(output, truth)
 
 
 def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, ImageSums]:

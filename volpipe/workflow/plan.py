@@ -11,7 +11,7 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
+from volpipe.evaluation.evaluate import Evaluation, plan_evaluation
 from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
@@ -182,7 +182,7 @@ def _plan_comparison(
         given = open_volume(choice.given)
     elif feed is not None and not choice.labels:
         given = _interpolated(feed)
-    found = fit_evaluation(
+    found = plan_evaluation(
         made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
         kind="labels" if choice.labels else "image", data_range=choice.data_range,
     )  # fmt: skip
