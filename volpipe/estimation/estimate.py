@@ -88,13 +88,9 @@ class StageEstimate:
         )
 
     @property
-    def units_per_task(self) -> int:
-        return units_per_task(self.units, self.seconds)
-
-    @property
     def num_tasks(self) -> int:
         """The approximate number of tasks."""
-        return math.ceil(self.units / self.units_per_task)
+        return math.ceil(self.units / units_per_task(self.units, self.seconds))
 
 
 @dataclass(frozen=True)
@@ -142,10 +138,6 @@ class Estimate:
     @property
     def written_bytes(self) -> float:
         return sum(stage.written_bytes for stage in self.stages)
-
-    @property
-    def num_tasks(self) -> int:
-        return sum(stage.num_tasks for stage in self.stages)
 
     def by_name(self) -> Mapping[str, StageEstimate]:
         return {stage.name: stage for stage in self.stages}

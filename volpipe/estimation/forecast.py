@@ -130,12 +130,12 @@ def forecast_calibrated(
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        calibration = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
+        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    store_rates(folder, plan, calibration.rates)
-    return replace(forecast(plan, folder, pool, share), first_task=calibration.first_task)
+    store_rates(folder, plan, rates)
+    return replace(forecast(plan, folder, pool, share), first_task=began)
 
 
 def forecast_run(

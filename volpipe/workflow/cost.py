@@ -320,13 +320,13 @@ def _forecast_pending(stage: StagePlan, plan: Plan, pending: PendingInput, pool:
     zeros_like(stage.given, place)
     try:
         stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-        calibration = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, stage.folder.rehearsal)
+        rates, _ = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, stage.folder.rehearsal)
     except TooSlowError as error:
         log.warning("%s", error)
         return result
     finally:
         delete(place)
-    return forecast(plan, stage.folder, pool, pending=replace(pending, rates=timed_alone(calibration.rates, plan)))
+    return forecast(plan, stage.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
 def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
