@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.evaluation.estimate import ScoreTime
-from volpipe.evaluation.evaluate import Evaluation, describe_evaluation
+from volpipe.evaluation.evaluate import Evaluation
 from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.storage.metadata import write_json
 from volpipe.workflow.plan import FlowPlan, StagePlan
@@ -42,7 +42,7 @@ class Times(BaseModel):
 def _work_of(stage: StagePlan) -> str:
     """Return the work of `stage`, in full or as a hash."""
     if isinstance(stage.work, Evaluation):
-        return str(describe_evaluation(stage.work))
+        return str(stage.work.describe())
     return stage.work.identity
 
 
