@@ -100,10 +100,6 @@ OnTry = Callable[[float, float], None]
 R = TypeVar("R")
 
 
-def unheard(seconds: float, most: float) -> None:
-    """Ignore for how long blocks have been tried."""
-
-
 def load_rates(folder: RunFolder, plan: Plan) -> UnitCosts | None:
     """Return what an earlier rehearsal of `plan` gave, or None."""
     try:
@@ -125,14 +121,13 @@ class TooSlowError(RunStopped):
 
 
 def calibrate(
-    plan: Plan, normalise: Affine, num_workers: int, folder: Path, on_try: OnTry = unheard
+    plan: Plan, normalise: Affine, num_workers: int, folder: Path, on_try: OnTry = lambda seconds, most: None
 ) -> Steps[tuple[UnitCosts, float]]:
     """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
     Beside them, return when the first worker began, in seconds since 1970.
 
     Args:
-        plan: the plan.
         normalise: a normalisation good enough for timing.
         num_workers: that run nets.
         folder: need not exist.
@@ -200,14 +195,12 @@ def _whole(plan: Plan) -> Plan:
 
 
 def _mean(rates: list[UnitCosts]) -> UnitCosts:
-    names = [field.name for field in dataclasses.fields(UnitCosts)]
-    means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
-    whole = {
-        "num_blocks": sum(r.num_blocks for r in rates),
-        "peak_bytes": max(r.peak_bytes for r in rates),
-        "has_bytes": all(r.has_bytes for r in rates),
-    }
-    return dataclasses.replace(rates[0], **(means | whole))
+    return dataclasses.replace(
+        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
+        num_blocks=sum(r.num_blocks for r in rates),
+        peak_bytes=max(r.peak_bytes for r in rates),
+        has_bytes=all(r.has_bytes for r in rates),
+    )
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:

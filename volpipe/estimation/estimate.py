@@ -173,7 +173,6 @@ def estimate(
     """Return the estimate of `plan`.
 
     Args:
-        plan: the plan.
         volume: its input, for the chunks that it is stored in.
         voxel_bytes: stored, per voxel of `volume`, all channels.
         slots: workers of the site.

@@ -12,16 +12,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import RunStopped
 from volpipe.estimation.alternatives import Alternative, alternatives
-from volpipe.estimation.calibrate import (
-    OnTry,
-    Sample,
-    TooSlowError,
-    calibrate,
-    load_rates,
-    sample,
-    store_rates,
-    unheard,
-)
+from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.estimation.limits import Limits, check_limits, disk_limits
 from volpipe.inference.intensity import Affine
@@ -117,7 +108,7 @@ def forecast(
 
 
 def forecast_calibrated(
-    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
+    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = lambda seconds, most: None
 ) -> Steps[Forecast]:
     """Return the forecast of `plan`, after blocks are tried if none were before; without times if that is too slow.
 
