@@ -18,17 +18,7 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
-from volpipe.viewer.sources import (
-    Chunks,
-    Folder,
-    Raster,
-    Source,
-    as_files,
-    decoded,
-    difference,
-    public_url,
-    voxels_apart,
-)
+from volpipe.viewer.sources import Chunks, Folder, Raster, Source, as_files, decoded, difference, public_url
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
@@ -157,11 +147,7 @@ def _precomputed(folder: Path) -> dict[str, Any] | None:  # Any: JSON
 
 
 def _own_format(folder: Path, info: dict[str, Any]) -> Layer:  # Any: JSON
-    """Return the layer of a precomputed volume, as it lies.
-
-    Raises:
-        VolumeError: its description cannot be understood.
-    """
+    """Return the layer of a precomputed volume, as it lies."""
     try:
         scale, count = info["scales"][0], int(info["num_channels"])
         z, y, x = (int(n) for n in reversed(scale["size"]))
@@ -224,9 +210,8 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     if first.kind != "image" or second.kind != "image" or first.volume is None or second.volume is None:
         return None
     source = difference(first.volume, second.volume, None if second.run is None else second.run.written)
-    if source is None:
-        reason = "share no voxel" if voxels_apart(first.volume, second.volume) is not None else "have other voxels"
-        notes.append(f"no difference is shown: {first.name} and {second.name} {reason}")
+    if isinstance(source, str):
+        notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
         return None
     most = max(1e-12, (second.shades[1] - second.shades[0]) / SHARE)
     return Layer(f"{second.name} − {first.name}", "difference", second.raster, source, shades=(-most, most))

@@ -214,8 +214,8 @@ def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return np.pad(data, ((0, 0), *((0, n) for n in missing)), mode="edge") if any(missing) else data
 
 
-def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | None:
-    """Return the source of `second` minus `first` on the voxels of `second`; None where their grids do not meet.
+def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | str:
+    """Return the source of `second` minus `first` on the voxels of `second`; or why there is none.
 
     Voxels that `first` lacks, or that are not written yet, are NOTHING. Both have one channel and voxels of one size,
     and the first voxels lie a whole number of voxels apart.
@@ -225,12 +225,12 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
         second: the output.
         written: returns which voxels of a box are written, (z, y, x), bool; None where all are.
     """
-    shift = voxels_apart(first, second)
+    shift = _voxels_apart(first, second)
     if shift is None or first.num_channels != 1 or second.num_channels != 1:
-        return None
+        return "have other voxels"
     shared = Box.from_shape(first.spatial_shape).relative_to(shift) & Box.from_shape(second.spatial_shape)
     if shared.is_empty:
-        return None
+        return "share no voxel"
 
     def read(level: int, box: Box) -> np.ndarray | None:
         part, data = box & shared, np.full((1, *box.shape), NOTHING, np.float32)
@@ -250,7 +250,7 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
     return Chunks((raster,), np.dtype(np.float32), 1, read, written is not None, look, float(NOTHING))
 
 
-def voxels_apart(first: Volume, second: Volume) -> Triple | None:
+def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
     """Return the voxel of `first` (z, y, x) that lies at the first of `second`; None if their grids do not meet."""
     size, other = (np.array(volume.voxel_size_nm or UNKNOWN_SIZE_NM) for volume in (first, second))
     if not np.allclose(size, other, rtol=1e-6):

@@ -82,11 +82,7 @@ class Viewer:
         return state_link(page, make_state(self._scene, base, self._at))
 
     def _answer(self, name: str) -> Answer:
-        """Return what there is at `name`: layer, then what its source calls so.
-
-        Raises:
-            VolpipeError: its volume is gone, or damaged there.
-        """
+        """Return what there is at `name`: layer, then what its source calls so."""
         match = NAME.fullmatch(name)
         layers = self._scene.layers
         if match is None or int(match[2]) >= len(layers):
