@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volpipe.api.arguments import Named, load, site_of
+from volpipe.api.arguments import Named, default_name, load, site_of
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output import check_name
@@ -65,7 +65,7 @@ def segment(
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
         RunStopped: too many blocks fail.
     """
-    target, chosen = str(out or _default_output(str(affinities))), load(SegmentRecipe, recipe, settings)
+    target, chosen = str(out or default_name(str(affinities), "labels.zarr")), load(SegmentRecipe, recipe, settings)
     check_name(target)
     if locate(target)[0].suffix.lower() == ".n5":
         raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
@@ -80,12 +80,6 @@ def segment(
     return driver.segment(
         plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
     )
-
-
-def _default_output(volume: str) -> str:
-    """Return CONTAINER_KEY_labels.zarr, in this folder."""
-    container, key = locate(volume)
-    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
 
 
 def evaluate(

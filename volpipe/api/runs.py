@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volpipe.api.arguments import load, site_of
+from volpipe.api.arguments import default_name, load, site_of
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
 from volpipe.resolve import default_recipe
-from volpipe.volumes.formats.container import absolute, locate
+from volpipe.volumes.formats.container import absolute
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
@@ -108,7 +108,7 @@ def request(
     if isinstance(recipe, str | Path):
         flow = find_flow(Path(recipe), settings, for_volume=region, for_runs=trust)
     if flow is not None:
-        target = str(out or _default_name(volume, None, Path(flow.source).stem))
+        target = str(out or default_name(volume, Path(flow.source).stem))
         _check_flow(flow, volume, out)
         return Request(volume, flow, target, search_path)
     from volpipe.inference.output import with_format
@@ -116,7 +116,7 @@ def request(
 
     chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
     suffix = ".n5" if chosen.output.format == "n5" else ".zarr"
-    target = str(out or _default_name(volume, chosen.input.key, label_of(chosen.net.name)) + suffix)
+    target = str(out or default_name(volume, label_of(chosen.net.name), chosen.input.key) + suffix)
     return Request(volume, with_format(chosen, target), target, search_path)
 
 
@@ -257,13 +257,6 @@ def run(
         planned, start, fresh=fresh, keep_tensors=keep_tensors, site=name, only=box, tolerated=tolerate,
         same_input=same_input, listener=listener if isinstance(listener, Listener) else hears,
     )  # fmt: skip
-
-
-def _default_name(volume: str | Volume, inner: str | None, ending: str) -> str:
-    """Return a name in this folder: of the container, the key in it where it was given, and `ending`."""
-    location = str(volume) if isinstance(volume, str) else f"{volume.path}/{volume.key}"
-    container, key = locate(location, inner)
-    return "_".join([container.stem, *filter(None, key.split("/")), ending])
 
 
 def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:

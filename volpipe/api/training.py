@@ -5,7 +5,6 @@ Not here: the work (training), or printing (cli).
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -151,7 +150,7 @@ def _tree(recipe: TrainRecipe | Tree, settings: Sequence[str]) -> dict[str, Any]
     """Return the sections of `recipe` with `settings`, as a copy."""
     if isinstance(recipe, TrainRecipe):
         recipe = recipe.model_dump(mode="json")
-    return with_settings(copy.deepcopy(dict(recipe)), settings)
+    return with_settings(recipe, settings)
 
 
 def _folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kind: str) -> Path:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
-WIDTH = 120  # of help, at most
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
     "Process": ("run", "plan", "batch", "segment", "status", "verify", "reproduce"),
     "Look": ("info", "view", "evaluate", "net", "nets", "recipes"),
@@ -29,15 +27,6 @@ GROUPS = {
     "Train": ("train", "sweep", "tune"),
     "Sites": ("sites", "slurm", "k8s"),
 }
-START = """Start here:
-
-\b
-  volpipe sample sample.n5                    make a small volume to try things on
-  volpipe info sample.n5/raw                  what a volume is
-  volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
-"""
-
 Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
 
 
