@@ -8,22 +8,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from volpipe.api.arguments import site_of, with_settings
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
-
-if TYPE_CHECKING:  # torch takes seconds, and most mistakes are found without it
-    from volpipe.training.driver import TrainingResult
-    from volpipe.training.search.trials import TrialResult
+from volpipe.training.driver import TrainingResult, run_training
+from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
+from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
+from volpipe.training.search.trials import TrialResult
+from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
 Tree = Mapping[str, Any]  # Any: TOML values
 NO_NAME = "the recipe"  # in refusals, of one that is given as its sections
 OnStep = Callable[[int, int], None]
-OnTrial = Callable[[int, int, "TrialResult | None"], None]
+OnTrial = Callable[[int, int, TrialResult | None], None]
 
 
 def train(
@@ -53,8 +54,6 @@ def train(
     """
     chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
     start, _ = site_of(site)
-    from volpipe.training.driver import run_training
-    from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
     def on_step(step: int) -> None:
         if on_progress is not None:
@@ -94,8 +93,6 @@ def sweep(
     Raises:
         RecipeError, VolpipeError: as of `train`; one training that fails stops no other.
     """
-    from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
-
     if isinstance(recipe, str | Path):
         chosen = load_sweep(Path(recipe), settings)
     else:
@@ -128,8 +125,6 @@ def tune(
     Raises:
         RecipeError, VolpipeError: as of `train`; also where the first trials all fail.
     """
-    from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
-
     if isinstance(recipe, str | Path):
         chosen = load_tuning(Path(recipe), settings)
     else:
