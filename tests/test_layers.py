@@ -72,7 +72,7 @@ HEAVY = {
     "optuna": (set(), {"training.search"}),
     "tornado": ({"viewer"}, set()),
     "yaml": (set(), {"cli", "nets"}),
-    "rich": ({"cli", "cli.display"}, set()),
+    "rich": ({"cli.display"}, {"cli"}),
     "cc3d": (set(), {"segmentation"}),
     "fastremap": (set(), {"segmentation"}),
     "mwatershed": (set(), {"segmentation"}),

@@ -5,10 +5,10 @@ from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
 from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
-from .api.viewer import view
-from .api.volumes import convert, draw_comparison, info, list_arrays, open, sample
+from .api.volumes import convert, info, list_arrays, open, sample
 from .errors import BatchError, VolpipeError
 from .evaluation.driver import EvaluationResult
+from .evaluation.pictures import draw_comparison
 from .geometry.grid import Box
 from .inference.plan import Plan
 from .recipes.inference import Recipe
@@ -18,7 +18,7 @@ from .segmentation.driver import SegmentationResult
 from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult
-from .viewer.viewer import Viewer
+from .viewer.viewer import Viewer, view
 from .volumes.reader import Volume
 from .workflow.batch_table import BatchReport
 from .workflow.driver import Report

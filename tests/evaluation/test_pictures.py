@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from volpipe.errors import VolumeError
-from volpipe.evaluation.pictures import CAPTION, MARGIN, compare, panel
+from volpipe.evaluation.pictures import CAPTION, MARGIN, draw_comparison, panel
 
 WHITE = (255, 255, 255)
 
@@ -60,7 +60,7 @@ def test_panel_enlarges_small_images_by_a_whole_factor(tmp_path: Path) -> None:
 def test_pictures_have_the_same_bytes_each_time(tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, (8, 16, 16), dtype=np.uint8)
     for name in ("a.png", "b.png"):
-        compare(tmp_path / name, data, data[::-1])
+        draw_comparison(tmp_path / name, data, data[::-1])
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -70,7 +70,7 @@ def test_compare_shows_the_middle_slices_and_colours_their_difference(tmp_path: 
     after[3, 10, 20] = 150  # on the middle xy slice: the largest change there
     after[3, 10, 21] = 75  # half as much, the other way
     after[2, 125, 30] = 90  # on the middle xz slice alone
-    compare(tmp_path / "a.png", before, after)
+    draw_comparison(tmp_path / "a.png", before, after)
     pixels = read(tmp_path / "a.png")
     lefts = [MARGIN + i * (240 + MARGIN) for i in range(3)]
     xy = [tile(pixels, MARGIN, left, (250, 240)) for left in lefts]
@@ -87,7 +87,7 @@ def test_compare_shows_the_middle_slices_and_colours_their_difference(tmp_path: 
 def test_compare_repeats_the_input_of_a_finer_output(tmp_path: Path) -> None:
     before = np.random.default_rng(0).integers(0, 256, (3, 120, 120), dtype=np.uint8)
     finer = np.kron(before, np.ones((4, 2, 2), np.uint8))
-    compare(tmp_path / "a.png", before, finer)
+    draw_comparison(tmp_path / "a.png", before, finer)
     pixels = read(tmp_path / "a.png")
     shown = [tile(pixels, MARGIN, MARGIN + i * (240 + MARGIN), (240, 240)) for i in range(3)]
     assert (shown[0][..., 0] == finer[6]).all()
@@ -99,7 +99,7 @@ def test_compare_spreads_floats_from_the_least_to_the_most_of_both(tmp_path: Pat
     before = np.zeros((300, 300), np.float32)
     after = np.full((300, 300), 0.5, np.float32)
     before[0, 0], after[0, 0] = -0.5, 1.5
-    compare(tmp_path / "a.png", before, after)
+    draw_comparison(tmp_path / "a.png", before, after)
     pixels = read(tmp_path / "a.png")
     old, new = (tile(pixels, MARGIN, MARGIN + i * (300 + MARGIN), (300, 300))[..., 0] for i in range(2))
     assert (old[0, 0], old[5, 5], new[5, 5], new[0, 0]) == (0, 64, 128, 255)  # 255 * (0, 1, 2, 4) / 4
@@ -116,12 +116,12 @@ def test_compare_refuses_shapes_that_do_not_fit(
     tmp_path: Path, before: tuple[int, ...], after: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(VolumeError, match=message):
-        compare(tmp_path / "a.png", np.zeros(before), np.zeros(after))
+        draw_comparison(tmp_path / "a.png", np.zeros(before), np.zeros(after))
 
 
 def test_compare_refuses_what_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(VolumeError, match="output holds values that are not finite"):
-        compare(tmp_path / "a.png", np.zeros((4, 4)), np.full((4, 4), np.nan))
+        draw_comparison(tmp_path / "a.png", np.zeros((4, 4)), np.full((4, 4), np.nan))
 
 
 def test_panel_refuses_what_is_not_bytes(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from volpipe.evaluation.driver import EvaluationResult, evaluate
 from volpipe.evaluation.evaluate import Evaluation, ImageScores, Scores, plan_evaluation
 from volpipe.evaluation.image_scores import CUBE, crossing, image_sums, psnr, shell_correlation, shells, ssim
 from volpipe.evaluation.interpolate import interpolated
-from volpipe.evaluation.label_scores import LabelScores, Overlaps, label_scores
+from volpipe.evaluation.label_scores import LabelScores, label_scores, overlaps, total
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.storage.tensorstore import transferred
@@ -217,12 +217,9 @@ def test_a_curve_is_cut_between_the_shells() -> None:
 
 def test_label_scores_are_those_of_scikit_image_whatever_the_blocks(labelled: tuple[np.ndarray, np.ndarray]) -> None:
     found, truth = labelled
-    tables = [
-        Overlaps.from_labels(f, t)
-        for f, t in zip(np.array_split(found, 7, 1), np.array_split(truth, 7, 1), strict=True)
-    ]
+    tables = [overlaps(f, t) for f, t in zip(np.array_split(found, 7, 1), np.array_split(truth, 7, 1), strict=True)]
     travelled = [pickle.loads(pickle.dumps(table)) for table in tables]
-    scored = label_scores(Overlaps.total(travelled))
+    scored = label_scores(total(travelled))
     split, merge = metrics.variation_of_information(truth, found, ignore_labels=[0])
     assert (scored.split, scored.merge) == pytest.approx((split, merge))
     assert scored.split > 0.1 and scored.merge > 0.1
@@ -231,7 +228,7 @@ def test_label_scores_are_those_of_scikit_image_whatever_the_blocks(labelled: tu
 
 def test_object_scores_are_those_of_every_pair_compared(labelled: tuple[np.ndarray, np.ndarray]) -> None:
     found, truth = labelled
-    scored = label_scores(Overlaps.from_labels(found, truth))
+    scored = label_scores(overlaps(found, truth))
     ious = np.array(
         [
             [
@@ -253,13 +250,13 @@ def test_object_scores_are_those_of_every_pair_compared(labelled: tuple[np.ndarr
 
 def test_one_segment_splits_nothing_and_merges_all() -> None:
     truth = np.repeat([1, 2, 3, 4], 16).reshape(4, 4, 4)
-    scored = label_scores(Overlaps.from_labels(np.ones_like(truth), truth))
+    scored = label_scores(overlaps(np.ones_like(truth), truth))
     assert (scored.split, scored.merge) == (0, pytest.approx(2.0))  # of four equal labels, two bits
 
 
 def test_a_reference_without_labels_judges_nothing() -> None:
     found = np.arange(64).reshape(4, 4, 4)
-    scored = label_scores(Overlaps.from_labels(found, np.zeros_like(found)))
+    scored = label_scores(overlaps(found, np.zeros_like(found)))
     assert np.isnan([scored.split, scored.merge, scored.rand_error, scored.mean_iou]).all()
     assert (scored.foreground_iou, scored.mean_precision, scored.num_truth, scored.num_found) == (0, 0, 0, 63)
 
@@ -267,9 +264,7 @@ def test_a_reference_without_labels_judges_nothing() -> None:
 def test_two_halves_of_an_object_are_no_matches_of_it() -> None:
     truth = np.ones((4, 4, 4), int)
     halves = np.repeat([1, 2], 32).reshape(4, 4, 4)
-    assert (
-        label_scores(Overlaps.from_labels(halves, truth)).precision_50 == 0
-    )  # an IoU of exactly 0.5: either could be the one
+    assert label_scores(overlaps(halves, truth)).precision_50 == 0  # an IoU of exactly 0.5: either could be the one
 
 
 def test_labels_are_scored_across_blocks(labelled: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -277,7 +272,7 @@ def test_labels_are_scored_across_blocks(labelled: tuple[np.ndarray, np.ndarray]
     tifffile.imwrite(tmp_path / "f.tif", found.astype(np.uint16))
     tifffile.imwrite(tmp_path / "t.tif", truth.astype(np.uint16))
     plan = plan_evaluation(str(tmp_path / "f.tif"), str(tmp_path / "t.tif"), kind="labels")
-    assert scores_of(plan, tmp_path) == label_scores(Overlaps.from_labels(found, truth))
+    assert scores_of(plan, tmp_path) == label_scores(overlaps(found, truth))
 
 
 # ---- interpolation
@@ -519,7 +514,7 @@ def test_sums_travel_as_they_are() -> None:
     assert (again.num, again.squares, again.num_windows, again.similarity) == (
         sums.num, sums.squares, sums.num_windows, sums.similarity
     )  # fmt: skip
-    assert isinstance(label_scores(Overlaps.total([])), LabelScores)
+    assert isinstance(label_scores(total([])), LabelScores)
 
 
 def test_counters_are_nothing_while_tensorstore_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from skimage import measure
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
-from volpipe.evaluation.label_scores import Overlaps, label_scores
+from volpipe.evaluation.label_scores import label_scores, overlaps
 from volpipe.geometry.affinities import OFFSETS, affinities
 from volpipe.segmentation.boundary_maps import as_bytes
 from volpipe.segmentation.driver import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
@@ -271,7 +271,7 @@ def test_labels_of_affinities_of_labels_are_those_labels(tmp_path: Path) -> None
     for agglomerate in ("mean", "mutex"):
         chosen = recipe((10, 16, 26), agglomerate=agglomerate, smooth=(0, 0, 0), threshold=0.5)
         found, _ = labelled(tmp_path / "a.zarr", tmp_path / f"{agglomerate}.zarr", chosen)
-        scored = label_scores(Overlaps.from_labels(found, truth))
+        scored = label_scores(overlaps(found, truth))
         assert scored.split + scored.merge < 0.05
 
 

@@ -399,7 +399,7 @@ def score_time(
 
 def test_an_evaluation_takes_as_long_as_its_blocks(tmp_path: Path, timed_score: list[tuple[str, Box]]) -> None:
     volume = make(tmp_path / "a.zarr", np.ones((20, 150, 300), np.uint8), chunks=(20, 64, 64))
-    found = evaluate.fit_evaluation(volume, volume, None)
+    found = evaluate.plan_evaluation(volume, volume, None)
     time = score_time(found, {"of another stage"}, tmp_path)
     assert time == estimate.ScoreTime(pytest.approx(20 * 150 * 300 / 1000), is_guess=False)
     assert [box.shape for _, box in timed_score] == [(20, 128, 128)]  # whole along y and x, where there is such a one
@@ -416,7 +416,7 @@ def test_an_evaluation_of_what_is_not_there_is_a_guess(
     made, given = (
         make(tmp_path / name, np.ones(shape, np.uint16)) for name, shape in (("a", (24, 20, 20)), ("b", (12, 20, 20)))
     )
-    found = evaluate.fit_evaluation(made, truth, given if kind == "image" else None, kind=kind)
+    found = evaluate.plan_evaluation(made, truth, given if kind == "image" else None, kind=kind)
     for name in ("a", "b"):
         (tmp_path / name).rename(tmp_path / f"not-{name}")
     with pytest.raises(RunStopped, match=r"^trial 0 failed: no array at .*/a any more"):

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.recipes.toml import Section, load_tree, set_value, typed
 from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.formats.container import locate
+from volpipe.volumes.volume import Volume
 
 Named = str | Path | None  # a shipped recipe's name, or a file
 S = TypeVar("S", bound=Section)
@@ -43,12 +45,12 @@ def load(
     else:
         path = Path(str(recipe)) if recipe is not None else default
         return typed(model, load_tree(path, settings), path, settings)
+    return typed(model, with_settings(sections, settings), None, settings)
+
+
+def with_settings(sections: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
+    """Return a copy of `sections` with ``key=value`` settings on top."""
     tree = copy.deepcopy(dict(sections))
-    return typed(model, with_settings(tree, settings), None, settings)
-
-
-def with_settings(tree: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:  # Any: TOML values
-    """Return `tree` with ``key=value`` settings on top."""
     for setting in settings:
         set_value(tree, setting)
     return tree
@@ -69,3 +71,10 @@ def site_of(site: str | Path | WorkerPool, folder: RunFolder | None = None) -> t
 
         return on_site(str(site), None if folder is None else folder.parsl), str(site)
     return lambda folder: nullcontext(site), ""
+
+
+def default_name(volume: str | Volume, ending: str, inner: str | None = None) -> str:
+    """Return a name in this folder: of the container, the key in it where it was given, and `ending`."""
+    location = str(volume) if isinstance(volume, str) else f"{volume.path}/{volume.key}"
+    container, key = locate(location, inner)
+    return "_".join([container.stem, *filter(None, key.split("/")), ending])

@@ -9,23 +9,21 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from volpipe.api.arguments import site_of
 from volpipe.api.runs import check, request
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
+from volpipe.inference.plan import Plan
 from volpipe.recipes.batch import Batch, Dataset, home, list_datasets, load_batch
 from volpipe.recipes.inference import Recipe
+from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
-
-if TYPE_CHECKING:
-    from volpipe.blockwise.pool import WorkerPool
-    from volpipe.inference.plan import Plan
-    from volpipe.volumes.storage.paths import Location
-    from volpipe.workflow.batch import BatchPlan, OnRow
-    from volpipe.workflow.batch_table import BatchReport
-    from volpipe.workflow.plan import FlowPlan
+from volpipe.volumes.storage.paths import Location
+from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, execute_batch, plan_batch
+from volpipe.workflow.batch_table import BatchReport, batch_folder
+from volpipe.workflow.plan import FlowPlan
 
 Volumes = str | Path | Sequence[str | Path]
 
@@ -85,10 +83,6 @@ def batch(
         BatchError: with all that is wrong with any of the datasets; nothing was written.
         SiteError, RunError: the site cannot be used; another driver is at work on the batch.
     """
-    from volpipe.runs.run_folder import RunFolder
-    from volpipe.workflow.batch import AT_ONCE, BatchOptions, execute_batch, plan_batch
-    from volpipe.workflow.batch_table import BatchReport, batch_folder
-
     listener = listener or BatchListener()
     tree, place = _batch_of(volumes, recipe, out)
     folder = RunFolder(batch_folder(place))

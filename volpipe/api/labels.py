@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from volpipe.api.arguments import Named, load, site_of
+from volpipe.api.arguments import Named, default_name, load, site_of
+from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
+from volpipe.evaluation import driver as evaluation_driver
+from volpipe.evaluation.driver import EvaluationResult
+from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.inference.output import check_name
 from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.work import Listener
+from volpipe.segmentation import driver as segmentation
+from volpipe.segmentation.driver import SegmentationResult, SegmentPlan, plan_segmentation
+from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
-
-if TYPE_CHECKING:
-    from volpipe.blockwise.phase import Show
-    from volpipe.evaluation.driver import EvaluationResult
-    from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
-    from volpipe.segmentation.estimate import SegmentTimes
 
 
 def segment(
@@ -65,27 +68,18 @@ def segment(
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
         RunStopped: too many blocks fail.
     """
-    target, chosen = str(out or _default_output(str(affinities))), load(SegmentRecipe, recipe, settings)
+    target, chosen = str(out or default_name(str(affinities), "labels.zarr")), load(SegmentRecipe, recipe, settings)
     check_name(target)
     if locate(target)[0].suffix.lower() == ".n5":
         raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
-    open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # before heavy imports
+    open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # refused before the site is
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
-    from volpipe.runs.work import Listener
-    from volpipe.segmentation import driver
-
-    plan = driver.plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
+    plan = plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
     listener = Listener(on_estimate=on_estimate, on_progress=on_progress)
-    return driver.segment(
+    return segmentation.segment(
         plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
     )
-
-
-def _default_output(volume: str) -> str:
-    """Return CONTAINER_KEY_labels.zarr, in this folder."""
-    container, key = locate(volume)
-    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
 
 
 def evaluate(
@@ -124,10 +118,6 @@ def evaluate(
         VolpipeError: the volumes do not fit each other, or the site cannot be used.
         RunStopped: too many blocks cannot be scored.
     """
-    from volpipe.evaluation import driver
-    from volpipe.evaluation.evaluate import plan_evaluation
-    from volpipe.runs.work import Listener
-
     source = str(given) if given is not None else _input_of(str(output))
     evaluation = plan_evaluation(
         str(output), str(reference), given=source, roi=roi, margin=margin,
@@ -135,15 +125,13 @@ def evaluate(
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
-    return driver.evaluate(
+    return evaluation_driver.evaluate(
         evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=on_progress), tolerated=tolerate
     )
 
 
 def _input_of(output: str) -> str | None:
     """Return the input of a run's output; None where it is not known, gone, or only a part was computed."""
-    from volpipe.runs.provenance import read_origin
-
     try:
         origin = read_origin(output)
         if origin.recipe.input.roi is not None:

@@ -9,30 +9,33 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from volpipe.api.arguments import load, site_of
+from volpipe.api.arguments import default_name, load, site_of
+from volpipe.blockwise.phase import Progress
+from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import PlanError, VolpipeError
+from volpipe.estimation.calibrate import OnTry
+from volpipe.estimation.forecast import Forecast
+from volpipe.estimation.limits import check_access, check_window
+from volpipe.geometry.grid import Box
+from volpipe.inference.output import check_name, with_format
+from volpipe.inference.plan import Plan
+from volpipe.inference.roi import find_part
+from volpipe.nets.facts import check_named
+from volpipe.nets.files import label_of
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, find_flow, named
 from volpipe.resolve import default_recipe
-from volpipe.volumes.formats.container import absolute, locate
+from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.formats.container import absolute
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
-
-if TYPE_CHECKING:
-    from volpipe.blockwise.phase import Progress
-    from volpipe.blockwise.pool import WorkerPool
-    from volpipe.estimation.calibrate import OnTry
-    from volpipe.estimation.forecast import Forecast
-    from volpipe.geometry.grid import Box
-    from volpipe.inference.plan import Plan
-    from volpipe.runs.run_folder import RunFolder
-    from volpipe.workflow.cost import FlowCost
-    from volpipe.workflow.driver import Listener, Report
-    from volpipe.workflow.execute import FlowListener, FlowReport
-    from volpipe.workflow.plan import FlowPlan
+from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
+from volpipe.workflow.driver import Listener, Report, execute, prepare, prepare_for, preview
+from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
+from volpipe.workflow.plan import FlowPlan, plan_flow
 
 RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 
@@ -60,18 +63,12 @@ class Request:
     @property
     def folder(self) -> RunFolder:
         """The folder of the run."""
-        from volpipe.runs.run_folder import RunFolder
-
         if isinstance(self.work, Recipe):
             return RunFolder.from_output(paths.locate(self.out))
         return RunFolder.for_stages(absolute(self.out))
 
     def plan(self) -> Plan | FlowPlan:
         """Return the plan; everything that can be refused before the start is refused here."""
-        from volpipe.estimation.limits import check_access, check_window
-        from volpipe.workflow.driver import prepare, prepare_for
-        from volpipe.workflow.plan import plan_flow
-
         if isinstance(self.work, Flow):
             return plan_flow(self.work, str(self.volume), self.out, self.search_path)
         if isinstance(self.volume, Volume):
@@ -108,22 +105,17 @@ def request(
     if isinstance(recipe, str | Path):
         flow = find_flow(Path(recipe), settings, for_volume=region, for_runs=trust)
     if flow is not None:
-        target = str(out or _default_name(volume, None, Path(flow.source).stem))
+        target = str(out or default_name(volume, Path(flow.source).stem))
         _check_flow(flow, volume, out)
         return Request(volume, flow, target, search_path)
-    from volpipe.inference.output import with_format
-    from volpipe.nets.files import label_of
-
     chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
     suffix = ".n5" if chosen.output.format == "n5" else ".zarr"
-    target = str(out or _default_name(volume, chosen.input.key, label_of(chosen.net.name)) + suffix)
+    target = str(out or default_name(volume, label_of(chosen.net.name), chosen.input.key) + suffix)
     return Request(volume, with_format(chosen, target), target, search_path)
 
 
 def check(asked: Request) -> None:
     """Refuse a volume or a net that is not there, before anything heavy is loaded."""
-    from volpipe.nets.facts import check_named
-
     if isinstance(asked.work, Flow):
         for stage in asked.work.stages:
             if stage.reads == VOLUME and not isinstance(stage.choice, Comparison) and isinstance(asked.volume, str):
@@ -187,10 +179,6 @@ def estimate(
         SiteError: the site cannot be used.
         RunStopped: a block cannot be computed.
     """
-    from volpipe.inference.plan import Plan
-    from volpipe.workflow.cost import forecast_flow, preview_flow
-    from volpipe.workflow.driver import preview
-
     start = None if site is None else site_of(site, plan.folder if not isinstance(plan, Plan) else None)[0]
     if isinstance(plan, Plan):
         return preview(plan, start, on_try)
@@ -233,12 +221,6 @@ def run(
     Raises:
         RunError, RunStopped, SiteError: another run's output is in the way; too much fails; no such site.
     """
-    from volpipe.inference.plan import Plan
-    from volpipe.inference.roi import find_part
-    from volpipe.workflow.driver import Listener, execute
-    from volpipe.workflow.execute import FlowListener, execute_flow
-    from volpipe.workflow.plan import FlowPlan
-
     planned = volume
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
@@ -259,17 +241,8 @@ def run(
     )  # fmt: skip
 
 
-def _default_name(volume: str | Volume, inner: str | None, ending: str) -> str:
-    """Return a name in this folder: of the container, the key in it where it was given, and `ending`."""
-    location = str(volume) if isinstance(volume, str) else f"{volume.path}/{volume.key}"
-    container, key = locate(location, inner)
-    return "_".join([container.stem, *filter(None, key.split("/")), ending])
-
-
 def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:
     """Refuse a place for the outputs of stages that would be one array."""
-    from volpipe.inference.output import check_name
-
     if isinstance(volume, Volume):
         raise VolpipeError(f"the stages of {flow.source} open the volume themselves; give its location: {volume}")
     if out is None:

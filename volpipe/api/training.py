@@ -5,26 +5,26 @@ Not here: the work (training), or printing (cli).
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from volpipe.api.arguments import site_of, with_settings
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.toml import typed
 from volpipe.recipes.training import VARIED, TrainRecipe, load_training
-
-if TYPE_CHECKING:  # torch takes seconds, and most mistakes are found without it
-    from volpipe.training.driver import TrainingResult
-    from volpipe.training.search.trials import TrialResult
+from volpipe.training.driver import TrainingResult, run_training
+from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
+from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
+from volpipe.training.search.trials import TrialResult
+from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
 Tree = Mapping[str, Any]  # Any: TOML values
 NO_NAME = "the recipe"  # in refusals, of one that is given as its sections
 OnStep = Callable[[int, int], None]
-OnTrial = Callable[[int, int, "TrialResult | None"], None]
+OnTrial = Callable[[int, int, TrialResult | None], None]
 
 
 def train(
@@ -54,8 +54,6 @@ def train(
     """
     chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
     start, _ = site_of(site)
-    from volpipe.training.driver import run_training
-    from volpipe.workflow.outcome import draw_curve, outcome_lines, run_command
 
     def on_step(step: int) -> None:
         if on_progress is not None:
@@ -95,8 +93,6 @@ def sweep(
     Raises:
         RecipeError, VolpipeError: as of `train`; one training that fails stops no other.
     """
-    from volpipe.training.search.grid import load_sweep, run_sweep, sweep_of
-
     if isinstance(recipe, str | Path):
         chosen = load_sweep(Path(recipe), settings)
     else:
@@ -129,8 +125,6 @@ def tune(
     Raises:
         RecipeError, VolpipeError: as of `train`; also where the first trials all fail.
     """
-    from volpipe.training.search.optuna import load_tuning, run_tuning, tuning_of
-
     if isinstance(recipe, str | Path):
         chosen = load_tuning(Path(recipe), settings)
     else:
@@ -151,7 +145,7 @@ def _tree(recipe: TrainRecipe | Tree, settings: Sequence[str]) -> dict[str, Any]
     """Return the sections of `recipe` with `settings`, as a copy."""
     if isinstance(recipe, TrainRecipe):
         recipe = recipe.model_dump(mode="json")
-    return with_settings(copy.deepcopy(dict(recipe)), settings)
+    return with_settings(recipe, settings)
 
 
 def _folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""Volumes: references that slice as numpy does, what they hold, copies in other formats, samples and pictures.
+"""Volumes: references that slice as numpy does, what they hold, copies in other formats, and samples.
 
 Not here: how they are read, surveyed, copied or invented (volumes, synthetic), or printing (cli).
 """
@@ -9,18 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from volpipe.errors import VolpipeError
-from volpipe.evaluation.pictures import compare
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
 from volpipe.volumes.reader import View, Volume
 from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
-from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
+from volpipe.volumes.volume import AS_STORED, list_arrays
+from volpipe.volumes.volume import open_volume as open
 
-__all__ = ["Info", "convert", "draw_comparison", "info", "list_arrays", "open", "sample"]
+__all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,6 @@ class Info:
     intensities: Intensities | None = None
     footprint: Footprint | None = None
     codecs: Trials | None = None
-
-
-def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
-    """Return the volume at `location`, of which nothing but metadata is read.
-
-    Args:
-        location: an N5 or Zarr container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF slices, or a path into one;
-            N5 and Zarr also as s3://bucket/… or https://host/… .
-        key: the array or group inside; needed where there are several.
-        level: of a multiscale group, 0 for the finest.
-        view: one channel or point in time, and another voxel size in nm or origin in nm than the file says.
-
-    Raises:
-        VolumeError: nothing there, several to choose from, or metadata that are broken or not supported.
-    """
-    return open_volume(location, key, level, view=view)
 
 
 def info(
@@ -84,7 +66,7 @@ def info(
     """
     if fast and codecs:
         raise VolpipeError("--codecs reads voxels, which --fast leaves alone; give one of the two")
-    opened = volume if isinstance(volume, Volume) else open_volume(volume, level=level, view=view)
+    opened = volume if isinstance(volume, Volume) else open(volume, level=level, view=view)
     result = Info(opened)
     on_part(result)
     if fast:
@@ -126,7 +108,7 @@ def convert(
     Raises:
         VolumeError: `out` exists, its format cannot hold such a volume, or there is no room for it.
     """
-    opened = volume if isinstance(volume, Volume) else open_volume(volume)
+    opened = volume if isinstance(volume, Volume) else open(volume)
     return copy(opened, out, Choice(format, chunk, shard, codec), workers=workers, on_progress=on_progress)
 
 
@@ -155,25 +137,4 @@ def sample(
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
     write_sample(Path(path), Sample(shape, seed), workers=workers, on_progress=on_progress)
-    return open_volume(path, "raw")
-
-
-def draw_comparison(
-    path: str | Path,
-    before: Volume | np.ndarray,
-    after: Volume | np.ndarray,
-    *,
-    titles: tuple[str, str] = ("input", "output"),
-) -> None:
-    """Write a PNG of two volumes and their difference: the middle xy slice, and below it the middle xz slice.
-
-    Args:
-        path: the file to write; its folder exists.
-        before: (z, y, x) or (y, x), any number type.
-        after: of the same shape, or a whole multiple of it per axis.
-        titles: captions of the two.
-
-    Raises:
-        VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
-    """
-    compare(Path(path), np.asarray(before), np.asarray(after), titles=titles)
+    return open(path, "raw")

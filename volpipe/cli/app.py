@@ -12,8 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,22 +20,7 @@ import typer
 
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
-from volpipe.cli import (
-    batch,
-    data,
-    evaluate,
-    k8s,
-    outputs,
-    search,
-    segment,
-    shipped,
-    train,
-    viewer,
-    workflow,
-)
-from volpipe.cli import (
-    net as cli_net,
-)
+from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
 from volpipe.cli.display.console import (
     AT_WORK,
     DONE,
@@ -60,27 +44,9 @@ from volpipe.cli.display.plans import (
     plan_table,
 )
 from volpipe.cli.display.progress import showing
-from volpipe.cli.display.reports import (
-    MOST_ROWS,
-    clipped_line,
-    print_missing,
-    report_table,
-    seam_line,
-    seam_warning,
-)
+from volpipe.cli.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
 from volpipe.cli.display.units import count
-from volpipe.cli.options import (
-    SETTINGS,
-    START,
-    Grouped,
-    Parents,
-    RecipeFile,
-    SameInput,
-    Settings,
-    Site,
-    Strict,
-    Tolerate,
-)
+from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
 from volpipe.cli.slurm import slurm
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import describe_error
@@ -96,6 +62,16 @@ if TYPE_CHECKING:
     from volpipe.workflow.driver import Listener, Report
     from volpipe.workflow.plan import FlowPlan
 
+WIDTH = 120  # of help, at most
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+START = """Start here:
+
+\b
+  volpipe sample sample.n5                    make a small volume to try things on
+  volpipe info sample.n5/raw                  what a volume is
+  volpipe plan sample.n5/raw                  what a run would take, before it does
+  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
+"""
 STOPPING = f"\nstopping: what runs may finish within {GRACE_SECONDS:.0f} s; once more, and it stops at once\n"
 
 log = logging.getLogger("volpipe.cli.app")
@@ -120,25 +96,15 @@ app = typer.Typer(
     help="Run a neural net over a volume far larger than memory, in chunks, on whatever machines there are.",
     epilog=START,
 )
-app.add_typer(slurm, name="slurm")
-
-app.add_typer(k8s.app, name="k8s")
-app.add_typer(shipped.sites_app, name="sites")
-app.command()(data.info)
-app.command()(viewer.view)
-app.command()(data.convert)
-app.command()(data.sample)
-app.command()(shipped.recipes)
-app.command()(shipped.nets)
-app.command()(train.train)
+for group, name in ((slurm, "slurm"), (k8s.app, "k8s"), (shipped.sites_app, "sites")):
+    app.add_typer(group, name=name)
 app.command("sweep")(search.sweep)
 app.command("tune")(search.tune)
-app.command()(evaluate.evaluate)
-app.command()(batch.batch)
-app.command()(segment.segment)
-app.command()(cli_net.net)
-app.command()(outputs.verify)
-app.command()(outputs.reproduce)
+for command in (
+    data.info, data.convert, data.sample, viewer.view, shipped.recipes, shipped.nets, train.train, evaluate.evaluate,
+    batch.batch, segment.segment, net.net, outputs.verify, outputs.reproduce,
+):  # fmt: skip
+    app.command()(command)
 
 
 VolumeArgument = Annotated[
@@ -158,9 +124,6 @@ RoiOption = Annotated[
     typer.Option(
         metavar="BOX", help="Box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm; a bare : is all."
     ),
-]
-TrustOption = Annotated[
-    bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 OnlyOption = Annotated[
     str | None,
@@ -184,7 +147,7 @@ def run(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
-    trust_model: TrustOption = False,
+    trust_model: Trust = False,
     fresh: FreshOption = False,
     keep_tensors: Annotated[
         bool, typer.Option("--keep-tensors", help="Keep window tensors and block tensors.")
@@ -257,7 +220,7 @@ def plan(
     parents: Parents = False,
     roi: RoiOption = None,
     mask: MaskOption = None,
-    trust_model: TrustOption = False,
+    trust_model: Trust = False,
     quick: Annotated[bool, typer.Option("--quick", help="Try no block: no times, and upper bounds of bytes.")] = False,
 ) -> None:
     """Print what `volpipe run` with the same options would read, write and take, after trying a few blocks."""
@@ -271,7 +234,11 @@ def plan(
             workflow.show_plan(planned, None if quick else config, config)
             return
         out.print(plan_summary(planned))
-        with trying() as on_try:
+        with bars() as shown:
+
+            def on_try(seconds: float, most: float) -> None:
+                shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
+
             found = volpipe.estimate(planned, site=None if quick else config, on_try=on_try)
     assert not isinstance(found, FlowCost)
     out.print(forecast_summary(found, config))
@@ -325,10 +292,9 @@ def options(
 
 
 def main(began: float | None = None) -> None:
-    """Run the command line; what a user can put right is one sentence, anything else is a traceback.
+    """Run the command line, given at `began` (seconds since 1970; None: now).
 
-    Args:
-        began: when it was given, seconds since 1970; now, if nobody says.
+    What a user can put right is one sentence, anything else is a traceback.
     """
     COMMAND.give(sys.argv[1:], began)
     INTERRUPTS.reset()
@@ -361,13 +327,6 @@ def _interrupt(signum: int, frame: Any) -> None:  # Any: a frame, unused
     if INTERRUPTS.ask():
         # Not through the console: what was interrupted may be printing.
         os.write(sys.stderr.fileno(), STOPPING.encode())
-
-
-@contextmanager
-def trying() -> Iterator[Callable[[float, float], None]]:
-    """Give a listener that shows on a terminal for how many seconds blocks have been tried, of how many at the most."""
-    with bars() as shown:
-        yield lambda seconds, most: shown.show_with("trying blocks", min(seconds, most), most, "s", seconds_left=None)
 
 
 def _listener(plan: Plan, config: str, details: bool, show: Callable[..., Show], name: str = "") -> Listener:

@@ -16,7 +16,7 @@ import volpipe
 from volpipe.cli.display.batches import mistake_table, plan_table, result_table, tally, why_table
 from volpipe.cli.display.console import INCOMPLETE, REFUSED, bars, err, interruptible, measuring_shown, out
 from volpipe.cli.display.units import duration
-from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, complete_volumes, positive, share
+from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
 from volpipe.errors import BatchError
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def batch(
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop a dataset at its first block that fails for good.")
     ] = False,
-    trust_model: Annotated[
-        bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
-    ] = False,
+    trust_model: Trust = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:  # fmt: skip
     """Run a recipe over many volumes on one pool of workers; again: goes on, and skips what is unchanged."""

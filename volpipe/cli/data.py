@@ -6,8 +6,7 @@ Not here: how it is read, copied or invented (api.volumes).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,8 +103,8 @@ def sample(
 
     sizes = parse_sizes(shape, "--shape")
     started = time.perf_counter()
-    with _counting("sample") as on_progress:
-        vp.sample(path, sizes, seed=seed, workers=workers, on_progress=on_progress)
+    with bars() as shown:
+        vp.sample(path, sizes, seed=seed, workers=workers, on_progress=partial(shown.show, "sample", noun="box"))
     took = duration(time.perf_counter() - started)
     out.print(f"wrote {path}: raw and labels, {' × '.join(map(str, sizes))} voxels, seed {seed}, in {took}")
 
@@ -145,18 +144,11 @@ def convert(
     check_folder(target, container_of(target), parents=parents)
     sizes = (parse_sizes(chunk, "--chunk") if chunk else None, parse_sizes(shard, "--shard") if shard else None)
     started = time.perf_counter()
-    with _counting("convert") as on_progress:
+    with bars() as shown:
         copy = vp.convert(
             vp.open(volume, level=level, view=view), target, format=format, chunk=sizes[0], shard=sizes[1], codec=codec,
-            workers=workers, on_progress=on_progress,
+            workers=workers, on_progress=partial(shown.show, "convert", noun="box"),
         )  # fmt: skip
     out.print(f"wrote {target} in {duration(time.perf_counter() - started)}")
     for line in info_lines(copy):
         out.print(line, markup=False)
-
-
-@contextmanager
-def _counting(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a listener that shows on a terminal how many boxes are done."""
-    with bars() as shown:
-        yield lambda done, total: shown.show(name, done, total, "box")

@@ -20,11 +20,7 @@ ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver
 
 
 def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  # Any: values of options
-    """Refuse what is wrong in the options `given` to the command `name`, which a job gives in `folder`.
-
-    Raises:
-        VolpipeError: with what is wrong.
-    """
+    """Refuse what is wrong in the options `given` to the command `name`, which a job gives in `folder`."""
     is_here = folder.is_dir()
     if name in ("run", "plan"):
         _check_run(given, folder if is_here else None)
@@ -68,9 +64,6 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
         location: as the command gives it.
         folder: from which relative paths count; None where that is not here.
         choice: which array, by the recipe.
-
-    Raises:
-        VolpipeError: with what is wrong.
     """
     from volpipe.volumes.volume import open_volume
 
@@ -91,11 +84,7 @@ def check_volume(location: str, folder: Path | None, choice: ArrayInput) -> None
 
 
 def check_site(site: str, cores: int, *, is_given: bool) -> None:
-    """Refuse a site that does not exist; warn of one that would compute in the driver's own job, on its `cores`.
-
-    Raises:
-        SiteError: no such site.
-    """
+    """Refuse a site that does not exist; warn of one that would compute in the driver's own job, on its `cores`."""
     from volpipe.sites.find import find_site
 
     find_site(site)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
-from rich.table import Table
 
 import volpipe as vp
 from volpipe.cli.display.console import err, measuring_shown, out
-from volpipe.cli.display.units import shape, size
+from volpipe.cli.display.units import columns, shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.table import Table
 
     from volpipe.nets.facts import NetFacts
     from volpipe.nets.net_geometry import Geometry
@@ -64,7 +64,7 @@ def net(
     if geometry is None:
         err.print(f"its geometry cannot be measured: {report.problem}", markup=False)
         raise typer.Exit(UNTRUE)
-    out.print(geometry_table(facts, geometry))
+    out.print(_geometry_table(facts, geometry))
     halo = geometry.halo if any(facts.fixed) else _halos(report.recipe, facts, geometry, volume, error)
     if not no_costs:
         _costs(report.recipe, facts, halo)
@@ -74,11 +74,9 @@ def net(
         raise typer.Exit(UNTRUE)
 
 
-def geometry_table(facts: NetFacts, found: Geometry) -> Table:
+def _geometry_table(facts: NetFacts, found: Geometry) -> Table:
     """Return what was measured beside what the net says."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("voxels", "z", "y", "x", "declared"):
-        table.add_column(column, justify="left" if column == "voxels" else "right")
+    table = columns("voxels", "z", "y", "x", "declared")
     table.add_row("scale", *map(str, found.scale), shape(facts.scale))
     table.add_row("stride", *map(str, found.stride), shape(facts.stride))
     table.add_row("receptive field", *map(str, found.receptive_field), "")
@@ -104,10 +102,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
             result: np.ndarray = module(torch.from_numpy(windows)).numpy()
         return result
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("halo", "largest error", "rms", "computed / kept"):
-        table.add_column(column, justify="left" if column == "halo" else "right")
-    enough = None
+    table, enough = columns("halo", "largest error", "rms", "computed / kept"), None
     for row in halo_errors(run, voxels, found, core):
         kept = math.prod(max(0, w - 2 * h) for w, h in zip(facts.window, row.halo, strict=True))
         ratio = f"{math.prod(facts.window) / kept:.2f}" if kept else "no room"
@@ -123,9 +118,7 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
     from volpipe.estimation.window_search import fastest, measure_windows
 
-    table, found = Table(box=None, pad_edge=False), []
-    for column in ("window", "batch", "memory", "time", "voxels kept per second"):
-        table.add_column(column, justify="left" if column == "window" else "right")
+    table, found = columns("window", "batch", "memory", "time", "voxels kept per second"), []
     for cost in measure_windows(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
         found.append(cost)
         table.add_row(

@@ -14,12 +14,12 @@ import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
+import volpipe as vp
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from typer._click import Context, HelpFormatter  # typer's own copy of click, which has no other name
 
-WIDTH = 120  # of help, at most
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 GROUPS = {
     "Process": ("run", "plan", "batch", "segment", "status", "verify", "reproduce"),
     "Look": ("info", "view", "evaluate", "net", "nets", "recipes"),
@@ -27,15 +27,6 @@ GROUPS = {
     "Train": ("train", "sweep", "tune"),
     "Sites": ("sites", "slurm", "k8s"),
 }
-START = """Start here:
-
-\b
-  volpipe sample sample.n5                    make a small volume to try things on
-  volpipe info sample.n5/raw                  what a volume is
-  volpipe plan sample.n5/raw                  what a run would take, before it does
-  volpipe run sample.n5/raw -o restored.zarr  run the default recipe; again after an interruption, and it goes on
-"""
-
 Choices = Iterator[tuple[str, str]]  # what may stand there, each with a word about it
 
 
@@ -96,33 +87,6 @@ def complete_net(incomplete: str) -> Choices:
     yield from _files(incomplete, ".py", ".pt", ".pt2", ".onnx", ".zip")
 
 
-def complete_setting(incomplete: str) -> Choices:
-    """Yield the keys of a run's recipe that begin so, each with its =."""
-    from volpipe.recipes.inference import Recipe
-
-    yield from _keys(Recipe, incomplete)
-
-
-def complete_label_setting(incomplete: str) -> Choices:
-    """Yield the keys of a labelling's recipe that begin so."""
-    from volpipe.recipes.segmentation import SegmentRecipe
-
-    yield from _keys(SegmentRecipe, incomplete)
-
-
-def complete_train_setting(incomplete: str) -> Choices:
-    """Yield the keys of a training's recipe that begin so."""
-    from volpipe.recipes.training import TrainRecipe
-
-    yield from _keys(TrainRecipe, incomplete)
-
-
-def _keys(model: type[BaseModel], incomplete: str) -> Choices:
-    from volpipe.recipes.complaints import keys
-
-    yield from ((f"{key}=", "") for key in keys(model) if key.startswith(incomplete))
-
-
 def _files(incomplete: str, *suffixes: str) -> Choices:
     """Yield the files with one of `suffixes`, and the folders, whose paths begin with `incomplete`."""
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
@@ -152,18 +116,27 @@ RecipeFile = Annotated[
 ]
 
 
-def _settings(example: str, completion: Callable[[str], Choices]) -> OptionInfo:
-    """Return the option for ``key=value``, with an `example` in its help."""
+def _settings(example: str, recipe: Callable[[], type[BaseModel]]) -> OptionInfo:
+    """Return the option for ``key=value`` of a kind of `recipe`, with an `example` in its help."""
+
+    def complete(incomplete: str) -> Choices:
+        from volpipe.recipes.complaints import keys
+
+        yield from ((f"{key}=", "") for key in keys(recipe()) if key.startswith(incomplete))
+
     text = f"Change a key of the recipe, such as {example}; may be given several times."
-    option: OptionInfo = typer.Option("--set", metavar="KEY=VALUE", help=text, autocompletion=completion)
+    option: OptionInfo = typer.Option("--set", metavar="KEY=VALUE", help=text, autocompletion=complete)
     return option
 
 
-Settings = Annotated[list[str] | None, _settings("windows.blend=hann", complete_setting)]
-LabelSettings = Annotated[list[str] | None, _settings("objects.threshold=0.4", complete_label_setting)]
-TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", complete_train_setting)]
+Settings = Annotated[list[str] | None, _settings("windows.blend=hann", lambda: vp.Recipe)]
+LabelSettings = Annotated[list[str] | None, _settings("objects.threshold=0.4", lambda: vp.SegmentRecipe)]
+TrainSettings = Annotated[list[str] | None, _settings("train.steps=500", lambda: vp.TrainRecipe)]
 SameInput = Annotated[
     bool, typer.Option("--same-input", help="Go on with a volume that was copied or touched, not changed.")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust-model", help="Load a net's file that is code, TorchScript or torch.export.")
 ]
 Parents = Annotated[bool, typer.Option("--parents", help="Make the folder of the output, where there is none.")]
 

@@ -14,6 +14,7 @@ import typer
 
 import volpipe
 from volpipe.cli.display.console import INCOMPLETE, bars, check_folder, err, interruptible, out
+from volpipe.cli.display.units import columns
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
 
 if TYPE_CHECKING:
@@ -41,38 +42,34 @@ def command(kind: str, help: str) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         folder = out_path or Path(f"{recipe.stem}.{kind}")
         check_folder(f"--out {folder}", folder, parents=parents)
-        work = _sweep if kind == "sweep" else _tune
-        work(recipe, settings or [], folder, config, fresh=fresh)
+        search, tell = (volpipe.sweep, _tell_sweep) if kind == "sweep" else (volpipe.tune, _tell_tuning)
+        with _shown() as on_progress:
+            results = search(
+                recipe, out=folder, site=config, settings=settings or [], fresh=fresh, on_progress=on_progress
+            )  # fmt: skip
+        show_results(results)
+        if not tell(results, folder):
+            raise typer.Exit(INCOMPLETE)
 
     trials.__doc__ = help
     return trials
 
 
-def _sweep(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    with _shown() as on_progress:
-        results = volpipe.sweep(
-            recipe, out=folder, site=config, settings=settings, fresh=fresh, on_progress=on_progress
-        )  # fmt: skip
-    show_results(results)
+def _tell_sweep(results: Sequence[TrialResult], folder: Path) -> bool:
+    """Print where the results are, and return whether all trainings are done."""
     out.print(f"the table is in {folder}/table.json and table.csv, each training in its folder there")
-    if any(result.state != "done" for result in results):
-        raise typer.Exit(INCOMPLETE)
+    return all(result.state == "done" for result in results)
 
 
-def _tune(recipe: Path, settings: Sequence[str], folder: Path, config: str, *, fresh: bool) -> None:
-    with _shown() as on_progress:
-        results = volpipe.tune(
-            recipe, out=folder, site=config, settings=settings, fresh=fresh, on_progress=on_progress
-        )  # fmt: skip
-    show_results(results)
+def _tell_tuning(results: Sequence[TrialResult], folder: Path) -> bool:
+    """Print which trial is the best, and return whether none failed."""
     if results[0].state != "done":
         err.print("volpipe: no trial came to its end")
-        raise typer.Exit(INCOMPLETE)
+        return False
     out.print(
         f"the best is trial {results[0].number:03}; its recipe is {folder}/best.toml, the table {folder}/table.json"
     )
-    if any(result.state == "failed" for result in results):
-        raise typer.Exit(INCOMPLETE)
+    return all(result.state != "failed" for result in results)
 
 
 sweep = command(
@@ -97,12 +94,8 @@ def _shown() -> Iterator[Callable[[int, int, TrialResult | None], None]]:
 
 def show_results(results: Sequence[TrialResult]) -> None:
     """Print the table of results."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
     keys = list(dict.fromkeys(key for row in results for key in row.values))
-    for name in ("trial", *keys, "steps", "loss", "score", "seconds", "state"):
-        table.add_column(name, justify="left" if name == "state" else "right")
+    table = columns("trial", *keys, "steps", "loss", "score", "seconds", "state", left=("state",))
     for row in results:
         values = [_format_value(row.values.get(key, "")) for key in keys]
         loss, score = (f"{row.loss:.5g}" if row.loss is not None else "", f"{row.score:.2f}" if row.score else "")

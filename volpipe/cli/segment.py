@@ -15,7 +15,7 @@ import volpipe
 from volpipe.cli.display.console import INCOMPLETE, check_folder, check_target, complete_already, interruptible, out
 from volpipe.cli.display.progress import showing
 from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.units import count, duration, size
+from volpipe.cli.display.units import columns, count, duration, size
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe
 
 if TYPE_CHECKING:
@@ -111,15 +111,10 @@ def describe_plan(plan: SegmentPlan) -> str:
 
 def time_table(times: SegmentTimes, site: str) -> Table:
     """Return a table of the time of each stage and of all stages on `site`."""
-    from rich.table import Table
-
     guess = "≈ " if times.is_guess else ""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "tasks", "time of a worker"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    table = columns("stage", "tasks", "time of a worker")
     for stage in times.stages:
         table.add_row(stage.name, f"{stage.num_tasks:,}", f"{guess}{duration(stage.seconds)}")
     basis = "synthetic voxels tried there, for its input does not exist yet" if times.is_guess else "voxels tried there"
     table.caption = f"{guess}{duration(times.seconds)} on {site}, by {times.num_voxels:,} {basis}"
-    table.caption_justify = "left"
     return table

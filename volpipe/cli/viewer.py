@@ -52,11 +52,7 @@ def view(
 
 
 def voxel(text: str) -> Triple:
-    """Return the voxel (z, y, x) that `text` names.
-
-    Raises:
-        VolpipeError: it is not three whole numbers.
-    """
+    """Return the voxel (z, y, x) that `text` names."""
     try:
         z, y, x = (int(part) for part in text.split(","))
     except ValueError:

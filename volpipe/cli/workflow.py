@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 import volpipe
 from volpipe.cli import segment
 from volpipe.cli.display.console import err, out
 from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.cli.display.reports import print_missing
 from volpipe.cli.display.scores import label_table, score_table
-from volpipe.cli.display.units import duration, size
+from volpipe.cli.display.units import bounded, columns, duration, size
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from volpipe.blockwise.phase import Show
     from volpipe.blockwise.pool import WorkerPool
     from volpipe.estimation.estimate import Estimate
@@ -135,9 +135,8 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:
     """Return how each stage ended and what all took, with what was planned behind it in brackets."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "kind", "time", "read", "written", "missing", "output"):
-        table.add_column(name, justify="right" if name in ("time", "read", "written", "missing") else "left")
+    names = ("stage", "kind", "time", "read", "written", "missing", "output")
+    table = columns(*names, left=("stage", "kind", "output"))
     for each in report.stages:
         table.add_row(
             each.stage.name,
@@ -149,7 +148,6 @@ def report_table(report: FlowReport, cost: FlowCost) -> Table:
         )
     read, written = (sum(getattr(each, name) for each in report.stages) for name in ("read_bytes", "written_bytes"))
     table.caption = f"all stages: {duration(report.seconds)}, read {size(read)}, wrote {size(written)}"
-    table.caption_justify = "left"
     return table
 
 
@@ -173,10 +171,9 @@ def _beside(ended: StageReport, planned: ResourceNeeds | None) -> tuple[str, str
     estimate = _estimate(ended)
     if estimate is not None:
         planned = planned.from_estimate(estimate)  # by then its input was there
-    bound = "" if planned.is_measured else "≤ "
     return (
-        f"{size(ended.read_bytes)} ({bound}{size(planned.read_bytes)})",
-        f"{size(ended.written_bytes)} ({bound}{size(planned.written_bytes)})",
+        f"{size(ended.read_bytes)} ({bounded(planned.read_bytes, planned.is_measured)})",
+        f"{size(ended.written_bytes)} ({bounded(planned.written_bytes, planned.is_measured)})",
     )
 
 
@@ -210,49 +207,38 @@ def show_plan(plan: FlowPlan, site: str | None, config: str) -> None:
 
 def cost_table(cost: FlowCost) -> Table:
     """Return what each stage takes, and all of them together."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "kind", "read", "written", "output", "files", "scratch", "time"):
-        table.add_column(name, justify="left" if name in ("stage", "kind") else "right")
+    names = ("stage", "kind", "read", "written", "output", "files", "scratch", "time")
+    table = columns(*names, left=("stage", "kind"))
     for each in cost.stages:
-        found, time = each.need, _time(each)
-        if found is None:
-            table.add_row(each.stage.name, each.stage.kind, "", "", "", "", "", time)
-            continue
-        bound = "" if found.is_measured else "≤ "
-        values = (found.read_bytes, found.written_bytes, found.output_bytes)
-        table.add_row(
-            each.stage.name,
-            each.stage.kind,
-            *(f"{bound}{size(value)}" for value in values),
-            f"{found.output_files:,}",
-            f"{bound}{size(found.scratch_bytes)}",
-            time,
-        )
-    total = cost.total
-    bound = "" if total.is_measured else "≤ "
-    sums = (total.read_bytes, total.written_bytes, total.output_bytes)
-    table.add_row(
-        "all", "", *(f"{bound}{size(value)}" for value in sums), f"{total.output_files:,}", "", _time(cost)
-    )  # fmt: skip
+        need = each.need
+        cells = [""] * 5 if need is None else [*_amounts(need), bounded(need.scratch_bytes, need.is_measured)]
+        table.add_row(each.stage.name, each.stage.kind, *cells, _time(each))
+    table.add_row("all", "", *_amounts(cost.total), "", _time(cost))
     table.caption = _room(cost)
     if cost.is_guess:
         table.caption += "\n≈ by synthetic voxels, for the input does not exist yet"
-    table.caption_justify = "left"
     return table
+
+
+def _amounts(needs: ResourceNeeds) -> list[str]:
+    """Return the bytes that are read, written and put out, and the files of the output."""
+    sums = (needs.read_bytes, needs.written_bytes, needs.output_bytes)
+    return [*(bounded(num_bytes, needs.is_measured) for num_bytes in sums), f"{needs.output_files:,}"]
 
 
 def _room(cost: FlowCost) -> str:
     """Return what the place of the outputs has to hold, and the disk of the scratch where that is another."""
     plan, total = cost.plan, cost.total
-    bound = "" if total.is_measured else "≤ "
+    is_measured = total.is_measured
     if isinstance(plan.out, Path):
         return (
-            f"on the disk of {plan.out} at the highest {bound}{size(total.most_bytes)} in {total.most_files:,} files: "
-            "outputs stay, scratch goes with its stage"
+            f"on the disk of {plan.out} at the highest {bounded(total.most_bytes, is_measured)} in "
+            f"{total.most_files:,} files: outputs stay, scratch goes with its stage"
         )
     return (
-        f"in {plan.out} {bound}{size(total.output_bytes)} in {total.output_files:,} files, which stay; on the disk of "
-        f"{plan.folder.path} at the highest {bound}{size(total.scratch_bytes)} of scratch, which goes with its stage"
+        f"in {plan.out} {bounded(total.output_bytes, is_measured)} in {total.output_files:,} files, which stay; on the "
+        f"disk of {plan.folder.path} at the highest {bounded(total.scratch_bytes, is_measured)} of scratch, which goes "
+        "with its stage"
     )
 
 

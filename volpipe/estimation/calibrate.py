@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -23,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from volpipe.blockwise.journal import Record
-from volpipe.blockwise.phase import Progress
+from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.task import work_once
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import Steps, each
@@ -101,18 +100,6 @@ OnTry = Callable[[float, float], None]
 R = TypeVar("R")
 
 
-def unheard(seconds: float, most: float) -> None:
-    """Ignore for how long blocks have been tried."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Measured rates, and when the first worker began, seconds since 1970."""
-
-    rates: UnitCosts
-    first_task: float
-
-
 def load_rates(folder: RunFolder, plan: Plan) -> UnitCosts | None:
     """Return what an earlier rehearsal of `plan` gave, or None."""
     try:
@@ -134,12 +121,13 @@ class TooSlowError(RunStopped):
 
 
 def calibrate(
-    plan: Plan, normalise: Affine, num_workers: int, folder: Path, on_try: OnTry = unheard
-) -> Steps[Calibration]:
+    plan: Plan, normalise: Affine, num_workers: int, folder: Path, on_try: OnTry = lambda seconds, most: None
+) -> Steps[tuple[UnitCosts, float]]:
     """Return the rates of `plan`, from a few blocks computed by every worker in `folder`, which is deleted.
 
+    Beside them, return when the first worker began, in seconds since 1970.
+
     Args:
-        plan: the plan.
         normalise: a normalisation good enough for timing.
         num_workers: that run nets.
         folder: need not exist.
@@ -153,32 +141,31 @@ def calibrate(
     try:
         jobs = [_job(plan, normalise, folder / str(n)) for n in range(num)]
         blocks = [[_inner_block(plan, rng) for _ in range(BLOCKS_EACH)] for _ in range(num)]
-        clock = partial(_watch, _Clock(), [folder / str(n) / BEGUN for n in range(num)], on_try)
-        records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=clock)
+        watch = _watch([folder / str(n) / BEGUN for n in range(num)], on_try)
+        records = yield from each("rehearse", "rehearse", lambda n: (jobs[n], blocks[n]), num, label="gpu", show=watch)
     finally:
         delete(folder)
-    return Calibration(_mean([_check(r) for r in records]), min(r.usage.started for r in records))
+    return _mean([_check(r) for r in records]), min(r.usage.started for r in records)
 
 
-@dataclass
-class _Clock:
-    """When the first worker began to try blocks, by the monotonic clock; None before."""
-
+def _watch(begun: Sequence[Path], on_try: OnTry) -> Show:
+    """Return a listener that stops a trial which takes more than MOST_SECONDS, once a worker has begun."""
     started: float | None = None
 
+    def watch(progress: Progress) -> None:
+        nonlocal started
+        if started is None and any(path.exists() for path in begun):
+            started = time.monotonic()
+        if started is None:
+            return
+        on_try(time.monotonic() - started, MOST_SECONDS)
+        if time.monotonic() - started > MOST_SECONDS:
+            raise TooSlowError(
+                f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
+                "fast the net is"
+            )
 
-def _watch(clock: _Clock, begun: Sequence[Path], on_try: OnTry, progress: Progress) -> None:
-    """Stop a trial that takes more than MOST_SECONDS once a worker has begun."""
-    if clock.started is None and any(path.exists() for path in begun):
-        clock.started = time.monotonic()
-    if clock.started is None:
-        return
-    on_try(time.monotonic() - clock.started, MOST_SECONDS)
-    if time.monotonic() - clock.started > MOST_SECONDS:
-        raise TooSlowError(
-            f"no worker could try a window within {MOST_SECONDS:.0f} s; a smaller windows.shape would tell how "
-            "fast the net is"
-        )
+    return watch
 
 
 def _inner_block(plan: Plan, rng: np.random.Generator) -> int:
@@ -208,14 +195,12 @@ def _whole(plan: Plan) -> Plan:
 
 
 def _mean(rates: list[UnitCosts]) -> UnitCosts:
-    names = [field.name for field in dataclasses.fields(UnitCosts)]
-    means = {name: sum(getattr(r, name) for r in rates) / len(rates) for name in names}
-    whole = {
-        "num_blocks": sum(r.num_blocks for r in rates),
-        "peak_bytes": max(r.peak_bytes for r in rates),
-        "has_bytes": all(r.has_bytes for r in rates),
-    }
-    return dataclasses.replace(rates[0], **(means | whole))
+    return dataclasses.replace(
+        UnitCosts(*np.mean([dataclasses.astuple(r) for r in rates], axis=0).tolist()),
+        num_blocks=sum(r.num_blocks for r in rates),
+        peak_bytes=max(r.peak_bytes for r in rates),
+        has_bytes=all(r.has_bytes for r in rates),
+    )
 
 
 def try_blocks(job: Job, units: Sequence[int]) -> Record[UnitCosts]:
@@ -338,7 +323,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
             closed += _check(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
-    output = _try_output(job, units[-1], folder)
+    level_0, coarser = _try_output(job, units[-1], folder)
     return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
@@ -346,12 +331,12 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,
-        write_seconds=output.seconds,
-        coarsen_seconds=output.coarsen_seconds,
+        write_seconds=level_0[0],
+        coarsen_seconds=coarser[0],
         window_bytes=window_bytes,
         sum_bytes=sum_bytes,
-        output_bytes=output.num_bytes,
-        coarse_bytes=output.coarse_bytes,
+        output_bytes=level_0[1],
+        coarse_bytes=coarser[1],
         peak_bytes=0,
     )
 
@@ -381,18 +366,11 @@ def _try_sum(job: Job, block: int, closed: Collection[int]) -> tuple[float, floa
     return clock.seconds / num_voxels, sum(file.stat().st_size for file in files) / num_voxels
 
 
-@dataclass(frozen=True)
-class _OutputCost:
-    """Seconds and stored bytes per voxel of level 0; the same of a coarser level, seconds per finer voxel."""
+def _try_output(job: Job, block: int, folder: Path) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours.
 
-    seconds: float
-    num_bytes: float
-    coarsen_seconds: float = 0.0
-    coarse_bytes: float = 0.0
-
-
-def _try_output(job: Job, block: int, folder: Path) -> _OutputCost:
-    """Write a shard that `block` determines: weighted by crop, which leaves no voxel to its neighbours."""
+    Return seconds and stored bytes per voxel of level 0; and those of a coarser level, as `_try_coarser`.
+    """
     plan = _cropped(job.plan, folder / "cropped")
     create_output(plan, {})
     runner = load_runner(job.plan)
@@ -408,12 +386,15 @@ def _try_output(job: Job, block: int, folder: Path) -> _OutputCost:
         finish(plan, job.normalise, data.astype(np.float32))
         write_voxels(plan, 0, box, data)
     written = _bytes_in(Path(plan.out)) - before
-    level_0 = _OutputCost(clock.seconds / box.num_voxels, written / box.num_voxels)
-    return level_0 if len(plan.factors) == 1 else _try_coarser(plan, box, level_0)
+    level_0 = clock.seconds / box.num_voxels, written / box.num_voxels
+    return level_0, (_try_coarser(plan, box) if len(plan.factors) > 1 else (0.0, 0.0))
 
 
-def _try_coarser(plan: Plan, box: Box, level_0: _OutputCost) -> _OutputCost:
-    """Write the coarser voxels of `box` as a shard that is empty otherwise, and add their cost to `level_0`."""
+def _try_coarser(plan: Plan, box: Box) -> tuple[float, float]:
+    """Write the coarser voxels of `box` as a shard that is empty otherwise.
+
+    Return seconds per finer voxel and stored bytes per coarser one.
+    """
     method = "mode" if plan.recipe.output.kind == "labels" else "mean"
     grid = plan.shards(1)
     before = _bytes_in(Path(plan.out))
@@ -425,10 +406,7 @@ def _try_coarser(plan: Plan, box: Box, level_0: _OutputCost) -> _OutputCost:
         whole[:, *part] = coarse[:, *part]
         write_voxels(plan, 1, target, whole)
     num_voxels = max(1, whole[0][part].size)
-    written = _bytes_in(Path(plan.out)) - before
-    return dataclasses.replace(
-        level_0, coarsen_seconds=clock.seconds / box.num_voxels, coarse_bytes=written / num_voxels
-    )
+    return clock.seconds / box.num_voxels, (_bytes_in(Path(plan.out)) - before) / num_voxels
 
 
 def _stored(plan: Plan) -> Plan:

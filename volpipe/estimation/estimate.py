@@ -88,13 +88,9 @@ class StageEstimate:
         )
 
     @property
-    def units_per_task(self) -> int:
-        return units_per_task(self.units, self.seconds)
-
-    @property
     def num_tasks(self) -> int:
         """The approximate number of tasks."""
-        return math.ceil(self.units / self.units_per_task)
+        return math.ceil(self.units / units_per_task(self.units, self.seconds))
 
 
 @dataclass(frozen=True)
@@ -143,10 +139,6 @@ class Estimate:
     def written_bytes(self) -> float:
         return sum(stage.written_bytes for stage in self.stages)
 
-    @property
-    def num_tasks(self) -> int:
-        return sum(stage.num_tasks for stage in self.stages)
-
     def by_name(self) -> Mapping[str, StageEstimate]:
         return {stage.name: stage for stage in self.stages}
 
@@ -181,7 +173,6 @@ def estimate(
     """Return the estimate of `plan`.
 
     Args:
-        plan: the plan.
         volume: its input, for the chunks that it is stored in.
         voxel_bytes: stored, per voxel of `volume`, all channels.
         slots: workers of the site.

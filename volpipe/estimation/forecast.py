@@ -12,16 +12,7 @@ from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.work import Steps
 from volpipe.errors import RunStopped
 from volpipe.estimation.alternatives import Alternative, alternatives
-from volpipe.estimation.calibrate import (
-    OnTry,
-    Sample,
-    TooSlowError,
-    calibrate,
-    load_rates,
-    sample,
-    store_rates,
-    unheard,
-)
+from volpipe.estimation.calibrate import OnTry, Sample, TooSlowError, calibrate, load_rates, sample, store_rates
 from volpipe.estimation.estimate import Estimate, Slots, UnitCosts, estimate
 from volpipe.estimation.limits import Limits, check_limits, disk_limits
 from volpipe.inference.intensity import Affine
@@ -117,7 +108,7 @@ def forecast(
 
 
 def forecast_calibrated(
-    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = unheard
+    plan: Plan, folder: RunFolder, pool: WorkerPool, share: float = 1.0, on_try: OnTry = lambda seconds, most: None
 ) -> Steps[Forecast]:
     """Return the forecast of `plan`, after blocks are tried if none were before; without times if that is too slow.
 
@@ -130,12 +121,12 @@ def forecast_calibrated(
         return result
     result.check(share_left=0.0)  # of disk, so that memory alone counts
     try:
-        calibration = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
+        rates, began = yield from calibrate(plan, result.sample.normalise, result.slots.gpu, folder.rehearsal, on_try)
     except TooSlowError as error:
         log.warning("%s", error)
         return replace(result, untimed=str(error))
-    store_rates(folder, plan, calibration.rates)
-    return replace(forecast(plan, folder, pool, share), first_task=calibration.first_task)
+    store_rates(folder, plan, rates)
+    return replace(forecast(plan, folder, pool, share), first_task=began)
 
 
 def forecast_run(

@@ -28,7 +28,6 @@ def memory_bytes(plan: Plan, peak_bytes: int | None, *, on_gpu: bool = False) ->
     blended runs take more: over 1,500³, hann, 616 and 748 MiB became 995 and 949 MiB (measured 2026-11-21).
 
     Args:
-        plan: the plan.
         peak_bytes: highest resident memory of a worker that tried a few blocks, None where none did.
         on_gpu: whether the net computes on a GPU, in whose memory its own values are.
     """

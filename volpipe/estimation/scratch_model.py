@@ -59,13 +59,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a plan's blocks.
-
-    Args:
-        plan: the plan.
-        num_workers: that run the net.
-        bundle: blocks of a task.
-    """
+    """The sums of a plan's blocks, where `num_workers` run the net and a task has a `bundle` of blocks."""
 
     plan: Plan
     num_workers: int

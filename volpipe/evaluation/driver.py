@@ -15,41 +15,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
-from volpipe.blockwise.journal import Journal, Kinds, Record
+from volpipe.blockwise.journal import Kinds, Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import (
-    FINGERPRINT,
-    RESULTS,
-    BlockScores,
-    Evaluation,
-    ImageScores,
-    Scores,
-    around,
-    check_labels,
-    describe_evaluation,
-    describe_scores,
-    own_box,
-    voxels,
-)
-from volpipe.evaluation.image_scores import ImageSums
-from volpipe.evaluation.label_scores import Overlaps, label_scores
+from volpipe.evaluation.evaluate import FINGERPRINT, RESULTS, BlockScores, Evaluation, Scores, check_labels, sum_scores
 from volpipe.evaluation.panels import draw
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import (
-    PLAIN,
-    SILENT,
-    FolderWork,
-    Listener,
-    Options,
-    WorkReport,
-    WorkSession,
-    check_kind,
-)
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkReport, WorkSession, check_kind
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
@@ -72,35 +48,25 @@ class EvaluationResult(WorkReport):
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""
         assert self.scores is not None
-        return describe_scores(self.plan, self.scores)
+        scores: dict[str, object] = self.plan.describe_scores(self.scores)
+        return scores
 
     def draw(self, path: str | Path) -> None:
         """Write slices and errors of images to the PNG at `path`."""
-        evaluation = self.plan
-        draw(
-            Path(path),
-            evaluation.reference,
-            evaluation.box,
-            {name: partial(voxels, evaluation, name) for name in evaluation.candidates},
-        )
+        draw(Path(path), self.plan)
 
 
 class EvaluationSchedule(FedSchedule):
-    """The one stage of an evaluation, whose units are blocks.
-
-    Args:
-        evaluation: from `plan_evaluation`.
-        feed: the output, where other work is still writing it.
-    """
+    """The one stage of an evaluation, whose units are blocks; `feed` is the output, where other work still writes."""
 
     def __init__(self, evaluation: Evaluation, feed: Feed | None = None) -> None:
         self.evaluation = evaluation
         stage = Stage("evaluate", len(evaluation.blocks))
-        super().__init__(fed(stage, feed, lambda block: around(evaluation, block)), feed=feed)
+        super().__init__(fed(stage, feed, evaluation.read_box), feed=feed)
 
     def box(self, stage: Stage, unit: int) -> Box:
         """Return the voxels (z, y, x) of both volumes that block `unit` compares."""
-        return own_box(self.evaluation, unit)
+        return self.evaluation.own_box(unit)
 
 
 class EvaluationWork(FolderWork[EvaluationResult]):
@@ -148,7 +114,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         return scores is not None and {key: scores.get(key) for key in expected} == expected
 
     def _described(self) -> dict[str, object]:
-        described: dict[str, object] = json.loads(json.dumps(describe_evaluation(self.evaluation)))
+        described: dict[str, object] = json.loads(json.dumps(self.evaluation.describe()))
         return described
 
     def schedule(self) -> EvaluationSchedule:
@@ -202,23 +168,13 @@ class EvaluationWork(FolderWork[EvaluationResult]):
             return True
         return before.keys() != now.keys() or any(changes(before[name], state) for name, state in now.items())
 
-    def check_labels(self) -> None:
-        """Refuse volumes that look like images where labels are to be scored.
-
-        Raises:
-            PlanError: naming the volume.
-        """
-        if self.evaluation.kind == "labels":
-            for volume in (self.evaluation.output, self.evaluation.reference):
-                check_labels(volume, self.evaluation.box)
-
     def steps(self) -> Steps[EvaluationResult]:
         """Score what is not scored yet, and return how that ended; see `FolderWork`.
 
         Raises:
             PlanError: the labels look like an image.
         """
-        self.check_labels()  # before anything is written; a flow has all of them by now
+        check_labels(self.evaluation)  # before anything is written; a flow has all of them by now
         return (yield from super().steps())
 
     def session_steps(self, session: WorkSession) -> Steps[EvaluationResult]:
@@ -238,21 +194,11 @@ class EvaluationWork(FolderWork[EvaluationResult]):
             time.perf_counter() - began, first_task=session.first_task,
         )  # fmt: skip
         if report.is_whole:
-            report.scores = self._scores(session.journal)
+            parts = BlockScores.joined(list(session.journal.results(BlockScores)))
+            report.scores = sum_scores(self.evaluation, parts)
             if self.to is not None:
-                write_json(self.to, describe_scores(self.evaluation, report.scores))
+                write_json(self.to, self.evaluation.describe_scores(report.scores))
         return report
-
-    def _scores(self, journal: Journal) -> Scores:
-        """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
-        parts, evaluation = BlockScores.joined(list(journal.results(BlockScores))), self.evaluation
-        if evaluation.kind == "labels":
-            tables = [Overlaps.from_list(table) for _, table in sorted(parts.tables.items())]
-            return label_scores(Overlaps.total(tables))
-        totals = {name: ImageSums() for name in evaluation.candidates}
-        for _, sums in sorted(parts.sums.items()):
-            totals = {name: total + ImageSums.from_list(sums[name]) for name, total in totals.items()}
-        return {name: ImageScores.from_sums(total, evaluation.data_range) for name, total in totals.items()}
 
 
 def evaluate(

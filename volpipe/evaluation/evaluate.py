@@ -19,7 +19,7 @@ from volpipe.errors import PlanError
 from volpipe.evaluation import image_scores
 from volpipe.evaluation.image_scores import ImageSums, PlainSums
 from volpipe.evaluation.interpolate import METHODS, interpolated
-from volpipe.evaluation.label_scores import LabelScores, Overlaps, PlainOverlaps
+from volpipe.evaluation.label_scores import LabelScores, PlainOverlaps, label_scores, overlaps, total
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import to_dtype
 from volpipe.inference.roi import find_roi
@@ -61,7 +61,7 @@ class Evaluation:
     @property
     def identity(self) -> str:
         """Everything that the scores depend on."""
-        return str(describe_evaluation(self))
+        return str(self.describe())
 
     @property
     def factors(self) -> tuple[int, ...]:
@@ -75,6 +75,34 @@ class Evaluation:
     def candidates(self) -> tuple[str, ...]:
         """Names to score: the output, and interpolations where it has more voxels than its input."""
         return (OUTPUT, *METHODS) if max(self.factors) > 1 and self.kind == "image" else (OUTPUT,)
+
+    def own_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that are compared in `block`."""
+        return self.blocks.box(block).shift(self.box.start)
+
+    def read_box(self, block: int) -> Box:
+        """Return the voxels of both volumes that are read to score `block`."""
+        own = self.own_box(block)
+        reach = image_scores.REACH if self.kind == "image" else 0
+        return Box(tuple(a - reach for a in own.start), tuple(b + reach for b in own.stop)) & self.box
+
+    def describe(self) -> dict[str, object]:
+        """Return the volumes and the box, as JSON values."""
+        return {
+            "output": str(self.output),
+            "reference": str(self.reference),
+            "given": self.given and str(self.given),
+            "kind": self.kind,
+            "box": str(self.box),
+            "data_range": self.data_range,
+            FINGERPRINT: fingerprint(self.reference),  # scores against another reference are stale
+        }
+
+    def describe_scores(self, scores: Scores) -> dict[str, object]:
+        """Return `scores` and what they are of, as JSON values; infinity and NaN are None."""
+        by_name = scores if isinstance(scores, dict) else {OUTPUT: scores}
+        values = {name: _plain(dataclasses.asdict(entry)) for name, entry in by_name.items()}
+        return self.describe() | {"scores": values}
 
 
 @dataclass(frozen=True)
@@ -113,10 +141,10 @@ Scores = dict[str, ImageScores] | LabelScores
 
 
 def plan_evaluation(
-    output: str,
-    reference: str,
+    output: Volume | str,
+    reference: Volume | str,
+    given: Volume | str | None = None,
     *,
-    given: str | None = None,
     roi: str | None = None,
     margin: tuple[int, int, int] = (0, 0, 0),
     kind: str = "image",
@@ -125,7 +153,7 @@ def plan_evaluation(
     """Return the evaluation of the volume `output` against `reference`, checked against both.
 
     Args:
-        output, reference: the volumes.
+        output, reference: the volumes, which need not exist yet; or their locations.
         given: the input of the output, to interpolate beside it.
         roi: box of the reference z0:z1,y0:y1,x0:x1; without it, the volumes must be of one shape.
         margin: voxels (z, y, x) to leave out at each face of the box.
@@ -135,25 +163,8 @@ def plan_evaluation(
     Raises:
         PlanError: the volumes do not fit each other, or the range of their values is not known.
     """
-    volumes = open_volume(output), open_volume(reference), None if given is None else open_volume(given)
-    return fit_evaluation(*volumes, roi=roi, margin=margin, kind=kind, data_range=data_range)
-
-
-def fit_evaluation(
-    output: Volume,
-    truth: Volume,
-    source: Volume | None,
-    *,
-    roi: str | None = None,
-    margin: tuple[int, int, int] = (0, 0, 0),
-    kind: str = "image",
-    data_range: float | None = None,
-) -> Evaluation:
-    """Return the evaluation of `output` against `truth`, as `plan_evaluation`; volumes need not exist yet.
-
-    Raises:
-        PlanError: as there.
-    """
+    output, truth = _opened(output), _opened(reference)
+    source = None if given is None else _opened(given)
     for volume in filter(None, (output, truth, source)):
         if volume.num_channels != 1:
             raise PlanError(f"{volume} has {volume.num_channels} channels; save the one to score as an array")
@@ -174,6 +185,10 @@ def fit_evaluation(
     evaluation = Evaluation(output, truth, source, box, kind, _range(kind, truth, data_range))
     _check_factors(evaluation)
     return evaluation
+
+
+def _opened(volume: Volume | str) -> Volume:
+    return volume if isinstance(volume, Volume) else open_volume(volume)
 
 
 def _check_kind(kind: str, output: Volume, truth: Volume, data_range: float | None) -> None:
@@ -233,7 +248,28 @@ class BlockScores:
 RESULTS = (BlockScores,)
 
 
-def check_labels(volume: Volume, box: Box) -> None:
+def sum_scores(evaluation: Evaluation, parts: BlockScores) -> Scores:
+    """Return the scores from those of all blocks, in order: floats add up to another sum in another."""
+    if evaluation.kind == "labels":
+        return label_scores(total(table for _, table in sorted(parts.tables.items())))
+    totals = {name: ImageSums() for name in evaluation.candidates}
+    for _, sums in sorted(parts.sums.items()):
+        totals = {name: whole + ImageSums.from_list(sums[name]) for name, whole in totals.items()}
+    return {name: ImageScores.from_sums(whole, evaluation.data_range) for name, whole in totals.items()}
+
+
+def check_labels(evaluation: Evaluation) -> None:
+    """Refuse images where labels are to be scored.
+
+    Raises:
+        PlanError: naming the volume.
+    """
+    if evaluation.kind == "labels":
+        for volume in (evaluation.output, evaluation.reference):
+            _check_alike(volume, evaluation.box)
+
+
+def _check_alike(volume: Volume, box: Box) -> None:
     """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom."""
     start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
     part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))
@@ -253,21 +289,17 @@ def score(evaluation: Evaluation, units: Sequence[int], session: str = "") -> Re
 
     def one(block: int) -> BlockScores:
         if evaluation.kind == "labels":
-            return BlockScores(tables={block: _overlaps(evaluation, block, session).to_list()})
+            own = evaluation.own_box(block)
+            labels, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
+            return BlockScores(tables={block: overlaps(labels, truth).tolist()})
         sums = _image_sums(evaluation, block, session)
         return BlockScores({block: {name: part.to_list() for name, part in sums.items()}})
 
     return work_each("evaluate", units, one, BlockScores.joined)
 
 
-def _overlaps(evaluation: Evaluation, block: int, session: str) -> Overlaps:
-    own = own_box(evaluation, block)
-    output, truth = (_read(volume, own, session) for volume in (evaluation.output, evaluation.reference))
-    return Overlaps.from_labels(output, truth)
-
-
 def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, ImageSums]:
-    own, box = own_box(evaluation, block), around(evaluation, block)
+    own, box = evaluation.own_box(block), evaluation.read_box(block)
     reference = _read(evaluation.reference, box, session)
     _check_finite(evaluation.reference, reference, box)
     inner, sums = own.relative_to(box.start).slices, {}
@@ -276,18 +308,6 @@ def _image_sums(evaluation: Evaluation, block: int, session: str) -> dict[str, I
         _check_finite(evaluation.output, data, box)
         sums[name] = image_scores.image_sums(data, reference, inner, evaluation.data_range)
     return sums
-
-
-def own_box(evaluation: Evaluation, block: int) -> Box:
-    """Return the voxels of both volumes that are compared in `block`."""
-    return evaluation.blocks.box(block).shift(evaluation.box.start)
-
-
-def around(evaluation: Evaluation, block: int) -> Box:
-    """Return the voxels of both volumes that are read to score `block`."""
-    own = own_box(evaluation, block)
-    reach = image_scores.REACH if evaluation.kind == "image" else 0
-    return Box(tuple(a - reach for a in own.start), tuple(b + reach for b in own.stop)) & evaluation.box
 
 
 def _check_finite(volume: Volume, data: np.ndarray, box: Box) -> None:
@@ -316,27 +336,6 @@ def resolution_nm(frequency: float | None, volume: Volume) -> float | None:
     if frequency is None or not frequency or size is None or not math.isclose(min(size), max(size), rel_tol=1e-3):
         return None
     return size[0] / frequency
-
-
-def describe_evaluation(evaluation: Evaluation) -> dict[str, object]:
-    """Return the volumes and the box of `evaluation`, as JSON values."""
-    return {
-        "output": str(evaluation.output),
-        "reference": str(evaluation.reference),
-        "given": evaluation.given and str(evaluation.given),
-        "kind": evaluation.kind,
-        "box": str(evaluation.box),
-        "data_range": evaluation.data_range,
-        FINGERPRINT: fingerprint(evaluation.reference),  # scores against another reference are stale
-    }
-
-
-def describe_scores(evaluation: Evaluation, scores: Scores) -> dict[str, object]:
-    """Return `scores` and their evaluation as JSON values; infinity and NaN are None."""
-    by_name = scores if isinstance(scores, dict) else {OUTPUT: scores}
-    return describe_evaluation(evaluation) | {
-        "scores": {name: _plain(dataclasses.asdict(entry)) for name, entry in by_name.items()}
-    }
 
 
 def _plain(values: dict[str, object]) -> dict[str, object]:

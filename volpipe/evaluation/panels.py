@@ -5,36 +5,29 @@ Not here: drawing (pictures), or scores. Only the slices on the picture are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from volpipe.evaluation.evaluate import Evaluation, voxels
 from volpipe.evaluation.pictures import diverge, grey, panel
 from volpipe.geometry.grid import Box
-from volpipe.volumes.volume import Volume
 
 EDGE = 256  # voxels of a slice to show at most, from the middle
 SHOWN = ("nearest", "cubic", "output")
 REFERENCE = "reference"
 
 
-def draw(path: Path, reference: Volume, whole: Box, voxels: Mapping[str, Callable[[Box], np.ndarray]]) -> None:
-    """Write a PNG of the middle xz and xy slices, and of their differences from the reference.
+def draw(path: Path, evaluation: Evaluation) -> None:
+    """Write a PNG of the middle xz and xy slices of all candidates, and of their differences from the reference.
 
     Red is too bright and blue too dark, by up to the largest error that one voxel in a hundred exceeds.
-
-    Args:
-        path: of the file.
-        reference: of one channel.
-        whole: the box (z, y, x) that is compared.
-        voxels: return those of a box (z, y, x), by the name of the candidate.
     """
     images = []
-    names = [name for name in SHOWN if name in voxels]
-    for title, box in (("xz", _slice(whole, 1)), ("xy", _slice(whole, 0))):
-        truth = reference.open().read(box)[0].squeeze(1 if title == "xz" else 0).astype(np.float64)
-        candidates = {name: voxels[name](box).astype(np.float64).reshape(truth.shape) for name in names}
+    names = [name for name in SHOWN if name in evaluation.candidates]
+    for title, box in (("xz", _slice(evaluation.box, 1)), ("xy", _slice(evaluation.box, 0))):
+        truth = evaluation.reference.open().read(box)[0].squeeze(1 if title == "xz" else 0).astype(np.float64)
+        candidates = {name: voxels(evaluation, name, box).astype(np.float64).reshape(truth.shape) for name in names}
         limits = (float(truth.min()), float(max(truth.max(), truth.min() + 1)))
         images += [(f"{title} {name}", grey(data, limits)) for name, data in [*candidates.items(), (REFERENCE, truth)]]
         errors = {name: data - truth for name, data in candidates.items()}

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from volpipe.errors import VolumeError
+
+if TYPE_CHECKING:
+    from volpipe.volumes.volume import Volume
 
 Image2D = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
 
@@ -78,10 +81,14 @@ def curve(points: Sequence[tuple[float, float]]) -> Image2D:
     return np.asarray(canvas)
 
 
-def compare(
-    path: Path, before: np.ndarray, after: np.ndarray, *, titles: tuple[str, str] = ("input", "output")
+def draw_comparison(
+    path: str | Path,
+    before: Volume | np.ndarray,
+    after: Volume | np.ndarray,
+    *,
+    titles: tuple[str, str] = ("input", "output"),
 ) -> None:
-    """Write a PNG of input, output and difference: the middle xy slice, and below it the middle xz slice.
+    """Write a PNG of two volumes and their difference: the middle xy slice, and below it the middle xz slice.
 
     Args:
         path: the file to write; its folder exists.
@@ -91,10 +98,11 @@ def compare(
         titles: captions of the two.
 
     Raises:
-        VolumeError: the shapes do not fit each other, or the output is not finite.
+        VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
     """
+    after = np.asarray(after)
     _refuse_nan(titles[1], after)
-    before = _repeat_to(before, after.shape)
+    before = _repeat_to(np.asarray(before), after.shape)
     limits = _limits(before, after)
     images: list[tuple[str, Image2D]] = []
     for place, index in _middle_slices(after.shape):
@@ -105,7 +113,7 @@ def compare(
         images.append((f"{titles[0]}, {place}, {limits[0]:g} to {limits[1]:g}", grey(old, limits)))
         images.append((f"{titles[1]}, {place}, same greys", grey(new, limits)))
         images.append((f"difference: {scale}", diverge(change, largest)))
-    panel(path, images)
+    panel(Path(path), images)
 
 
 def grey(image: np.ndarray, limits: tuple[float, float]) -> Image2D:

@@ -15,20 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from volpipe.errors import RunError, VolumeError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
-from volpipe.viewer.sources import (
-    Chunks,
-    Folder,
-    Raster,
-    Source,
-    as_files,
-    decoded,
-    difference,
-    public_url,
-    voxels_apart,
-)
+from volpipe.viewer.sources import Chunks, Folder, Raster, Source, as_files, decoded, difference, public_url
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
@@ -111,10 +101,9 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     run = _run_of(volume, notes)
     as_labels = is_labels(volume)
     url = public_url(volume) if run is None else None
-    source: Source | None = None
-    if url is None:
-        plain = as_files(volume) if run is None else None
-        source = plain or decoded(volume, as_labels=as_labels, is_live=run is not None)
+    source: Source | None = as_files(volume) if run is None and url is None else None
+    if source is None and url is None:
+        source = decoded(volume, as_labels=as_labels, is_live=run is not None)
     if volume.voxel_size_nm is None:
         notes.append(f"{volume}: voxel size unknown, shown as 1 nm")
     kind: Kind = "labels" if as_labels else "colours" if volume.num_channels > 1 else "image"
@@ -158,11 +147,7 @@ def _precomputed(folder: Path) -> dict[str, Any] | None:  # Any: JSON
 
 
 def _own_format(folder: Path, info: dict[str, Any]) -> Layer:  # Any: JSON
-    """Return the layer of a precomputed volume, as it lies.
-
-    Raises:
-        VolumeError: its description cannot be understood.
-    """
+    """Return the layer of a precomputed volume, as it lies."""
     try:
         scale, count = info["scales"][0], int(info["num_channels"])
         z, y, x = (int(n) for n in reversed(scale["size"]))
@@ -225,9 +210,8 @@ def _difference(first: Layer, second: Layer, notes: list[str]) -> Layer | None:
     if first.kind != "image" or second.kind != "image" or first.volume is None or second.volume is None:
         return None
     source = difference(first.volume, second.volume, None if second.run is None else second.run.written)
-    if source is None:
-        reason = "share no voxel" if voxels_apart(first.volume, second.volume) is not None else "have other voxels"
-        notes.append(f"no difference is shown: {first.name} and {second.name} {reason}")
+    if isinstance(source, str):
+        notes.append(f"no difference is shown: {first.name} and {second.name} {source}")
         return None
     most = max(1e-12, (second.shades[1] - second.shades[0]) / SHARE)
     return Layer(f"{second.name} − {first.name}", "difference", second.raster, source, shades=(-most, most))
@@ -238,12 +222,7 @@ def _progress(layer: Layer) -> Layer | None:
     run = layer.run
     if run is None:
         return None
-    z, y, x = run.grid.counts
-    cell = (run.grid.cell[0], run.grid.cell[1], run.grid.cell[2])
-    raster = Raster((z, y, x), layer.raster.voxel_size_nm, layer.raster.origin_nm)
-    size = tuple(v * n for v, n in zip(raster.voxel_size_nm, cell, strict=True))
-    origin = tuple(o + v * (n - 1) / 2 for o, v, n in zip(raster.origin_nm, raster.voxel_size_nm, cell, strict=True))
-    raster = Raster((z, y, x), (size[0], size[1], size[2]), (origin[0], origin[1], origin[2]))
+    raster = layer.raster.every(triple(run.grid.cell))
 
     def read(level: int, box: Box) -> np.ndarray:
         return run.look().cells[box.slices][np.newaxis]

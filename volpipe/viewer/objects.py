@@ -76,11 +76,7 @@ class Objects:
             raise VolumeError(f"{self.table} is gone: {error.strerror}") from error
 
     def _properties(self) -> dict[str, Any]:  # Any: JSON
-        """Return voxels and bounding box of the largest objects, the largest first.
-
-        Raises:
-            VolumeError: the table is gone, or is not one of ours.
-        """
+        """Return voxels and bounding box of the largest objects, the largest first."""
         try:
             rows = sorted(self._rows(), key=lambda row: -int(row["voxels"]))[:MOST]
             voxels = [int(row["voxels"]) for row in rows]

@@ -10,7 +10,7 @@ import hmac
 import json
 import logging
 import mimetypes
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,10 @@ class Guarded(RequestHandler):
         self.set_header("Content-Length", str(stop - start))
         while start < stop and self.request.method != "HEAD":
             end = min(stop, start + PART_BYTES)
-            self.write(data[start:end] if isinstance(data, bytes) else await self.service.read(_Part(data, start, end)))
+            if isinstance(data, bytes):
+                self.write(data[start:end])
+            else:
+                self.write(await self.service.read(partial(_part, data, start, end)))
             await self.flush()
             start = end
 
@@ -106,7 +109,7 @@ class Start(Guarded):
 
     async def get(self) -> None:
         base = f"http://{self.request.host}/{self.service.token}"
-        self.redirect(await self.service.read(lambda: self.service.site.state_link(f"{base}/v/view/", base)))
+        self.redirect(await self.service.read(lambda: self.service.state_link(f"{base}/v/view/", base)))
 
 
 class Client(Guarded):
@@ -121,7 +124,7 @@ class Client(Guarded):
             self.set_header("Cache-Control", "private, max-age=3600")
             await self.send_bytes(file)
             return
-        version, _ = await self.service.read(self.service.site.progress)
+        version, _ = await self.service.read(self.service.progress)
         script = (
             f'<script defer id="volpipe-watch" src="../../watch.js" data-version="{version}" '
             f'data-seconds="{REFRESH_SECONDS}"></script></body>'
@@ -154,7 +157,7 @@ class Progress(Guarded):
     """How far the run is."""
 
     async def get(self) -> None:
-        version, sentence = await self.service.read(self.service.site.progress)
+        version, sentence = await self.service.read(self.service.progress)
         self.set_header("Content-Type", "application/json")
         self.write(json.dumps({"version": version, "sentence": sentence}))
 
@@ -164,7 +167,7 @@ class Sources(Guarded):
 
     async def get(self, name: str) -> None:
         try:
-            answer = await self.service.read(lambda: self.service.site.source(name))
+            answer = await self.service.read(lambda: self.service.source(name))
             if answer is None:
                 raise HTTPError(404)
             self.set_header("Content-Type", "application/octet-stream")
@@ -194,15 +197,7 @@ def application(service: Service) -> Application:
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Bytes of a file, read when called."""
-
-    file: Path
-    start: int
-    stop: int
-
-    def __call__(self) -> bytes:
-        with self.file.open("rb") as stream:
-            stream.seek(self.start)
-            return stream.read(self.stop - self.start)
+def _part(file: Path, start: int, stop: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(stop - start)

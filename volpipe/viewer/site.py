@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import secrets
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -20,43 +22,39 @@ from volpipe.errors import VolpipeError
 
 T = TypeVar("T")
 Answer = bytes | Path | None
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+READERS = 4  # threads that read chunks
 BYTES = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a server shows.
+class Service:
+    """What a server shows, and to whom.
 
     Attributes:
         state_link: returns the address with the state, for the address of the page and that of the sources.
         source: returns what there is at a name below the sources; it may take its time.
         progress: returns a version, which changes with what is shown, and a sentence; it may take its time.
+        address: where it listens.
+        hosts: names by which a browser may ask: none that another page could give to this machine.
+        token: what all addresses begin with.
+        readers: threads that read.
+        closing: set at the end.
     """
 
     state_link: Callable[[str, str], str]
     source: Callable[[str], Answer]
     progress: Callable[[], tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Service:
-    """A site while it is served.
-
-    Attributes:
-        site: what is shown.
-        token: what all addresses begin with.
-        hosts: names by which a browser may ask: none that another page could give to this machine.
-        is_open: whether other machines reach it; then any number of this machine's is a name too.
-        readers: threads that read.
-        closing: set at the end.
-    """
-
-    site: Site
-    token: str
+    address: str
     hosts: frozenset[str]
-    is_open: bool
-    readers: ThreadPoolExecutor
-    closing: asyncio.Event
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(READERS, "view"), repr=False)
+    closing: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines reach it; then any number of this machine's is a name too."""
+        return self.address not in LOOPBACK
 
     def is_known(self, host: str) -> bool:
         """Return whether a Host header, with or without a port, is a name of this machine's."""
@@ -69,6 +67,12 @@ class Service:
     async def read(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which a thread of its own does."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
+
+
+def host_names(address: str) -> frozenset[str]:
+    """Return the names by which a browser may ask for a server that listens at `address`."""
+    others = () if address in LOOPBACK else (address, socket.gethostname(), socket.getfqdn())
+    return frozenset({*LOOPBACK, *(name.lower() for name in others)})
 
 
 def client_folder() -> Path:

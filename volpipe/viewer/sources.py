@@ -19,12 +19,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.geometry.grid import Box, Grid, Triple, triple
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import object_store
 from volpipe.volumes.storage.metadata import Lengths, read_json
@@ -42,30 +42,12 @@ NATIVE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "floa
 N5_CODECS = ("raw", "gzip", "blosc", "zstd")
 ZARR2_CODECS = ("blosc", "zlib", "gzip", "zstd")
 ZARR3_CODECS = ("bytes", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed")
+GROUP_FILES = {"n5": "attributes.json", "zarr2": ".zattrs", "zarr3": "zarr.json"}
+ARRAY_FILES = GROUP_FILES | {"zarr2": ".zarray"}
 CHUNK = re.compile(r"(?:c[./])?\d{1,19}(?:[./]\d{1,19})*")
 LEVEL = re.compile(r"s(\d{1,3})/(.+)", re.DOTALL)
 
 Tree = dict[str, Any]  # Any: JSON
-
-
-class Source(Protocol):
-    """What one layer reads.
-
-    Attributes:
-        scheme: Neuroglancer's name of the format.
-        is_live: whether its voxels change while it is shown.
-    """
-
-    @property
-    def scheme(self) -> str: ...
-    @property
-    def is_live(self) -> bool: ...
-
-    def answer(self, name: str) -> bytes | Path | None:
-        """Return the bytes called `name`, or the file that has them; None where there is no such thing."""
-
-    def check(self) -> None:
-        """Raise VolumeError, with a sentence, if what is shown is gone."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +66,8 @@ class Raster:
         """Return the raster of one voxel in `step` (z, y, x), each in the middle of those that it stands for."""
         sizes = zip(self.voxel_size_nm, step, strict=True)
         moves = zip(self.origin_nm, self.voxel_size_nm, step, strict=True)
-        z, y, x = (-(-n // s) for n, s in zip(self.shape, step, strict=True))
-        return Raster((z, y, x), _triple(v * s for v, s in sizes), _triple(o + v * (s - 1) / 2 for o, v, s in moves))
+        shape = triple(-(-n // s) for n, s in zip(self.shape, step, strict=True))
+        return Raster(shape, _triple(v * s for v, s in sizes), _triple(o + v * (s - 1) / 2 for o, v, s in moves))
 
 
 @dataclass(frozen=True)
@@ -100,6 +82,7 @@ class Chunks:
         is_live: whether they change.
         look: raises VolumeError where the volume is gone.
         fill: the value where nothing is stored.
+        scheme: Neuroglancer's name of the format.
     """
 
     rasters: tuple[Raster, ...]
@@ -120,9 +103,11 @@ class Chunks:
         return edge, edge, edge
 
     def check(self) -> None:
+        """Raise VolumeError, with a sentence, if what is shown is gone."""
         self.look()
 
     def answer(self, name: str) -> bytes | None:
+        """Return the bytes called `name`; None where there is no such thing."""
         if name == "zarr.json":
             return _json(_group(3, self._axes, self.rasters))
         level, rest = _level(name, len(self.rasters))
@@ -213,15 +198,14 @@ def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
         return tuple(map(Raster.from_volume, levels))
     rasters = [base]
     for level in levels[1:]:
-        z, y, x = (max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
-        rasters.append(replace(base.every((z, y, x)), shape=level.spatial_shape))
+        step = triple(max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
+        rasters.append(replace(base.every(step), shape=level.spatial_shape))
     return tuple(rasters)
 
 
 def _step(shape: Triple, step: int) -> Triple:
     """Return `step` along the axes of `shape` that are long, 1 along the others."""
-    z, y, x = (step if n > EDGE else 1 for n in shape)
-    return z, y, x
+    return triple(step if n > EDGE else 1 for n in shape)
 
 
 def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -230,8 +214,8 @@ def _padded(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return np.pad(data, ((0, 0), *((0, n) for n in missing)), mode="edge") if any(missing) else data
 
 
-def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | None:
-    """Return the source of `second` minus `first` on the voxels of `second`; None where their grids do not meet.
+def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarray] | None = None) -> Chunks | str:
+    """Return the source of `second` minus `first` on the voxels of `second`; or why there is none.
 
     Voxels that `first` lacks, or that are not written yet, are NOTHING. Both have one channel and voxels of one size,
     and the first voxels lie a whole number of voxels apart.
@@ -241,12 +225,12 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
         second: the output.
         written: returns which voxels of a box are written, (z, y, x), bool; None where all are.
     """
-    shift = voxels_apart(first, second)
+    shift = _voxels_apart(first, second)
     if shift is None or first.num_channels != 1 or second.num_channels != 1:
-        return None
+        return "have other voxels"
     shared = Box.from_shape(first.spatial_shape).relative_to(shift) & Box.from_shape(second.spatial_shape)
     if shared.is_empty:
-        return None
+        return "share no voxel"
 
     def read(level: int, box: Box) -> np.ndarray | None:
         part, data = box & shared, np.full((1, *box.shape), NOTHING, np.float32)
@@ -266,7 +250,7 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
     return Chunks((raster,), np.dtype(np.float32), 1, read, written is not None, look, float(NOTHING))
 
 
-def voxels_apart(first: Volume, second: Volume) -> Triple | None:
+def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
     """Return the voxel of `first` (z, y, x) that lies at the first of `second`; None if their grids do not meet."""
     size, other = (np.array(volume.voxel_size_nm or UNKNOWN_SIZE_NM) for volume in (first, second))
     if not np.allclose(size, other, rtol=1e-6):
@@ -277,59 +261,35 @@ def voxels_apart(first: Volume, second: Volume) -> Triple | None:
 
 
 @dataclass(frozen=True)
-class ZarrFiles:
-    """The levels of a Zarr, v2 or v3: metadata of ours, chunks and shards as they lie."""
+class Files:
+    """The levels of a Zarr or an N5: metadata of ours, chunks, shards and blocks as they lie."""
 
     levels: tuple[Volume, ...]
     documents: tuple[Tree, ...]
     is_live: bool = False
-
-    @property
-    def version(self) -> int:
-        return 2 if self.levels[0].format == "zarr2" else 3
 
     @property
     def scheme(self) -> str:
-        return f"zarr{self.version}"
+        return self.levels[0].format
 
     def check(self) -> None:
+        """Raise VolumeError, with a sentence, if what is shown is gone."""
         self.levels[0].open()
 
     def answer(self, name: str) -> bytes | Path | None:
-        group = _group(self.version, "".join(self.levels[0].axes), rasters_of(self.levels))
-        array_file, group_file = (".zarray", ".zattrs") if self.version == 2 else ("zarr.json", "zarr.json")
-        if name == group_file:
-            return _json(group)
+        """Return the bytes called `name`, or the file that has them; None where there is no such thing."""
+        if name == GROUP_FILES[self.scheme]:
+            return _json(self._group())
         level, rest = _level(name, len(self.levels))
         if level is None:
             return None
-        return _json(self.documents[level]) if rest == array_file else chunk_file(self.levels[level], rest)
+        is_document = rest == ARRAY_FILES[self.scheme]
+        return _json(self.documents[level]) if is_document else chunk_file(self.levels[level], rest)
 
-
-@dataclass(frozen=True)
-class N5Files:
-    """The levels of an N5: attributes of ours, blocks as they lie."""
-
-    levels: tuple[Volume, ...]
-    documents: tuple[Tree, ...]
-    is_live: bool = False
-    scheme: str = "n5"
-
-    def check(self) -> None:
-        self.levels[0].open()
-
-    def answer(self, name: str) -> bytes | Path | None:
-        if name == "attributes.json":
-            return _json(self._attributes())
-        level, rest = _level(name, len(self.levels))
-        if level is None:
-            return None
-        if rest == "attributes.json":
-            return _json(self.documents[level])
-        return chunk_file(self.levels[level], rest)
-
-    def _attributes(self) -> Tree:
+    def _group(self) -> Tree:
         axes, rasters = self.levels[0].axes, rasters_of(self.levels)
+        if self.scheme != "n5":
+            return _group(2 if self.scheme == "zarr2" else 3, axes, rasters)
         size = rasters[0].voxel_size_nm
         factors = [_factors(rasters[0], raster) or (1, 1, 1) for raster in rasters]
         return {
@@ -349,32 +309,36 @@ class Folder:
     scheme: str = "neuroglancer-precomputed"
 
     def check(self) -> None:
+        """Raise VolumeError, with a sentence, if what is shown is gone."""
         if not (self.root / "info").is_file():
             raise VolumeError(f"{self.root} is gone: it has no file info any more")
 
     def answer(self, name: str) -> bytes | Path | None:
+        """Return the file called `name`; None where there is no such thing."""
         return file_inside(self.root, name)
 
 
-def as_files(volume: Volume) -> ZarrFiles | N5Files | None:
+Source = Chunks | Files | Folder  # what one layer reads
+
+
+def as_files(volume: Volume) -> Files | None:
     """Return the source of `volume` whose chunks are its own files; None where Neuroglancer cannot decode them."""
     levels = levels_of(volume)
     if not all(_is_plain(level) for level in levels):
         return None
-    names = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
-    documents = [read_json(level.folder / names[level.format]) or {} for level in levels]
+    documents = [read_json(level.folder / ARRAY_FILES[level.format]) or {} for level in levels]
     if volume.format == "n5":
         rasters = rasters_of(levels)
         is_even = all(_factors(rasters[0], raster) is not None for raster in rasters)
         plain = all(_n5_codec(document) in N5_CODECS for document in documents)
         keys = ("dimensions", "blockSize", "dataType", "compression", "compressionType")
         kept = tuple({key: document[key] for key in keys if key in document} for document in documents)
-        return N5Files(levels, kept) if is_even and plain else None
+        return Files(levels, kept) if is_even and plain else None
     decodes = _decodes_zarr2 if volume.format == "zarr2" else _decodes_zarr3
     if not all(map(decodes, documents)):
         return None
     dropped = ("attributes", "dimension_names")
-    return ZarrFiles(levels, tuple({k: v for k, v in d.items() if k not in dropped} for d in documents))
+    return Files(levels, tuple({k: v for k, v in d.items() if k not in dropped} for d in documents))
 
 
 def _is_plain(volume: Volume) -> bool:
@@ -514,7 +478,7 @@ def _level(name: str, num_levels: int) -> tuple[int | None, str]:
     return int(match[1]), match[2]
 
 
-def _group(version: int, axes: str, rasters: Sequence[Raster]) -> Tree:
+def _group(version: int, axes: Sequence[str], rasters: Sequence[Raster]) -> Tree:
     """Return the metadata of an OME-Zarr group, 0.4 or 0.5; an axis called c^ is that of channels to Neuroglancer."""
     multiscale: Tree = {
         "axes": [

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.viewer.layers import Scene, open_scene
 from volpipe.viewer.server import Server
-from volpipe.viewer.site import Answer, Site
+from volpipe.viewer.site import Answer, Service, host_names
 from volpipe.viewer.state import address, check_at, make_state, state_link
 from volpipe.volumes.volume import Volume
 
@@ -37,7 +36,8 @@ class Viewer:
         self._at = at
         self._problem = ""
         listen, port = parse_bind(bind)
-        self._server = Server(Site(self._state_link, self._answer, self._progress), listen, port)
+        service = Service(self._state_link, self._answer, self._progress, listen, host_names(listen))
+        self._server = Server(service, port)
         self.notes = scene.notes
         self._server.start()
 
@@ -72,7 +72,7 @@ class Viewer:
     @property
     def is_open(self) -> bool:
         """Whether other machines reach it."""
-        return self._server.is_open
+        return self._server.service.is_open
 
     def close(self) -> None:
         """End the server; pages that show it get nothing more."""
@@ -82,11 +82,7 @@ class Viewer:
         return state_link(page, make_state(self._scene, base, self._at))
 
     def _answer(self, name: str) -> Answer:
-        """Return what there is at `name`: layer, then what its source calls so.
-
-        Raises:
-            VolpipeError: its volume is gone, or damaged there.
-        """
+        """Return what there is at `name`: layer, then what its source calls so."""
         match = NAME.fullmatch(name)
         layers = self._scene.layers
         if match is None or int(match[2]) >= len(layers):
@@ -114,13 +110,20 @@ class Viewer:
         return version, self._problem or "; ".join(entry.sentence for entry in progress)
 
 
-def open_viewer(
-    output: str | Path | Volume,
-    volumes: Sequence[str | Path | Volume],
-    at: Triple | None = None,
-    bind: str = "127.0.0.1:0",
+def view(
+    output: str | Path | Volume, *volumes: str | Path | Volume, at: Triple | None = None, bind: str = "127.0.0.1:0"
 ) -> Viewer:
-    """Return a viewer of `output`, with `volumes` beside it."""
+    """Return a viewer whose `url` shows `output`, `volumes` beside it, and their difference, until it is closed.
+
+    Args:
+        output: of a run or a segmentation, also one that goes on; or any volume.
+        volumes: such as its input; or their locations, as `open` takes them.
+        at: voxel (z, y, x) of the output to begin at; its centre where it is not given.
+        bind: port, or address and port, to listen on; 0 is any that is free.
+
+    Raises:
+        VolpipeError: no such volume or voxel, the port is taken, or Neuroglancer is not installed.
+    """
     return Viewer(open_scene(output, volumes), at, bind)
 
 

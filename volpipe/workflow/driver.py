@@ -25,7 +25,7 @@ from volpipe.blockwise.stage import Schedule
 from volpipe.blockwise.usage import peak_bytes
 from volpipe.blockwise.work import POOL, Errand, Steps
 from volpipe.errors import PlanError, RunError, VolpipeError
-from volpipe.estimation.calibrate import OnTry, unheard
+from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.estimation.limits import check_access, check_apart
@@ -305,7 +305,7 @@ def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options:
     return perform(work, partial(start, work.folder.parsl))
 
 
-def preview(plan: Plan, start: Start | None, on_try: OnTry = unheard) -> Forecast:
+def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, most: None) -> Forecast:
     """Return what `plan` will take on the workers that `start` starts; without, no block is tried.
 
     `on_try` is called now and then with the seconds for which blocks have been tried, and the most there may be.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
-from volpipe.evaluation.evaluate import fit_evaluation
+from volpipe.evaluation.evaluate import plan_evaluation
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
@@ -148,7 +148,7 @@ def _plan_comparison(
         given = open_volume(choice.given)
     elif feed is not None and not choice.labels:
         given = feed.interpolated
-    evaluation = fit_evaluation(
+    evaluation = plan_evaluation(
         made, open_volume(choice.reference), given, roi=choice.roi, margin=choice.margin,
         kind="labels" if choice.labels else "image", data_range=choice.data_range,
     )  # fmt: skip

@@ -229,13 +229,13 @@ class RunStage(StagePlan):
         zeros_like(self.given, place)
         try:
             stand_in = plan.changed(source=plan.source.model_copy(update={"path": str(place)}))
-            tried = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, self.folder.rehearsal)
+            rates, _ = yield from calibrate(stand_in, result.sample.normalise, result.slots.gpu, self.folder.rehearsal)
         except TooSlowError as error:
             log.warning("%s", error)
             return result
         finally:
             delete(place)
-        return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(tried.rates, plan)))
+        return forecast(plan, self.folder, pool, pending=replace(pending, rates=timed_alone(rates, plan)))
 
 
 class LabelStage(StagePlan):

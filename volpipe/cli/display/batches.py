@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import count, duration, shape, size
+from volpipe.cli.display.units import bounded, columns, count, duration, shape, size
 
 if TYPE_CHECKING:
     from volpipe.workflow.batch_table import DatasetRow
@@ -24,20 +24,18 @@ def plan_table(rows: Sequence[DatasetRow], most: int | None = MOST_DATASETS) -> 
     """Return a line for each dataset: how its output stands, and what it takes."""
     table = _table("dataset", "state", "shape", "blocks", "output", "files", "scratch", "worker time", "goes to")
     for row in rows[:most]:
-        bound = "" if row.is_measured else "≤ "
         table.add_row(
-            escape(row.volume), row.state, shape(row.shape), f"{row.num_blocks:,}", f"{bound}{size(row.output_bytes)}",
-            f"{row.output_files:,}", f"{bound}{size(row.scratch_bytes)}",
+            escape(row.volume), row.state, shape(row.shape), f"{row.num_blocks:,}",
+            bounded(row.output_bytes, row.is_measured), f"{row.output_files:,}",
+            bounded(row.scratch_bytes, row.is_measured),
             "" if row.worker_seconds is None else duration(row.worker_seconds), escape(row.out),
         )  # fmt: skip
     _cut(table, rows, most)
     left = [row for row in rows if row.share_left]
-    bound = "" if all(row.is_measured for row in left) else "≤ "
-    output = sum(row.share_left * row.output_bytes for row in left)
+    num_bytes = sum(row.share_left * row.output_bytes for row in left)
+    output = bounded(num_bytes, all(row.is_measured for row in left))
     files = round(sum(row.share_left * row.output_files for row in left))
-    table.caption = (
-        f"{tally([row.state for row in rows])}; still to be written: {bound}{size(output)} in {files:,} files"
-    )
+    table.caption = f"{tally([row.state for row in rows])}; still to be written: {output} in {files:,} files"
     return table
 
 
@@ -87,11 +85,8 @@ def tally(states: Sequence[str]) -> str:
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, caption_justify="left")
     left = ("dataset", "state", "goes to", "ended", "what is wrong", "what differs, or is left", "output, or why not")
-    for name in names:
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    return table
+    return columns(*names, left=left, fold=True)
 
 
 def _cut(table: Table, lines: Sequence[object], most: int | None) -> None:

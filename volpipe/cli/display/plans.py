@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import count, duration, in_nm, shape, size
+from volpipe.cli.display.units import bounded, columns, count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.estimation.alternatives import Alternative
@@ -143,13 +143,11 @@ def forecast_summary(forecast: Forecast, site: str) -> Table:
             "them, and change last bits",
         )
     table.add_row("memory", _memory_line(found, forecast.slots, forecast.num_workers))
-    table.add_row("disk", f"output {_bound(found, found.output_bytes)} in {count(found.output_files, 'file')}")
+    output, scratch = (bounded(num, found.is_measured) for num in (found.output_bytes, found.scratch_bytes))
+    table.add_row("disk", f"output {output} in {count(found.output_files, 'file')}")
     if found.scratch_files or found.scratch_bytes:
-        table.add_row(
-            "",
-            f"scratch {_bound(found, found.scratch_bytes)} in {count(found.scratch_files, 'file')} at its highest; "
-            "deleted at the end",
-        )
+        files = count(found.scratch_files, "file")
+        table.add_row("", f"scratch {scratch} in {files} at its highest; deleted at the end")
     if forecast.node_directory:
         table.add_row("", placement(forecast))
     return table
@@ -190,23 +188,20 @@ def placement(forecast: Forecast) -> str:
 
 def estimate_table(found: Estimate) -> Table:
     """Return what each stage will take; bytes are upper bounds until blocks were tried."""
-    table = Table(box=None, pad_edge=False)
     names = ["stage", "units", *(["tasks"] if found.rates else []), "read", "written", "files"]
-    for name in (*names, *(["time of a worker"] if found.rates else [])):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    table = columns(*names, *(["time of a worker"] if found.rates else []))
     reading = ("measure", "histogram", "factor" if "factor" in found.by_name() else "infer")
     for stage in found.stages:
         table.add_row(
             stage.name,
             f"{stage.units:,}",
             *([f"{stage.num_tasks:,}"] if found.rates else []),
-            size(stage.read_bytes) if stage.name in reading else _bound(found, stage.read_bytes),
-            _bound(found, stage.written_bytes),
+            size(stage.read_bytes) if stage.name in reading else bounded(stage.read_bytes, found.is_measured),
+            bounded(stage.written_bytes, found.is_measured),
             f"{stage.files:,}",
             *([duration(stage.seconds)] if found.rates else []),
         )
     table.caption = f"the net's windows read a chunk of the volume {_times(found.amplification)} on average"
-    table.caption_justify = "left"
     return table
 
 
@@ -214,15 +209,10 @@ def _times(number: float) -> str:
     return "once" if number == 1 else f"{number:.2f} times"
 
 
-def _bound(found: Estimate, num_bytes: float) -> str:
-    return size(num_bytes) if found.is_measured else f"≤ {size(num_bytes)}"
-
-
 def alternatives_table(rows: Sequence[Alternative]) -> Table:
     """Return the plan beside those that were turned down."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "windows", "block", "read", "written", "scratch", "files", "memory", "time", "why"):
-        table.add_column(name, justify="left" if name in ("", "windows", "why") else "right", overflow="fold")
+    names = ("", "windows", "block", "read", "written", "scratch", "files", "memory", "time", "why")
+    table = columns(*names, left=("", "windows", "why"), fold=True)
     for row in rows:
         found = row.estimate
         table.add_row(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from volpipe.cli.display.console import err
-from volpipe.cli.display.units import count, duration, size
+from volpipe.cli.display.units import columns, count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing
@@ -39,7 +39,6 @@ def report_table(report: Report, started: float) -> Table:
     )
     if report.estimate is not None:
         table.caption += f"\n{_planned_line(report, report.estimate)}"
-    table.caption_justify = "left"
     return table
 
 
@@ -67,9 +66,7 @@ def _planned_line(report: Report, planned: Estimate) -> str:
 
 def _totals_table(totals: dict[str, Totals], planned: Estimate | None = None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    table = columns("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}
     for name, t in totals.items():
         table.add_row(
@@ -122,9 +119,7 @@ def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], s
     """Return how far each stage is, of how many units, and what it took; below it, how far the whole is."""
     from volpipe.blockwise.journal import Totals
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
+    table = columns("stage", "done", "in flight", "tasks", "wall", "read", "written", "peak memory", caption=state)
     for name in dict.fromkeys((*stages, *totals)):
         stage, took = stages.get(name), totals.get(name, Totals())
         table.add_row(
@@ -134,8 +129,6 @@ def standing_table(totals: dict[str, Totals], stages: Mapping[str, StageNote], s
             *([f"{took.tasks:,}", duration(took.seconds)] if took.tasks else ["", ""]),
             *([size(n) for n in (took.read_bytes, took.written_bytes, took.peak_bytes)] if took.tasks else [""] * 3),
         )
-    table.caption = state
-    table.caption_justify = "left"
     return table
 
 
@@ -172,9 +165,9 @@ def _command(note: Note | None) -> str:
 
 def missing_table(missing: Sequence[Missing], most: int | None = MOST_ROWS) -> Table:
     """Return which boxes of the output are missing, and why."""
-    table = Table(box=None, pad_edge=False, title="missing", title_justify="left")
-    for name in ("stage", "unit", "box z,y,x", "reason"):
-        table.add_column(name, overflow="fold")
+    names = ("stage", "unit", "box z,y,x", "reason")
+    table = columns(*names, left=names, fold=True)
+    table.title, table.title_justify = "missing", "left"
     for part in missing[:most]:
         table.add_row(part.stage, str(part.unit), str(part.box), part.reason)
     if most is not None and len(missing) > most:

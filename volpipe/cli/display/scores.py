@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from volpipe.cli.display.units import columns
+
 if TYPE_CHECKING:
     from volpipe.evaluation.evaluate import ImageScores
     from volpipe.evaluation.label_scores import LabelScores
@@ -26,10 +28,7 @@ def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
     """Return the scores of each candidate, the best PSNR first; `volume` knows the size of a voxel."""
     from volpipe.evaluation.image_scores import CUBE
 
-    table = Table(box=None, pad_edge=False, caption=CAPTION.format(cube=CUBE), caption_justify="left")
-    table.add_column("")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    table = columns("", *COLUMNS, caption=CAPTION.format(cube=CUBE))
     for name, result in sorted(scored.items(), key=lambda item: -item[1].psnr):
         has_cubes = bool(result.curve)
         cuts = (result.half, result.seventh, result.half_z, result.seventh_z)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.cli.display.units import duration, size
+from volpipe.cli.display.units import columns, duration, size
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Checked
@@ -19,19 +19,17 @@ if TYPE_CHECKING:
 
 def checkup_table(checked: Checked) -> Table:
     """Return what the driver and one worker of each executor found; ≠ marks versions that differ from the driver's."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "here", *(answer.label for answer in checked.answers)):
-        table.add_column(name, overflow="fold")
-    columns = [dict(_checkup_cells(checked.here, checked))]
+    names = ("", "here", *(answer.label for answer in checked.answers))
+    table = columns(*names, left=names, fold=True)
+    contents = [dict(_checkup_cells(checked.here, checked))]
     for answer in checked.answers:
         cells = dict(_checkup_cells(answer.facts, checked)) if answer.facts is not None else {"host": "no answer"}
         if answer.facts is not None:
             cells["time to start"] = duration(answer.start_seconds)
-        columns.append(cells)
-    for name in dict.fromkeys(name for column in columns for name in column):
-        table.add_row(name, *(column.get(name, "") for column in columns))
+        contents.append(cells)
+    for name in dict.fromkeys(name for cells in contents for name in cells):
+        table.add_row(name, *(cells.get(name, "") for cells in contents))
     table.caption = f"output: {checked.folder}" + (f"\nvolume: {checked.volume}" if checked.volume else "")
-    table.caption_justify = "left"
     return table
 
 

@@ -1,9 +1,13 @@
-"""Numbers for people: bytes, times, counts, shapes, voxel sizes and speeds.
+"""Numbers for people: bytes, times, counts, shapes, voxel sizes and speeds; and the columns that they stand in.
 
-Not here: the tables that hold them.
+Not here: the tables themselves.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich.table import Table
 
 LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
 
@@ -15,6 +19,11 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def bounded(num_bytes: float, is_measured: bool) -> str:
+    """Return bytes for people; ≤ where they are an upper bound."""
+    return size(num_bytes) if is_measured else f"≤ {size(num_bytes)}"
 
 
 def duration(seconds: float) -> str:
@@ -42,6 +51,14 @@ def in_nm(voxel_size_nm: tuple[float, float, float] | None) -> str:
     if voxel_size_nm is None:
         return "voxel size unknown"
     return " × ".join(f"{v:g}" for v in voxel_size_nm) + " nm"
+
+
+def columns(*names: str, left: Collection[str] | None = None, fold: bool = False, caption: str | None = None) -> Table:
+    """Return an empty table without lines: columns `left`, by default the first, are of text, the others of numbers."""
+    table, texts = Table(box=None, pad_edge=False, caption=caption, caption_justify="left"), left or names[:1]
+    for name in names:
+        table.add_column(name, justify="left" if name in texts else "right", overflow="fold" if fold else "ellipsis")
+    return table
 
 
 def voxel_rate(speed: float) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import count, in_nm, shape, size
+from volpipe.cli.display.units import columns, count, in_nm, shape, size
 
 if TYPE_CHECKING:
     from volpipe.volumes.survey import Footprint, Intensities, Trials
@@ -41,9 +41,8 @@ def info_lines(volume: Volume) -> Iterator[str]:
 
 def arrays_table(rows: Sequence[tuple[str, Volume | str]]) -> Table:
     """Return the volumes of a container: each as it is named on a command line, or why it cannot be read."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("volume", "shape", "axes", "type", "voxel size", "levels"):
-        table.add_column(name, overflow="fold")
+    names = ("volume", "shape", "axes", "type", "voxel size", "levels")
+    table = columns(*names, left=names, fold=True)
     for name, volume in rows:
         if isinstance(volume, str):
             table.add_row(escape(name), escape(volume))
@@ -82,9 +81,7 @@ def intensity_line(found: Intensities) -> str:
 
 def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:
     """Return what codecs and chunks gave, and what the volume would take, empty chunks left out of its bytes."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("codec", "chunk", "ratio", "bytes", "encode", "decode", "files", "files in 512³ shards"):
-        table.add_column(name, justify="left" if name == "codec" else "right")
+    table = columns("codec", "chunk", "ratio", "bytes", "encode", "decode", "files", "files in 512³ shards")
     raw = math.prod(volume.shape) * volume.dtype.itemsize * stored_share
     for trial in found.trials:
         speeds = (f"{speed / 1e6:,.0f} MB/s" for speed in (trial.encode_speed, trial.decode_speed))
@@ -94,7 +91,6 @@ def codec_table(volume: Volume, found: Trials, stored_share: float) -> Table:
         f"measured on {found.num_boxes} of the volume's boxes of {shape(found.box)} voxels, on one core; "
         "bytes and files are those of the whole volume"
     )
-    table.caption_justify = "left"
     return table
 
 
