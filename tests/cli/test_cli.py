@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -143,6 +144,11 @@ def test_status_tells_complete_from_incomplete_from_nothing(tmp_path: Path, give
     assert part.code == 1
     assert re.search(r"^infer +2 / 12 ", part.out, re.MULTILINE)
     assert "not complete" in part.out
+
+    shutil.rmtree("out.zarr")
+    gone = give("status", "out.zarr")
+    assert gone.code == 1
+    assert "its output is gone; `volpipe run --fresh` makes it again" in " ".join(gone.out.split())
 
     nothing = give("status", "other.zarr")
     assert (nothing.code, nothing.out) == (2, "")

@@ -255,11 +255,13 @@ def test_all_mistakes_of_all_datasets_are_named_at_once_and_nothing_is_written(t
 def test_an_input_that_another_dataset_makes_is_refused(tmp_path: Path) -> None:
     give(["raw/a.n5"])
     (tmp_path / "link.zarr").symlink_to(tmp_path / "done" / "a.zarr")
-    table = "volume,out\nraw/a.n5,done/a.zarr\nlink.zarr,done/b.zarr\nraw/b.n5,done/a.zarr/inner.zarr\n"
-    (tmp_path / "cells.csv").write_text(table)
+    rows = ("raw/a.n5,done/a.zarr,", "link.zarr,done/b.zarr,", "raw/b.n5,done/a.zarr/inner.zarr,")
+    (tmp_path / "cells.csv").write_text("\n".join(("volume,out,mask", *rows)))
     mistakes = refused("cells.csv")
     assert "is the output of raw/a.n5" in mistakes["link.zarr (cells.csv, line 3)"]
     assert "lies in that of raw/a.n5" in mistakes["raw/b.n5 (cells.csv, line 4)"]
+    (tmp_path / "cells.csv").write_text("volume,out,mask\nraw/a.n5,done/a.zarr,\nraw/b.n5,done/b.zarr,done/a.zarr\n")
+    assert "is the output of raw/a.n5" in refused("cells.csv")["raw/b.n5 (cells.csv, line 3)"]
 
 
 def test_one_datasets_failure_is_its_own_and_the_same_call_goes_on(raw: Path) -> None:
