@@ -343,12 +343,9 @@ def try_writing(folder: Remote) -> None:
     Raises:
         VolumeError: files may not be written there, or not be deleted.
     """
-    import obstore
-
     probe = folder / ".volpipe"
     write(probe, b"")
-    with _explained(probe):
-        obstore.delete(client(probe), probe.key)
+    delete_file(probe)
 
 
 def list_folders(folder: Remote) -> list[str]:
