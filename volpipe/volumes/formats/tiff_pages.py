@@ -118,9 +118,7 @@ class PagedArray:
         for index in cells(box, layout.segment):
             data = self._segment(page, ravel(index[:4], counts[:4]))
             if data is not None:
-                corner = tuple(i * s for i, s in zip(index, layout.segment, strict=True))
-                part = box & Box.from_shape(data.shape).shift(corner)
-                out[part.relative_to(box.start).slices] = data[part.relative_to(corner).slices]
+                _paste(out, box, data, [i * s for i, s in zip(index, layout.segment, strict=True)])
         return out
 
     def _decode(self, page_number: int, number: int) -> np.ndarray | None:
@@ -152,3 +150,13 @@ class PagedArray:
                 f"{page.file}: the strip or tile at byte {page.offsets[number]} holds {data.dtype} instead of {stored}"
             )
         return data
+
+
+def _paste(out: np.ndarray, box: Box, data: np.ndarray, corner: list[int]) -> None:
+    """Copy the part of `data`, at `corner` of the page, inside `box` to `out`, the array of that box."""
+    into, part = [], []
+    for start, stop, n, a in zip(box.start, box.stop, data.shape, corner, strict=True):
+        low, high = max(start, a), min(stop, a + n)
+        into.append(slice(low - start, high - start))
+        part.append(slice(low - a, high - a))
+    out[tuple(into)] = data[tuple(part)]
