@@ -204,5 +204,5 @@ def test_chunk_files_are_on_disk_before_they_are_reported(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", note)
     create_array(tmp_path / "a.n5", "raw", ArraySpec((8, 8, 8), np.dtype("uint8"), (8, 8, 8), codec="gzip"), "n5")
-    write_chunks(str(tmp_path / "a.n5"), "raw", (0, 0, 0), noise((8, 8, 8)), fsync=True)
+    write_chunks(str(tmp_path / "a.n5"), "raw", (0, 0, 0), noise((8, 8, 8)))
     assert any("scratch" in name for name in synced)

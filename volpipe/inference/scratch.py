@@ -101,7 +101,7 @@ class Tensors:
         offset = 0
         for start, stop in _runs(numbers):
             part = data[offset : offset + stop - start]
-            write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part, fsync=True)
+            write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part)
             offset += stop - start
 
     def source_volume(self) -> Volume:

@@ -223,7 +223,7 @@ def _rename(target: Target, path: Path) -> bool:
 
 def _delete(place: Location) -> None:
     if isinstance(place, Remote):
-        paths.delete_remote(place)
+        paths.delete(place)
     elif place.is_dir():
         shutil.rmtree(place, ignore_errors=True)
     else:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from volpipe.errors import RunError, VolumeError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.volumes.formats import single_file
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.reader import METADATA_FILES
@@ -92,12 +92,9 @@ def fingerprint(volume: Volume) -> str:
 
 
 def _boxes(volume: Volume) -> list[Box]:
-    rng, shape = np.random.default_rng(SEED), volume.spatial_shape
-    starts = [
-        tuple(int(rng.integers(-(-n // SAMPLED_EDGE))) * SAMPLED_EDGE for n in shape) for _ in range(SAMPLED_BOXES)
-    ]
-    stops = [tuple(min(a + SAMPLED_EDGE, n) for a, n in zip(start, shape, strict=True)) for start in starts]
-    return [Box(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    rng, grid = np.random.default_rng(SEED), Grid(volume.spatial_shape, (SAMPLED_EDGE,) * 3)
+    indices = [tuple(int(rng.integers(n)) for n in grid.counts) for _ in range(SAMPLED_BOXES)]
+    return [grid.box(grid.number(index)) for index in indices]
 
 
 def _content(volume: Volume, box: Box) -> bytes:

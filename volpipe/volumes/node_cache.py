@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.damage import CHUNKED
 from volpipe.volumes.storage.indexing import bounds
 from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.object_store import Stamp
 from volpipe.volumes.volume import Reader, Volume
 
 LOCK_FILE = "lock"
@@ -96,8 +97,8 @@ class NodeCache:
         if self._has_room(num_bytes):
             return
         others = (file for file in self.folder.iterdir() if file.name != LOCK_FILE and file.suffix != PARTIAL)
-        paths = sorted(others, key=_age)
-        for file in paths[: len(paths) // 2 + 1]:
+        files = sorted(others, key=lambda file: (paths.stamp(file) or Stamp(0)).time_ns)
+        for file in files[: len(files) // 2 + 1]:
             file.unlink(missing_ok=True)
         if not self._has_room(num_bytes):
             raise OSError(errno.ENOSPC, f"less than {FREE_SHARE:.0%} of the disk is free", str(self.folder))
@@ -105,13 +106,6 @@ class NodeCache:
     def _has_room(self, num_bytes: int) -> bool:
         disk = shutil.disk_usage(self.folder)
         return disk.free - num_bytes >= FREE_SHARE * disk.total
-
-
-def _age(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def open_cache(base: Path, run: str) -> NodeCache:
@@ -214,7 +208,7 @@ class CachedArray:
                 raise
             finally:
                 for name, _ in stored:
-                    self._here.drop(name)
+                    self._here.put(name, None)
 
     def _fetch(self, name: str) -> bytes | None:
         data = paths.read(self._header.folder / name, LARGEST_BYTES + 1)
@@ -234,8 +228,7 @@ def through_cache(volume: Volume, run: str) -> Volume:
     base = os.path.expanduser(os.path.expandvars(os.environ.get(VARIABLE, "")))  # noqa: PTH111  # "" is no path
     if not base or obstacle(volume):
         return volume
-    values = {field.name: getattr(volume, field.name) for field in fields(volume)}
-    return CachedVolume(**values, base=base, run=f"{run} {volume.path} {volume.key}")
+    return CachedVolume(**vars(volume), base=base, run=f"{run} {volume.path} {volume.key}")
 
 
 def obstacle(volume: Volume) -> str:

@@ -16,7 +16,6 @@ SEED = 0
 STEP = 12  # voxels between random numbers: cells are about as wide
 STEEPNESS = 3.0  # of the rise of affinities from the walls between cells
 GRAIN = 24  # of 255, the largest difference of voxels by noise
-AXES = ("c", "z", "y", "x")
 
 
 def zeros_like(volume: Volume, place: Path) -> Volume:
@@ -37,7 +36,7 @@ def synthetic_affinities(volume: Volume, shape: tuple[int, ...], place: Path) ->
 def write(place: Path, data: np.ndarray, chunk: tuple[int, ...], codec: str = "zstd") -> Volume:
     """Return an array at `place` that holds `data` (c, z, y, x)."""
     chunks = tuple(min(c, n) for c, n in zip(chunk, data.shape, strict=True))
-    create_array(place, "", ArraySpec(data.shape, data.dtype, chunks, None, AXES, codec), "zarr3")
+    create_array(place, "", ArraySpec(data.shape, data.dtype, chunks, None, ("c", "z", "y", "x"), codec), "zarr3")
     open_writer(place, "").write(Box.from_shape(data.shape), data)
     return open_volume(place)
 

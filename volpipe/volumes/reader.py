@@ -282,7 +282,6 @@ class Reader:
             )
         self.volume = volume
         self.shape, self.dtype, self.ndim = volume.shape, volume.dtype, volume.ndim
-        self._folder = folder
         self._cache_bytes = cache_bytes
         damage.check_chunk(header)
         self._header = header
@@ -313,7 +312,7 @@ class Reader:
         if not isinstance(self._array, tensorstore.TensorStoreArray):
             return True
         index = self.stored_index(self._mirrored(box)[1])
-        with _naming(self.volume, box, self._folder):
+        with _naming(self.volume, box, self._header.folder):
             return self._array.is_stored(index)
 
     def stored_index(self, box: Box) -> tensorstore.Index:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -142,20 +142,14 @@ def measure_footprint(volume: Volume, *, seed: int = 0, seconds: float = LOOK_SE
     listing = _list(volume, chunks, seconds)
     if not listing.is_complete and chunks is not None:
         return _estimate(chunks, listing, seed, seconds)
-    num_chunks = 0 if chunks is None else chunks.num_chunks
-    stored: int | None = None if chunks is None else len(listing.indices)
-    is_exact = listing.is_complete and chunks is not None
-    if chunks is not None and volume.shards is not None:
+    files = Footprint(listing.num_files, listing.num_bytes, listing.is_complete, num_seen=listing.num_files)
+    if chunks is None:
+        return files
+    stored: int | None = len(listing.indices)
+    is_exact = True
+    if volume.shards is not None:
         stored, is_exact = _count_in_shards(chunks, listing.indices, seed, seconds)
-    return Footprint(
-        listing.num_files,
-        listing.num_bytes,
-        listing.is_complete,
-        num_chunks,
-        stored,
-        is_exact,
-        num_seen=listing.num_files,
-    )
+    return replace(files, num_chunks=chunks.num_chunks, num_stored=stored, is_stored_counted=is_exact)
 
 
 @dataclass
@@ -205,16 +199,9 @@ def _estimate(chunks: ChunkFiles, listing: _Listing, seed: int, seconds: float) 
     if chunks.header.shards is not None:
         in_shards, _ = _count_in_shards(chunks, [index for index, _ in entries], seed, seconds)
         stored = None if in_shards is None else in_shards * scale
-    everything = num_seen == math.prod(grid.counts)
-    return Footprint(
-        num_files,
-        num_bytes,
-        False,
-        chunks.num_chunks,
-        None if stored is None else round(stored),
-        everything and chunks.header.shards is None,
-        num_seen,
-    )
+    is_exact = num_seen == math.prod(grid.counts) and chunks.header.shards is None
+    rounded = None if stored is None else round(stored)
+    return Footprint(num_files, num_bytes, False, chunks.num_chunks, rounded, is_exact, num_seen)
 
 
 def _count_in_shards(

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from volpipe.errors import RemoteError, SeveralVolumesError, VolumeError
 from volpipe.resolve import nearest
-from volpipe.volumes.formats import ome, single_file
+from volpipe.volumes.formats import ome, single_file, tiff_folder
 from volpipe.volumes.formats.container import (
     absolute,
-    check_files,
     create_array,
     create_multiscale,
     locate,
@@ -82,8 +81,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
         single_file.probe_file(container)
         _check_exists(container, key)
     volume = _resolve(container, key, level)
-    if volume.format == "tiff" and paths.is_folder(container / volume.key):
-        check_files(container / volume.key)
+    if volume.format == "tiff" and isinstance(volume.folder, Path) and volume.folder.is_dir():
+        tiff_folder.check(volume.folder)
     volume = with_view(volume, view)
     count = _length(volume, "t")
     if count > 1 and view.time is None:
@@ -216,7 +215,7 @@ def _resolve(container: Location, key: str, level: int) -> Volume:
 def _only_key(container: Location, key: str) -> str:
     """Return the key of the only array or group of levels under `key`, or raise with what there is."""
     folder = container / key
-    images = ome.plate_images(read_attributes(folder), folder, read_attributes)
+    images = ome.plate_images(folder, read_attributes)
     if images is not None:
         raise _several(folder, "is a plate of images", images)
     _check_exists(container, key)

@@ -70,7 +70,7 @@ def test_windows_are_written_in_bulk(tmp_path: Path) -> None:
     np.testing.assert_array_equal(volume.open().read_raw(slice(11, 16)), data)
     folder = tmp_path / "t.n5/tensors/source/0/0/0/0"
     assert sorted(file.name for file in folder.iterdir()) == ["11", "12", "13", "15"]
-    write_chunks(str(tmp_path / "t.n5"), "tensors/source", (12, 0, 0, 0, 0), data[3:4], fsync=True)
+    write_chunks(str(tmp_path / "t.n5"), "tensors/source", (12, 0, 0, 0, 0), data[3:4])
     assert not volume.open()[12].any()
     assert [file.name for file in (tmp_path / "t.n5").iterdir() if file.name.startswith(".")] == []
 

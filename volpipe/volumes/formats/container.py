@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.volumes.formats import cosem, n5, ome, single_file, tiff_folder, zarr
+from volpipe.volumes.formats import cosem, hdf5, n5, ome, single_file, tiff_folder, zarr
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.metadata import (
@@ -84,13 +84,6 @@ def read_header(folder: Location) -> Header | None:
     return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
 
 
-def check_files(folder: Location) -> None:
-    """Raise unless the files of an array that is made of several, such as slices, fit together."""
-    header = read_header(folder)
-    if header is not None:
-        single_file.check(header)
-
-
 def read_attributes(folder: Location) -> Tree:
     """Return the attributes of the group at `folder`, {} where it has none."""
     within = single_file.split(folder)
@@ -129,8 +122,10 @@ def _holds(read: Callable[[Location], object], folder: Location) -> bool:
 
 def read_place(header: Header, container: Location) -> Place:
     """Return where the array of `header` says that it lies, or the groups around it if it is in N5."""
-    if header.format in single_file.FORMATS:
-        return single_file.read_place(header)
+    if header.place is not None:
+        return header.place
+    if header.format == "hdf5":
+        return hdf5.read_place(header)
     if header.format != "n5":
         return zarr.read_place(header)
     parts = inside(header.folder, container)

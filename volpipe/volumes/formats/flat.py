@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,9 +84,10 @@ class FlatArray:
             last -= 1
         inner = tuple(slice(p[0] - p.start, p[-1] + 1 - p.start, p.step) for p in ranges[last:])
         shape = [p[-1] + 1 - p.start for p in ranges[last:]]
-        for place, start in _starts(ranges[:last], steps[:last]):
-            first = sum(p.start * step for p, step in zip(ranges[last:], steps[last:], strict=True))
-            self._read_runs(out[place], self._offset + start + first, shape, steps[last:], inner)
+        first = self._offset + sum(p.start * step for p, step in zip(ranges, steps, strict=True))
+        for place in np.ndindex(*map(len, ranges[:last])):
+            start = sum(i * p.step * step for i, p, step in zip(place, ranges, steps, strict=False))
+            self._read_runs(out[place], first + start, shape, steps[last:], inner)
 
     def _joins(self, ranges: list[range], last: int, steps: list[int]) -> bool:
         """Return whether the runs of axis `last` lie near enough to read them as one."""
@@ -108,16 +109,7 @@ class FlatArray:
         out[...] = np.lib.stride_tricks.as_strided(run, shape, steps)[inner]
 
     def _strides(self) -> list[int]:
-        steps = [self._stored.itemsize]
-        for n in reversed(self._shape[1:]):
-            steps.insert(0, steps[0] * n)
-        return steps
-
-
-def _starts(ranges: list[range], steps: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield each index of the outer axes in the result, and its first byte."""
-    for place in np.ndindex(*(len(positions) for positions in ranges)):
-        yield place, sum(p[i] * step for p, i, step in zip(ranges, place, steps, strict=True))
+        return [num_bytes(self._shape[axis + 1 :], self._stored) for axis in range(len(self._shape))]
 
 
 class Turned:

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from volpipe.errors import VolumeError
+from volpipe.volumes.storage import paths
 
 SECONDS = 60.0  # for a file with the most objects that are looked at, far away
 MORE_BYTES = 2**28  # that the metadata may take
 
-State = tuple[int, int, int]
-
-_passed: dict[Path, State] = {}
+_passed: dict[Path, tuple[object, ...]] = {}
 _idle: list[subprocess.Popen[bytes]] = []
 _keeping = False
 
@@ -34,8 +33,7 @@ def check(file: Path) -> None:
     Raises:
         VolumeError: they cannot, or that process crashed, took too long or too much memory.
     """
-    status = file.stat()
-    state = (status.st_ino, status.st_mtime_ns, status.st_size)
+    state = paths.state(file.parent, [file.name])
     if _passed.get(file) == state:
         return
     process = _idle.pop() if _idle else _start()

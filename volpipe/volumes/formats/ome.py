@@ -144,15 +144,12 @@ def _composed(
     return scale, shift
 
 
-def plate_images(attributes: Tree, folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:
+def plate_images(folder: Location, read: Callable[[Location], Tree]) -> list[str] | None:
     """Return the keys of the images of the plate at `folder`, the first few; None where it is no plate.
 
-    Args:
-        attributes: of the group at `folder`.
-        folder: where the plate lies.
-        read: returns the attributes of a group, given its folder.
+    `read` returns the attributes of a group, given its folder.
     """
-    plate = _ome(attributes, folder).get("plate")
+    plate = _ome(read(folder), folder).get("plate")
     if not isinstance(plate, dict):
         return None
     images: list[str] = []

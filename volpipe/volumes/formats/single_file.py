@@ -12,7 +12,7 @@ from pathlib import Path
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats import flat, hdf5, hdf5_probe, mrc, npy, tiff, tiff_folder
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage.metadata import Header, Place, Tree
+from volpipe.volumes.storage.metadata import Header, Tree
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.tensorstore import StoredArray
 
@@ -116,11 +116,6 @@ def read_datasets(file: Path, key: str) -> tuple[Dataset, ...] | None:
     return tiff.read_datasets(file, key) if find_format(file) == "tiff" else None
 
 
-def read_place(header: Header) -> Place:
-    """Return where the array of `header`, in a file, says that it lies."""
-    return hdf5.read_place(header) if header.place is None else header.place
-
-
 def exists(file: Path, key: str) -> bool:
     """Tell whether there is an array, or a group of them, at `key` in `file`."""
     format = find_format(file)
@@ -147,12 +142,6 @@ def _group(name: str, names: Sequence[str]) -> str:
     parent, _, last = name.rpartition("/")
     is_level = re.fullmatch(r"s\d+", last) and f"{parent}/s0".lstrip("/") in names
     return parent if is_level else name
-
-
-def check(header: Header) -> None:
-    """Raise unless all files of an array that is made of several fit together."""
-    if "names" in header.known:
-        tiff_folder.check(header)
 
 
 def open_array(header: Header, cache_bytes: int) -> StoredArray:

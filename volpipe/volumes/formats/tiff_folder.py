@@ -99,18 +99,18 @@ def _value(part: str) -> int | str:
     return int(part) if part.isdecimal() else part
 
 
-def check(header: Header) -> None:
-    """Raise unless all slices have the shape and type of the first.
+def check(folder: Path) -> None:
+    """Raise unless all slices in `folder` have the shape and type of the first.
 
     Raises:
         VolumeError: with those that differ.
     """
-    first, *others = header.known["names"]
-    expected = _slice_header(header.folder / first)
+    first, *others = find_names(folder)
+    expected = _slice_header(folder / first)
     different = []
     with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         try:
-            headers = pool.map(_slice_header, (header.folder / name for name in others))
+            headers = pool.map(_slice_header, (folder / name for name in others))
             for name, other in zip(others, headers, strict=True):
                 if (other.shape, other.dtype) != (expected.shape, expected.dtype):
                     different.append(f"{name} is {other.dtype} {other.shape}")
@@ -119,7 +119,7 @@ def check(header: Header) -> None:
     if different:
         more = f" and {len(different) - MAX_DIFFERENT} more" if len(different) > MAX_DIFFERENT else ""
         raise VolumeError(
-            f"{header.folder}: the slices differ: {first} is {expected.dtype} {expected.shape}, "
+            f"{folder}: the slices differ: {first} is {expected.dtype} {expected.shape}, "
             f"{', '.join(different[:MAX_DIFFERENT])}{more}; keep only those of one stack in a folder"
         )
 

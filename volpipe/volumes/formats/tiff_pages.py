@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box, Grid, cells, ravel
 from volpipe.volumes.formats.flat import FlatArray, RawFile
 from volpipe.volumes.storage import decoded_size
-from volpipe.volumes.storage.indexing import ranges
+from volpipe.volumes.storage.indexing import bounds, ranges
 from volpipe.volumes.storage.metadata import voxel_dtype
 from volpipe.volumes.storage.tensorstore import Index
 
@@ -64,12 +65,13 @@ class Layout:
     decode: Callable[..., Any]  # Any: tifffile's signature differs by codec
     jpegheader: bytes | None
 
-    def page_box(self, index: Index) -> tuple[slice, ...]:
+    def page_box(self, index: Index) -> Box:
         """Return the box of a page around `index`, an index of the page's axes in the series."""
         sizes = self.shape[self.num_outer :]
-        long = iter(p for p, n in zip(ranges(index, sizes), sizes, strict=True) if n > 1)
-        full = (next(long) if n > 1 else range(1) for n in self.page)
-        return tuple(slice(p[0], p[-1] + 1) if p else slice(0, 0) for p in full)
+        around = bounds(index, sizes)
+        long = iter(span for *span, n in zip(around.start, around.stop, sizes, strict=True) if n > 1)
+        full = [next(long) if n > 1 else (0, 1) for n in self.page]
+        return Box(tuple(a for a, _ in full), tuple(b for _, b in full))
 
 
 class PagedArray:
@@ -98,26 +100,23 @@ class PagedArray:
                 out[place] = self._read_page(int(numbers[place]), box)[within]
         return out
 
-    def _read_page(self, number: int, box: tuple[slice, ...]) -> np.ndarray:
+    def _read_page(self, number: int, box: Box) -> np.ndarray:
         """Return the voxels of a page's `box`, with the axes that the series has of it."""
         layout, page = self._layout, self._pages[number]
-        long = iter(b.stop - b.start for b, n in zip(box, layout.page, strict=True) if n > 1)
+        long = iter(length for length, n in zip(box.shape, layout.page, strict=True) if n > 1)
         shape = [next(long) if n > 1 else 1 for n in layout.shape[layout.num_outer :]]
         if layout.plain and page.is_one_run:
             run = FlatArray(self._open(page.file), page.offsets[0], layout.stored, layout.page)
-            return run.read(box).reshape(shape)
+            return run.read(box.slices).reshape(shape)
         return self._read_segments(number, box).reshape(shape)
 
-    def _read_segments(self, page: int, box: tuple[slice, ...]) -> np.ndarray:
+    def _read_segments(self, page: int, box: Box) -> np.ndarray:
         """Return the voxels of a page's `box`, (samples, depth, length, width, samples); omitted segments are 0."""
         layout = self._layout
-        out = np.zeros([b.stop - b.start for b in box], self._dtype)
-        counts = [-(-n // s) for n, s in zip(layout.page, layout.segment, strict=True)]
-        touched = [range(b.start // s, -(-b.stop // s)) for b, s in zip(box, layout.segment, strict=True)]
-        for place in np.ndindex(*map(len, touched)):
-            index = [r[i] for r, i in zip(touched, place, strict=True)]
-            number = int(np.ravel_multi_index(index[:4], counts[:4]))
-            data = self._segment(page, number)
+        out = np.zeros(box.shape, self._dtype)
+        counts = Grid(layout.page, layout.segment).counts
+        for index in cells(box, layout.segment):
+            data = self._segment(page, ravel(index[:4], counts[:4]))
             if data is not None:
                 _paste(out, box, data, [i * s for i, s in zip(index, layout.segment, strict=True)])
         return out
@@ -153,11 +152,11 @@ class PagedArray:
         return data
 
 
-def _paste(out: np.ndarray, box: tuple[slice, ...], data: np.ndarray, corner: list[int]) -> None:
+def _paste(out: np.ndarray, box: Box, data: np.ndarray, corner: list[int]) -> None:
     """Copy the part of `data`, at `corner` of the page, inside `box` to `out`, the array of that box."""
     into, part = [], []
-    for b, n, a in zip(box, data.shape, corner, strict=True):
-        low, high = max(b.start, a), min(b.stop, a + n)
-        into.append(slice(low - b.start, high - b.start))
+    for start, stop, n, a in zip(box.start, box.stop, data.shape, corner, strict=True):
+        low, high = max(start, a), min(stop, a + n)
+        into.append(slice(low - start, high - start))
         part.append(slice(low - a, high - a))
     out[tuple(into)] = data[tuple(part)]

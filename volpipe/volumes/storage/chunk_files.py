@@ -76,7 +76,9 @@ class ChunkFiles:
         if places is None:
             return None
         is_stored = (places != ABSENT).any(axis=-1)
-        return int(is_stored[self._inside(index, is_stored.shape)].sum())
+        total = zip(Grid(self.header.shape, self.header.chunks).counts, index, is_stored.shape, strict=True)
+        inside = tuple(slice(0, n - i * per) for n, i, per in total)  # the array may end within the shard
+        return int(is_stored[inside].sum())
 
     def places_in_shard(self, index: tuple[int, ...]) -> np.ndarray | None:
         """Return offset and length of each chunk of the shard at `index`, (…, 2), uint64; None as above."""
@@ -87,11 +89,6 @@ class ChunkFiles:
         num_bytes = OFFSET_BYTES * math.prod(counts)
         entries = self._read_index(self.header.folder / self.name(index), num_bytes, settings)
         return None if entries is None else np.frombuffer(entries, "<u8").reshape(*counts, 2)
-
-    def _inside(self, index: tuple[int, ...], counts: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return which of a shard's chunks lie in the array, which may end within the shard."""
-        total = Grid(self.header.shape, self.header.chunks).counts
-        return tuple(slice(0, n - i * per) for n, i, per in zip(total, index, counts, strict=True))
 
     def _sharding(self) -> Tree | None:
         """Return the settings of the array's shards, None where they are not of the usual kind."""

@@ -9,7 +9,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,15 +77,12 @@ def held(folder: Path, holder: str, refusal: type[VolpipeError]) -> Iterator[Non
 
 
 def _take(lock: int) -> None:
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
+    for _ in range(ATTEMPTS - 1):
+        with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt == ATTEMPTS:
-                raise
-            time.sleep(PAUSE_SECONDS)
-        else:
             return
+        time.sleep(PAUSE_SECONDS)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def check_holder(folder: Path, session: str) -> None:

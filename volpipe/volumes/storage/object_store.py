@@ -189,11 +189,8 @@ def find_credentials() -> Credentials:
         return Credentials("environment")
     if _profile_keys():
         return Credentials("profile", _profile())
-    if any(os.environ.get(name) for name in ROLES):
-        return Credentials("default")
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "false":
-        return Credentials("default")
-    return Credentials("anonymous")
+    may_ask = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "false"
+    return Credentials("default" if may_ask or any(map(os.environ.get, ROLES)) else "anonymous")
 
 
 def _profile() -> str:
@@ -346,12 +343,9 @@ def try_writing(folder: Remote) -> None:
     Raises:
         VolumeError: files may not be written there, or not be deleted.
     """
-    import obstore
-
     probe = folder / ".volpipe"
     write(probe, b"")
-    with _explained(probe):
-        obstore.delete(client(probe), probe.key)
+    delete_file(probe)
 
 
 def list_folders(folder: Remote) -> list[str]:

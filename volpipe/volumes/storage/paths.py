@@ -257,12 +257,6 @@ def list_files(folder: Location) -> Iterator[tuple[str, int]]:
             raise VolumeError(f"{folder / key} cannot be listed: {error.strerror}") from error
 
 
-def delete_remote(folder: Remote) -> None:
-    """Delete all that lies under `folder`, if anything does."""
-    object_store.delete(folder)
-    _note_change()
-
-
 def state(folder: Location, names: Iterable[str]) -> tuple[object, ...]:
     """Return a value that changes when one of the files `names` in `folder` does.
 
@@ -287,8 +281,9 @@ def _note_change() -> None:
 
 def delete(path: Location) -> None:
     """Delete the folder at `path` with all that is in it, even while workers of a killed driver still write there."""
-    if not isinstance(path, Path):
-        delete_remote(path)
+    if isinstance(path, Remote):
+        object_store.delete(path)
+        _note_change()
         return
     for _ in range(DELETE_ATTEMPTS):
         try:

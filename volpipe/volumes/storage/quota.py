@@ -15,7 +15,7 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,18 +216,16 @@ class _Block(ctypes.Structure):
     ]
 
 
-def _ask_kernel(folder: Path, mount: Mount) -> Iterable[Quota]:
-    """Return the quotas of a file system on a disk of this machine, of which anybody may ask for their own."""
+def _ask_kernel(folder: Path, mount: Mount) -> Iterator[Quota]:
+    """Yield the quotas of a file system on a disk of this machine, of which anybody may ask for their own."""
     if not mount.source.startswith("/dev/"):
-        return []
-    quotas = []
+        return
     for kind, (what, number) in enumerate(_owners(folder)):  # USRQUOTA is 0, GRPQUOTA is 1
         block = _get_quota(mount.source, kind, number)
         if block is not None:
             num_bytes = _left(block.used_bytes, KIB * block.hard_kib, KIB * block.soft_kib)
             files = _left(block.files, block.hard_files, block.soft_files)
-            quotas.append(Quota(f"{what} {number} on {mount.source}", num_bytes, files))
-    return quotas
+            yield Quota(f"{what} {number} on {mount.source}", num_bytes, files)
 
 
 def _get_quota(device: str, kind: int, number: int) -> _Block | None:
@@ -239,7 +237,7 @@ def _get_quota(device: str, kind: int, number: int) -> _Block | None:
     return None if failed else block
 
 
-Ask = Callable[[Path, Mount], Iterable[Quota]]
+Ask = Callable[[Path, Mount], Iterator[Quota]]
 WAYS: dict[str, Ask] = {
     "lustre": _ask_lustre,
     "gpfs": _ask_gpfs,

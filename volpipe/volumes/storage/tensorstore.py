@@ -17,7 +17,7 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.metadata import Header
+from volpipe.volumes.storage.metadata import Header, Tree
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -91,32 +91,26 @@ class TensorStoreArray:
             self._array.with_transaction(transaction)[index].write(data).result()
 
 
-def open_array(header: Header, *, write: bool = False, cache_bytes: int = 0) -> TensorStoreArray:
+def open_array(
+    header: Header, *, write: bool = False, cache_bytes: int = 0, kvstore: Tree | None = None
+) -> TensorStoreArray:
     """Return the array of `header`; its metadata on disk is not read again.
 
     Args:
         header: as read by the format's own file.
         write: whether it will be written to.
         cache_bytes: decoded chunks kept in memory, shared by all arrays of the process opened with the same number.
+        kvstore: tensorstore's name for the folder of its chunk files, where that is not the header's.
 
     Raises:
         ValueError: tensorstore does not know this metadata.
     """
-    kvstore: dict[str, Any] = {"driver": "file", "path": f"{header.folder}/"}  # Any: JSON
-    if isinstance(header.folder, object_store.Remote):
-        kvstore = object_store.kvstore(header.folder)
-    return _open_array(header, kvstore, write=write, cache_bytes=cache_bytes)
-
-
-def _open_array(
-    header: Header,
-    kvstore: dict[str, Any],
-    *,
-    write: bool = False,
-    cache_bytes: int = 0,  # Any: JSON
-) -> TensorStoreArray:
     import tensorstore as ts
 
+    folder = header.folder
+    if kvstore is None:
+        on_disk = {"driver": "file", "path": f"{folder}/"}
+        kvstore = object_store.kvstore(folder) if isinstance(folder, object_store.Remote) else on_disk
     spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, "metadata": dict(header.known)}
     if cache_bytes:
         spec["recheck_cached_data"] = "open"  # a chunk in memory is not compared with its file
@@ -137,15 +131,11 @@ class ArrayInMemory:
 
         place = {"driver": "memory", "path": f"{uuid.uuid4().hex}/"}
         self._files = ts.KvStore.open(place, context=context(cache_bytes)).result()
-        self._array = _open_array(header, place, cache_bytes=cache_bytes)
+        self._array = open_array(header, kvstore=place, cache_bytes=cache_bytes)
 
-    def put(self, name: str, data: bytes) -> None:
-        """Store the chunk file `name`."""
+    def put(self, name: str, data: bytes | None) -> None:
+        """Store the chunk file `name`, or forget it where there are no `data`."""
         self._files.write(name, data).result()
-
-    def drop(self, name: str) -> None:
-        """Forget the chunk file `name`."""
-        self._files.write(name, None).result()
 
     def read(self, index: Index) -> np.ndarray:
         return self._array.read(index)
