@@ -98,12 +98,11 @@ def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]
         RecipeError: lists of different lengths are to be zipped.
     """
     lengths = {key: len(options) for key, options in values.items()}
-    if how == "product":
-        return [dict(zip(values, options, strict=True)) for options in itertools.product(*values.values())]
-    if len(set(lengths.values())) > 1:
+    if how == "zip" and len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
         raise RecipeError(f"sweep.combine zip needs lists of one length: {listed}")
-    return [dict(zip(values, options, strict=True)) for options in zip(*values.values(), strict=True)]
+    rows = itertools.product(*values.values()) if how == "product" else zip(*values.values(), strict=True)
+    return [dict(zip(values, row, strict=True)) for row in rows]
 
 
 def run_sweep(
