@@ -80,15 +80,17 @@ def sweep_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> S
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
         raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
-    lists = entries(
-        table, lambda value: isinstance(value, list) and value != [], SECTION, "a list of the values to try"
-    )
+    lists = entries(table, _is_list, section=SECTION, expected="a list of the values to try")
     combinations = combined(dict(lists), how)
     recipes = [
         typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and value != []
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values
