@@ -20,7 +20,7 @@ def render(seed: int, box: Box, voxel_size_nm: tuple[float, float, float], noise
     start = tuple(a - h for a, h in zip(box.start, _HALO, strict=True))
     stop = tuple(b + h for b, h in zip(box.stop, _HALO, strict=True))
     grey = blur(paint(grow(seed, Box(start, stop), voxel_size_nm)))
-    grey += _NOISE * noise * white_noise(seed, box)
+    grey += np.float32(_NOISE * noise) * white_noise(seed, box)
     grey += sections(seed, box)
     levels: Array = np.rint(grey.clip(0, 255)).astype(np.uint8)
     return levels
