@@ -1,34 +1,15 @@
-from .htex.executor import ResilientExecutor
-from .kubernetes.environment import (
-    affinity_to,
-    check_folder,
-    check_gpus,
-    driver_address,
-    driver_pod,
-    node_disk,
-    pod_user,
-    read_claims,
-    run_mark,
-)
-from .kubernetes.pod_status import Patience
-from .kubernetes.provider import PodProvider
-from .settings import read_settings, read_slurm_settings
-from .slurm.provider import SlurmJobs
-
-__all__ = [
-    "Patience",
-    "PodProvider",
-    "ResilientExecutor",
-    "SlurmJobs",
-    "affinity_to",
-    "check_folder",
-    "check_gpus",
-    "driver_address",
-    "driver_pod",
-    "node_disk",
-    "pod_user",
-    "read_claims",
-    "read_settings",
-    "read_slurm_settings",
-    "run_mark",
-]
+from .htex.executor import ResilientExecutor as ResilientExecutor
+from .kubernetes.environment import affinity_to as affinity_to
+from .kubernetes.environment import check_folder as check_folder
+from .kubernetes.environment import check_gpus as check_gpus
+from .kubernetes.environment import driver_address as driver_address
+from .kubernetes.environment import driver_pod as driver_pod
+from .kubernetes.environment import node_disk as node_disk
+from .kubernetes.environment import pod_user as pod_user
+from .kubernetes.environment import read_claims as read_claims
+from .kubernetes.environment import run_mark as run_mark
+from .kubernetes.pod_status import Patience as Patience
+from .kubernetes.provider import PodProvider as PodProvider
+from .settings import read_settings as read_settings
+from .settings import read_slurm_settings as read_slurm_settings
+from .slurm.provider import SlurmJobs as SlurmJobs

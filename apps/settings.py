@@ -96,10 +96,6 @@ def _unknown(name: str, hints: dict[str, Any]) -> str:  # Any: types
     return f"no setting {name!r}{nearest(name, hints)}; there are {', '.join(hints)}"
 
 
-def _read_list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
-
-
 def _read_table(text: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(equals for _, equals, _ in pairs):
@@ -121,7 +117,7 @@ KINDS: dict[Any, Kind] = {  # Any: types as they are annotated
     int: Kind("whole number", "4", int),
     float: Kind("number", "1.5", float),
     bool: Kind("true or false", "true", lambda text: SWITCHES[text.lower()]),
-    list[str]: Kind("list of texts", '["...", "..."]', _read_list),
+    list[str]: Kind("list of texts", '["...", "..."]', lambda text: [part.strip() for part in text.split(",")]),
     dict[str, str]: Kind("table of texts", '{ key = "..." }', _read_table),
 }
 

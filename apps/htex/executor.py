@@ -112,7 +112,8 @@ class ResilientExecutor(HighThroughputExecutor):
         """Start the interchange; from then on no question to it is waited for without end, as Parsl does."""
         stand_ins = write_stand_ins(Path(self.run_dir, self.label).absolute())
         *tied, interchange = self.interchange_launch_cmd
-        self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={before(stand_ins)}", interchange]
+        path = os.pathsep.join([str(stand_ins), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.interchange_launch_cmd = [*tied, "env", f"PYTHONPATH={path}", interchange]
         if self._is_shell:
             self.launch_cmd = blocks_folder(stand_ins.parent) + first_in_path(stand_ins) + self.launch_cmd
         super().start()  # type: ignore[no-untyped-call]
@@ -288,11 +289,6 @@ class ResilientExecutor(HighThroughputExecutor):
 def num_alive(executor: ParslExecutor) -> int:
     """Return how many blocks of `executor` its scheduler has accepted that have not ended."""
     return sum(not status.terminal for status in dict(getattr(executor, "status_facade", {})).values())
-
-
-def before(folder: Path) -> str:
-    """Return this process's PYTHONPATH with `folder` as its first."""
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def drain_period(walltime: str | None, start_seconds: float, longest_task: float) -> int:

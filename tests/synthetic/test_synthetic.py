@@ -127,6 +127,14 @@ def test_bytes_are_those_that_were_recorded(kind: str, digest: str) -> None:
     assert hashlib.sha256(data.astype(data.dtype.newbyteorder("<")).tobytes()).hexdigest()[:16] == digest
 
 
+def test_not_one_bit_depends_on_whether_lengths_are_numbers_of_numpy() -> None:
+    box, lengths = Box((0, 0, 0), (12, 40, 40)), (16.3, 7.7, 9.1)
+    for field in ("wall", "mitochondrion", "crista"):
+        one, other = (getattr(grow(3, box, size), field) for size in (lengths, tuple(map(np.float64, lengths))))
+        assert one.dtype == other.dtype == np.float32
+        assert np.array_equal(one, other)
+
+
 def test_another_seed_gives_another_tissue() -> None:
     first, second = (Sample((8, 32, 32), seed).raw(Box.from_shape((8, 32, 32))) for seed in (0, 1))
     assert np.mean(first == second) < 0.1

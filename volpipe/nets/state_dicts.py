@@ -9,7 +9,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +21,6 @@ COMPILED = "_orig_mod."  # which torch.compile writes into names, anywhere
 DEEPEST = 8  # dictionaries and lists inside each other, searched for tensors
 COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
 MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The tensors of a file by their dotted place, and the number of tensors in each dictionary."""
-
-    tensors: Mapping[str, torch.Tensor]
-    groups: Counter[str]
 
 
 def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None = None) -> dict[str, torch.Tensor]:
@@ -46,13 +37,11 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
     """
     if not path.is_file():
         raise VolpipeError(f"no weights at {path}")
-    content = _content(_read(path), path)
+    everything, groups = _content(_read(path), path)
     within = "" if key is None else f"{key.replace(COMPILED, '')}."
-    tensors = {name: tensor for name, tensor in content.tensors.items() if name.startswith(within)}
+    tensors = {name: tensor for name, tensor in everything.items() if name.startswith(within)}
     if not tensors:
-        places = ", ".join(
-            place.rstrip(".") or "the file itself" for place, _ in content.groups.most_common(MOST_NAMED)
-        )
+        places = ", ".join(place.rstrip(".") or "the file itself" for place, _ in groups.most_common(MOST_NAMED))
         raise VolpipeError(f"{path} has no tensors under net.weights_key {key!r}; it has some under {places}")
     matches = _matches(expected, tensors)
     fitting = [prefix for prefix in matches if not _misfit(expected, _below(tensors, prefix))]
@@ -66,7 +55,8 @@ def load_state(expected: Mapping[str, torch.Tensor], path: Path, key: str | None
         return {name: tensor for name, tensor in expected.items() if name.endswith(COUNTER)} | _below(
             tensors, fitting[0]
         )
-    raise VolpipeError(_refusal(expected, path, tensors, matches, content, within))
+    inner = {prefix: count for prefix, count in groups.items() if prefix.startswith(within)}
+    raise VolpipeError(_refusal(expected, path, tensors, matches, inner or {within: 0}))
 
 
 def _refusal(
@@ -74,12 +64,10 @@ def _refusal(
     path: Path,
     tensors: Mapping[str, torch.Tensor],
     matches: Counter[str],
-    content: _Content,
-    within: str,
+    groups: Mapping[str, int],
 ) -> str:
     """Return the refusal of a file without a part that fits, with the differences of the nearest one."""
-    groups = {prefix: count for prefix, count in content.groups.items() if prefix.startswith(within)}
-    nearest = max(matches or groups or {within: 0}, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
+    nearest = max(matches or groups, key=lambda prefix: ((matches or groups)[prefix], -len(prefix)))
     why = _misfit(expected, _below(tensors, nearest))
     place = f"{path}, {nearest.rstrip('.')}," if nearest else f"{path}"
     advice = "the net.options" if matches else "the net.name and the net.options"
@@ -140,8 +128,8 @@ def _classes(path: Path, words: str) -> list[str]:
         return re.findall(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", words)[:1]
 
 
-def _content(whole: object, path: Path) -> _Content:
-    """Return the tensors in the contents of a file."""
+def _content(whole: object, path: Path) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    """Return the tensors in the contents of a file by their dotted place, and the number in each dictionary."""
     entries = list(_flat(whole, ""))
     names = [place + name for place, name, _ in entries]
     plain = [name.replace(COMPILED, "") for name in names]
@@ -152,7 +140,7 @@ def _content(whole: object, path: Path) -> _Content:
         )
     names = plain if len(set(plain)) == len(names) else names
     tensors = {name: tensor for name, (_, _, tensor) in zip(names, entries, strict=True)}
-    return _Content(tensors, Counter(place.replace(COMPILED, "") for place, _, _ in entries))
+    return tensors, Counter(place.replace(COMPILED, "") for place, _, _ in entries)
 
 
 def _flat(value: object, place: str, depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:

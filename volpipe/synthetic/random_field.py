@@ -83,8 +83,9 @@ def smooth(seed: int, stream: int, at: Axes, spacing: float) -> Array:
     values = (_fraction(lattice) * 2.0 - 1.0).astype(np.float32)
     for dim, origin in ((2, x[0]), (1, y[0]), (0, z[0])):
         nodes, weights = taps[dim]
+        others = tuple(d for d in range(3) if d != dim)
         first, second, third = (
-            np.take(values, nodes - origin + step, axis=dim) * _along(dim, weight)
+            np.take(values, nodes - origin + step, axis=dim) * np.expand_dims(weight, others)
             for step, weight in zip((-1, 0, 1), weights, strict=True)
         )
         values = first + second + third
@@ -98,11 +99,6 @@ def _spline(positions: Array, spacing: float) -> tuple[Array, list[Array]]:
     t = scaled - nodes
     weights = (0.5 * (0.5 - t) * (0.5 - t), 0.75 - t * t, 0.5 * (0.5 + t) * (0.5 + t))
     return nodes.astype(np.int64), [w.astype(np.float32) for w in weights]
-
-
-def _along(dim: int, values: Array) -> Array:
-    """Return `values` (n,) shaped to lie along axis `dim` of (z, y, x)."""
-    return np.expand_dims(values, tuple(d for d in range(3) if d != dim))
 
 
 def white_noise(seed: int, box: Box) -> Array:

@@ -20,7 +20,7 @@ def render(seed: int, box: Box, voxel_size_nm: tuple[float, float, float], noise
     start = tuple(a - h for a, h in zip(box.start, _HALO, strict=True))
     stop = tuple(b + h for b, h in zip(box.stop, _HALO, strict=True))
     grey = blur(paint(grow(seed, Box(start, stop), voxel_size_nm)))
-    grey += _NOISE * noise * white_noise(seed, box)
+    grey += np.float32(_NOISE * noise) * white_noise(seed, box)
     grey += sections(seed, box)
     levels: Array = np.rint(grey.clip(0, 255)).astype(np.uint8)
     return levels
@@ -36,7 +36,8 @@ def paint(tissue: Tissue) -> Array:
     vesicle = vesicles(tissue)
     _cover(grey, 200.0, _ramp(vesicle, 0.0, -6.0))
     _cover(grey, 25.0, _ramp(np.abs(vesicle + 3.0), 10.0, 3.0))
-    _cover(grey, 62.0, _ramp(tissue.mitochondrion, 4.0, -4.0), plus=_cristae(tissue))
+    between_folds = _ramp(tissue.crista, 0.25, 0.75) * _ramp(tissue.mitochondrion, -8.0, -20.0)
+    _cover(grey, 62.0, _ramp(tissue.mitochondrion, 4.0, -4.0), plus=between_folds * 60)
     _cover(grey, 40.0, _ramp(np.abs(tissue.mitochondrion), 10.0, 3.0))
     place = smooth(seed, Stream.PLACE, at, 260.0)
     _cover(grey, 90.0, _sheets(tissue, place))
@@ -44,11 +45,6 @@ def paint(tissue: Tissue) -> Array:
     _cover(grey, 38.0, _ramp(tissue.wall, 15.0, 6.0))
     lit: Array = grey * (smooth(seed, Stream.SHADING, at, 2500.0) * 0.2 + 1.0)
     return lit
-
-
-def _cristae(tissue: Tissue) -> Array:
-    """Return the grey levels (z, y, x), float32, by which mitochondria are lighter between their folds."""
-    return _ramp(tissue.crista, 0.25, 0.75) * _ramp(tissue.mitochondrion, -8.0, -20.0) * 60
 
 
 def _sheets(tissue: Tissue, place: Array) -> Array:

@@ -99,7 +99,7 @@ def _true_distance(wall: Array, voxel_size_nm: tuple[float, float, float]) -> Ar
         before, after = list(core), list(core)
         before[dim], after[dim] = slice(0, -2), slice(2, None)
         rise = np.maximum(np.abs(wall[tuple(before)] - wall[core]), np.abs(wall[tuple(after)] - wall[core]))
-        slope += (rise * (1 / size)) ** 2
+        slope += (rise * np.float32(1 / size)) ** 2
     return np.minimum(wall[core] / np.maximum(np.sqrt(slope), 0.2), RANGE)
 
 

@@ -46,18 +46,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:  # Any: tensors and numbers
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `folder`, oldest first."""
+    """Return the checkpoints in `folder`, oldest first; each is named by the number of steps before it."""
     return sorted(folder.glob(f"[0-9]*{SUFFIX}"))
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint after `step` steps in `folder`; it need not exist."""
     return folder / f"{step:09}{SUFFIX}"
-
-
-def step_of(path: Path) -> int:
-    """Return the number of steps before the checkpoint at `path`."""
-    return int(path.stem)
 
 
 def save_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -167,7 +167,8 @@ def _connect(group: RankGroup, info: RankInfo, folder: Path) -> Any:  # Any: tor
     else:
         rendezvous = _await_rank_zero(group, info, folder, deadline)
         with _translate_errors(group):
-            host, port = _host(rendezvous), rendezvous["port"]
+            name, port = rendezvous["name"], rendezvous["port"]
+            host = (name and _address_of(name)) or rendezvous["host"]  # of the name, where it resolves
             store = dist.TCPStore(host, port, None, False, patience, wait_for_workers=False)
     with _translate_errors(group):
         store.add("present", 1)
@@ -188,11 +189,6 @@ def _await_rank_zero(group: RankGroup, info: RankInfo, folder: Path, deadline: f
             if rendezvous["attempt"] == info.attempt:
                 return rendezvous
         _wait_a_little(group, deadline, info.ranks)
-
-
-def _host(rendezvous: Mapping[str, Any]) -> str:  # Any: JSON
-    """Return the address of rank 0: that of its name where it resolves, else the published one."""
-    return (rendezvous["name"] and _address_of(rendezvous["name"])) or rendezvous["host"]
 
 
 def _wait_a_little(group: RankGroup, deadline: float, ranks: int) -> None:

@@ -32,7 +32,7 @@ def open_log(folder: Path, step: int) -> Iterator[Write]:
     write_events(folder / EVENTS, entries)
     losses, events = folder / LOSSES, folder / EVENTS / EVENT_FILE
     with losses.open("w", encoding="utf-8", buffering=1) as lines, events.open("ab", buffering=0) as records:
-        lines.writelines(json.dumps(entry) + "\n" for entry in entries)
+        lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
 
         def write(entry: Mapping[str, float]) -> None:
             lines.write(json.dumps(entry) + "\n")

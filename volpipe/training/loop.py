@@ -28,14 +28,7 @@ from volpipe.inference.windows import ahead
 from volpipe.nets.facts import NetFacts
 from volpipe.nets.load import build_net, describe
 from volpipe.recipes.training import CHECKPOINTS, STOP, WEIGHTS, Steps, TrainRecipe
-from volpipe.training.checkpoints import (
-    checkpoint_at,
-    checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-    save_weights,
-    step_of,
-)
+from volpipe.training.checkpoints import checkpoint_at, checkpoints, load_checkpoint, save_checkpoint, save_weights
 from volpipe.training.data.samples import Sampler
 from volpipe.training.discriminator import Discriminator
 from volpipe.training.distributed import RankGroup
@@ -292,7 +285,7 @@ def _batches(recipe: TrainRecipe, sampler: Sampler, step: int, group: RankGroup)
 def _resume(state: TrainState, folder: Path, group: RankGroup) -> None:
     """Load the newest checkpoint in `folder` that rank 0 sees; without one, give all ranks the same weights."""
     paths = checkpoints(folder / CHECKPOINTS)
-    step = group.from_rank_zero("begin at", step_of(paths[-1]) if paths else 0)
+    step = group.from_rank_zero("begin at", int(paths[-1].stem) if paths else 0)
     if step:
         state.load_state_dict(load_checkpoint(checkpoint_at(folder / CHECKPOINTS, step)))
         log.info("going on from step %d", step)

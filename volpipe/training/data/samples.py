@@ -7,6 +7,7 @@ again; nothing is shuffled, and the only state is a cache of chunks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from volpipe.inference.roi import find_part
 from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.inference.statistics import affine
 from volpipe.recipes.inference import Normalise
-from volpipe.recipes.training import Data, Samples, TrainRecipe
+from volpipe.recipes.training import Data, TrainRecipe
 from volpipe.training.data.dataset import WindowDataset
 from volpipe.training.data.degrade import blurred, context, degrade
 from volpipe.training.data.targets import targets
@@ -84,24 +85,6 @@ class SampleSource:
         return self.held_out is None or (box & self.held_out).is_empty
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A flip of a window along `flips`, numbers of its axes z, y and x, then with `swap` an exchange of y and x."""
-
-    flips: tuple[int, ...] = ()
-    swap: bool = False
-
-    @classmethod
-    def draw(cls, choice: Samples, rng: np.random.Generator) -> Turn:
-        flips = tuple(AXES.index(axis) for axis in choice.flips if rng.random() < 0.5)
-        return cls(flips, choice.swap and rng.random() < 0.5)
-
-    def apply(self, data: np.ndarray) -> np.ndarray:
-        """Return `data` (..., z, y, x), flipped and swapped."""
-        data = np.flip(data, tuple(axis - 3 for axis in self.flips))
-        return np.ascontiguousarray(data.swapaxes(-1, -2) if self.swap else data)
-
-
 class Sampler:
     """The samples of a training, by number.
 
@@ -140,20 +123,31 @@ class Sampler:
         self, source: SampleSource, data: np.ndarray, labels: np.ndarray | None, rng: np.random.Generator | None
     ) -> Sample:
         """Return the sample of `data`, which has its `context`; flips and changes of intensity are drawn from `rng`."""
-        turn = Turn()
         if rng is None:
             gain, offset = np.float32(1), np.float32(0)
             inputs = self._degrade(data, source, np.random.default_rng(self.recipe.train.seed))
         else:
-            turn = Turn.draw(self.recipe.samples, rng)
-            data = turn.apply(data)
+            turn = self._draw_turn(rng)
+            data, labels = turn(data), None if labels is None else turn(labels)
             inputs = self._degrade(data, source, rng)
             gain, offset = self._intensity(rng)
         if labels is not None:  # flipped before their targets: an offset has a direction
-            return Sample(source.normalise.apply(inputs) * gain + offset, self.targets(turn.apply(labels)))
+            return Sample(source.normalise.apply(inputs) * gain + offset, self.targets(labels))
         inner = tuple(slice(c, n - c) for c, n in zip(self.context, data.shape[1:], strict=True))
         inputs, truth = (source.normalise.apply(part) * gain + offset for part in (inputs, data[(slice(None), *inner)]))
         return Sample(inputs, truth)
+
+    def _draw_turn(self, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a flip of arrays (..., z, y, x) along axes drawn from `rng`, then with luck an exchange of y and x."""
+        choice = self.recipe.samples
+        flips = tuple(AXES.index(axis) - 3 for axis in choice.flips if rng.random() < 0.5)
+        swap = choice.swap and rng.random() < 0.5
+
+        def turn(data: np.ndarray) -> np.ndarray:
+            data = np.flip(data, flips)
+            return np.ascontiguousarray(data.swapaxes(-1, -2) if swap else data)
+
+        return turn
 
     def targets(self, labels: np.ndarray) -> np.ndarray:
         """Return the targets of `labels` (z, y, x): (offset, z, y, x), float32."""

@@ -80,15 +80,17 @@ def sweep_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> S
     how = table.pop(COMBINE, "product")
     if how not in ("product", "zip"):
         raise RecipeError(f"{name}: sweep.combine is {show_value(how)}; write product or zip")
-    lists = entries(
-        table, lambda value: isinstance(value, list) and value != [], SECTION, "a list of the values to try"
-    )
+    lists = entries(table, _is_list, section=SECTION, expected="a list of the values to try")
     combinations = combined(dict(lists), how)
     recipes = [
         typed(TrainRecipe, with_overrides(tree, values), f"{name}, trial {number}", settings)
         for number, values in enumerate(combinations)
     ]
     return Sweep(tuple(combinations), tuple(recipes))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and value != []
 
 
 def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]) -> list[Values]:  # Any: TOML values
@@ -98,12 +100,11 @@ def combined(values: Mapping[str, Sequence[Any]], how: Literal["product", "zip"]
         RecipeError: lists of different lengths are to be zipped.
     """
     lengths = {key: len(options) for key, options in values.items()}
-    if how == "product":
-        return [dict(zip(values, options, strict=True)) for options in itertools.product(*values.values())]
-    if len(set(lengths.values())) > 1:
+    if how == "zip" and len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
         raise RecipeError(f"sweep.combine zip needs lists of one length: {listed}")
-    return [dict(zip(values, options, strict=True)) for options in zip(*values.values(), strict=True)]
+    rows = itertools.product(*values.values()) if how == "product" else zip(*values.values(), strict=True)
+    return [dict(zip(values, row, strict=True)) for row in rows]
 
 
 def run_sweep(

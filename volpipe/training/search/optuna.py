@@ -149,7 +149,7 @@ def tuning_of(tree: dict[str, Any], name: str, settings: Sequence[str] = ()) -> 
     options = {key: table.pop(key) for key in ("trials", "seed", "pruner") if key in table}
     ranges = {
         key: typed(Choices if "choices" in value else Range, value, f"{name}, [tune], {key}")
-        for key, value in entries(table, _is_range, SECTION, EXAMPLES)
+        for key, value in entries(table, _is_range, section=SECTION, expected=EXAMPLES)
     }
     search = typed(Search, options | {"ranges": ranges}, f"{name}, [tune]")
     if "train.ranks" in ranges:

@@ -74,7 +74,7 @@ OnEnd = Callable[[TrialResult], None]
 
 
 def entries(
-    table: Mapping[str, Any], is_entry: Callable[[object], bool], section: str, expected: str, prefix: str = ""
+    table: Mapping[str, Any], is_entry: Callable[[object], bool], *, section: str, expected: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:  # Any: TOML values
     """Yield key and value of each entry of a recipe's `section`; keys are dotted and quoted, or nested tables.
 
@@ -85,7 +85,7 @@ def entries(
         if is_entry(value):
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping):
-            yield from entries(value, is_entry, section, expected, f"{prefix}{key}.")
+            yield from entries(value, is_entry, section=section, expected=expected, prefix=f"{prefix}{key}.")
         else:
             raise RecipeError(f"{section}: {prefix}{key} is {show_value(value)}; give {expected}")
 
