@@ -97,6 +97,12 @@ def test_without_a_size_it_is_the_core_of_one_window() -> None:
     assert result.facts.halo == (2, 2, 2) and result.facts.window == (12, 12, 12)
 
 
+def test_without_a_place_a_small_box_needs_one_window() -> None:
+    result = vp.try_net(recipe(*DIVISIONS["crop"]), "in.n5/raw", size=6)
+    assert result.facts.num_windows == 1
+    assert result.box == vp.Box((9, 9, 9), (15, 15, 15))  # of the core 8:16, in which the middle 10, 12, 14 lies
+
+
 def test_a_torch_module_gives_the_voxels_of_its_file_and_stays_as_it_is() -> None:
     scope: dict[str, Any] = {}  # Any: what the file defines
     exec(NET, scope)
@@ -124,6 +130,31 @@ class Bare(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.conv(x).repeat_interleave(2, dim=2)
         return out
+
+
+def test_a_module_leaves_the_random_numbers_of_the_notebook_alone() -> None:
+    module = Bare(1)
+    before = torch.get_rng_state()
+    vp.try_net(module, "in.n5/raw", size=4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    class Stuck(Bare):
+        def __deepcopy__(self, memo: object) -> Stuck:
+            raise TypeError("it holds a lock")
+
+    with pytest.raises(vp.VolpipeError, match=r"net Stuck cannot be copied \(TypeError: it holds a lock"):
+        vp.try_net(Stuck(1), "in.n5/raw")
+
+
+def test_a_module_that_looks_at_whole_windows_runs_where_that_is_accepted() -> None:
+    module = nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), nn.InstanceNorm3d(2))
+    with pytest.raises(vp.VolpipeError, match=r"net Sequential looks at whole windows"):
+        vp.try_net(module, "in.n5/raw", settings=["net.halo=[1,1,1]", "net.scale=[1,1,1]", "net.stride=[1,1,1]"])
+    accepted = ["net.accept_tile_variance=true", "net.halo=[1,1,1]", "net.scale=[1,1,1]", "net.stride=[1,1,1]"]
+    result = vp.try_net(module, "in.n5/raw", settings=["net.out_channels=2", *accepted])
+    assert result.output.shape[0] == 2
 
 
 def test_modules_of_one_class_are_measured_one_by_one() -> None:

@@ -39,7 +39,7 @@ def try_net(
     at: Sequence[int] | None = None,
     size: Sizes | None = None,
     settings: Sequence[str] = (),
-    device: str = "",
+    device: str | None = None,
 ) -> TryOut:
     """Return a box of `volume` before and after a net, which runs in this process; a notebook shows both.
 
@@ -49,7 +49,7 @@ def try_net(
         net: a torch module (n, c, z, y, x); a shipped net, module:function, file.py:function, a file or a package; or a
             recipe, by a shipped name, a TOML file, a `Recipe` or its sections.
         volume: a location, as `open` takes it, or a volume.
-        at: voxel (z, y, x) of the volume in the middle of the box; without it the volume's own.
+        at: voxel (z, y, x) of the volume in the middle of the box; without it the middle of a window near the volume's.
         size: voxels (z, y, x) of the box, or one number; without it the core of the window that `at` is in.
         settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".
         device: "cpu" or "cuda"; without it a GPU if there is one, as in a run.
@@ -60,7 +60,7 @@ def try_net(
     from volpipe.notebook.try_out import try_out
 
     with _recipe_of(net, settings) as recipe:
-        return try_out(recipe, volume, at=at, size=size, device=device, search_path=Path.cwd())
+        return try_out(recipe, volume, at=at, size=size, device=device or "", search_path=Path.cwd())
 
 
 def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
@@ -105,7 +105,7 @@ def blends(
     at: Sequence[int] | None = None,
     size: Sizes | None = None,
     settings: Sequence[str] = (),
-    device: str = "",
+    device: str | None = None,
 ) -> Blends:
     """Return the output over a box by crop, hann and gaussian windows, and their errors against the whole.
 
@@ -122,7 +122,7 @@ def blends(
     from volpipe.notebook.blends import blends
 
     with _recipe_of(net, settings) as recipe:
-        return blends(recipe, volume, at=at, size=size, device=device, search_path=Path.cwd())
+        return blends(recipe, volume, at=at, size=size, device=device or "", search_path=Path.cwd())
 
 
 def windows(

@@ -8,6 +8,7 @@ The whole is one window over the box and the net's halo around it, in whole stri
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,11 +106,9 @@ class Blends(Drawn):
         """Return slices of the whole and of the errors of each blend, which have one scale of colours."""
         whole = first_channel(self.whole)
         limits, largest = limits_of(whole), max(blend.largest for blend in self.blends)
-        scale = self.whole.shape[1] / self.box.shape[0]
-        start = tuple(round(a * n / b) for a, n, b in zip(self.box.start, whole.shape, self.box.shape, strict=True))
-        assert scale > 0
+        scale = tuple(n // b for n, b in zip(whole.shape, self.box.shape, strict=True))
         panels = []
-        for part in slices_of(whole.shape, start):
+        for part in slices_of(whole.shape, self.box.scaled(scale).start):
             nm = part.nm(self.voxel_size_nm)
             about = f"whole\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
             panels.append(grey_panel(about, whole[part.index], limits, nm))
@@ -128,7 +127,7 @@ class Blends(Drawn):
         return panels_png(self.panels(), columns=1 + len(self.blends))
 
     def _table(self) -> str:
-        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return grid_html(f"{self.net} at {self.box}, errors against the whole", HEAD, self._rows) + notes
 
 

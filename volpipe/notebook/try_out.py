@@ -45,7 +45,7 @@ from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import prepare_for
 
 MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does
-SAMPLED_BOXES = 16  # of larger ones: blocks at random places
+SAMPLED_BOXES, SAMPLED_EDGE = 16, 64  # of larger ones: parts of random blocks, of at most so many voxels along an axis
 MIB = 1 << 20
 
 
@@ -179,11 +179,7 @@ def try_out(
     """Return what the net of `recipe` makes of a box of `volume`; arguments as of `volpipe.try_net`."""
     started = time.perf_counter()
     plan, source, notes = plan_whole(recipe, volume, search_path)
-    at = checked_at(at, plan.source.shape)
-    if size is None:
-        box = core_around(plan, at)
-    else:
-        box = box_around(at, checked_size(size, plan.source.shape), plan.source.shape)
+    box = _box(plan, at, size)
     is_counted = count_peak_anew()
     with loaded(plan, device) as runner:
         normalise, more = normalisation(plan, source)
@@ -219,6 +215,16 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -
     plan = prepare_for(source, whole, out, search_path)
     check_window(plan)
     return plan, source, notes
+
+
+def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
+    """Return the box: without `at` in the middle of a window's core, which few windows reach."""
+    shape = plan.source.shape
+    core = core_around(plan, checked_at(at, shape))
+    if size is None:
+        return core
+    middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
+    return box_around(checked_at(middle, shape), checked_size(size, shape), shape)
 
 
 def core_around(plan: Plan, at: Triple) -> Box:
@@ -257,7 +263,8 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
             statistics = join(measure(source.crop(box), ends) for box in boxes)
         return affine(choice, dtype, statistics), []
     numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
-    voxels = np.concatenate([source.crop(plan.blocks.box(int(number))).ravel() for number in sorted(numbers)])
+    parts = [_middle(plan.blocks.box(int(number))) for number in sorted(numbers)]
+    voxels = np.concatenate([source.crop(part).ravel() for part in parts])
     mapped = sampled_affine(choice, voxels)
     note = (
         f"grey levels are normalised by {voxels.size:,} voxels from {len(numbers)} places, a run measures all "
@@ -265,6 +272,12 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
         "make both the same"
     )
     return mapped, [note]
+
+
+def _middle(box: Box) -> Box:
+    """Return the middle of `box`, of at most SAMPLED_EDGE voxels along an axis."""
+    start = tuple(a + max(0, n - SAMPLED_EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
+    return Box(start, tuple(a + min(n, SAMPLED_EDGE) for a, n in zip(start, box.shape, strict=True)))
 
 
 @contextlib.contextmanager

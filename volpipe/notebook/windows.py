@@ -5,6 +5,7 @@ Not here: how a window is measured (estimation.window_search).
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,9 @@ class WindowCosts:
 
     def _repr_html_(self) -> str:
         marked = None if self.best is None else self.costs.index(self.best)
-        return grid_html(f"{self.net}, halo {self.halo}", HEAD, self._rows, marked) + f"<p>{self.advice}</p>"
+        return (
+            grid_html(f"{self.net}, halo {self.halo}", HEAD, self._rows, marked) + f"<p>{html.escape(self.advice)}</p>"
+        )
 
     @property
     def settings(self) -> tuple[str, ...]:
