@@ -39,6 +39,7 @@ PACKAGES = (
     "sites",
     "workflow",
     "viewer",
+    "notebook",
     "apps.htex apps.slurm apps.kubernetes",
     "apps",
     "api",
@@ -53,7 +54,10 @@ FOR_SITES = {"volpipe.apps", "volpipe.configs.local", "volpipe.configs.slurm_hte
 # Heavy package: packages of ours that import it, as they are imported and in functions alone.
 HEAVY = {
     "parsl": ({"apps", "apps.htex", "apps.slurm", "apps.kubernetes", "configs"}, {"sites"}),
-    "torch": ({"models", "nets", "training", "training.data"}, {"api", "cli", "estimation", "inference", "sites"}),
+    "torch": (
+        {"models", "nets", "training", "training.data"},
+        {"api", "cli", "estimation", "inference", "notebook", "sites"},
+    ),
     "bioimageio": (set(), {"nets"}),
     "onnx": (set(), {"nets"}),
     "onnxruntime": (set(), {"nets"}),
@@ -68,6 +72,7 @@ HEAVY = {
     "h5py": (set(), {"volumes.formats"}),
     "tifffile": (set(), {"volumes.formats"}),
     "PIL": (set(), {"evaluation"}),
+    "matplotlib": (set(), {"notebook"}),
     "kubernetes": ({"apps.kubernetes"}, set()),
     "optuna": (set(), {"training.search"}),
     "tornado": ({"viewer"}, set()),

@@ -1,6 +1,7 @@
 from .api.batch import batch
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
+from .api.notebook import blends, seams, side_by_side, try_net, windows
 from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
 from .api.sites import check_site, list_sites
@@ -44,6 +45,7 @@ __all__ = [
     "Volume",
     "WindowDataset",
     "batch",
+    "blends",
     "check_site",
     "convert",
     "draw_comparison",
@@ -59,11 +61,15 @@ __all__ = [
     "reproduce",
     "run",
     "sample",
+    "seams",
     "segment",
+    "side_by_side",
     "status",
     "sweep",
     "train",
+    "try_net",
     "tune",
     "verify",
     "view",
+    "windows",
 ]

@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
 import volpipe as vp
@@ -116,7 +115,7 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
-    from volpipe.estimation.window_search import fastest, measure_windows
+    from volpipe.estimation.window_search import fastest, free_memory, measure_windows
 
     table, found = columns("window", "batch", "memory", "time", "voxels kept per second"), []
     for cost in measure_windows(chosen.net, chosen.infer, facts, halo, str(Path.cwd())):
@@ -125,7 +124,7 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
             shape(cost.window), str(cost.batch), size(cost.num_bytes), f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}"
         )
     out.print(table)
-    memory = _memory()
+    memory = free_memory()
     choice = fastest(found, memory)
     if choice is None:
         raise VolpipeError(f"no window fits {size(memory)} of memory; use a smaller net, or another machine")
@@ -133,10 +132,3 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
         f"choose net.halo={list(halo)} windows.shape={list(choice.window)} infer.batch={choice.batch}: "
         f"{choice.speed:,.0f} voxels per second in {size(choice.num_bytes)}"
     )
-
-
-def _memory() -> int:
-    """Return the memory, in bytes, that a window may take here: of the GPU, or of the machine."""
-    import torch
-
-    return int(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available)

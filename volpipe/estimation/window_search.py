@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -68,6 +68,48 @@ def measure_windows(
     choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
 ) -> Iterator[WindowCost]:
     """Yield the cost of windows of ascending sizes, up to one that takes too long or too much memory."""
+
+    def attempt(shape: Sequence[int]) -> tuple[float, int] | None:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                return pool.submit(_try, choice, infer, shape, search_path).result()
+            except BrokenProcessPool:  # killed for its memory
+                return None
+
+    return _costs(attempt, facts, halo)
+
+
+def measure_windows_here(
+    choice: NetChoice, infer: Infer, facts: NetFacts, halo: Triple, search_path: str
+) -> Iterator[WindowCost]:
+    """Yield what `measure_windows` does, of a net that this process alone has, and whose memory it shares.
+
+    A window for which the memory may not be enough is not tried: it would be the end of this process.
+    """
+    import torch
+
+    tried: list[tuple[int, int]] = []
+
+    def attempt(shape: Sequence[int]) -> tuple[float, int] | None:
+        size = math.prod(shape)
+        if tried and tried[-1][1] * size / tried[-1][0] > free_memory():
+            return None
+        num_threads = torch.get_num_threads()
+        try:
+            count_peak_anew()
+            result = _try(choice, infer, shape, search_path)
+        finally:
+            torch.set_num_threads(num_threads)
+        tried.append((size, result[1]))
+        return result
+
+    return _costs(attempt, facts, halo)
+
+
+def _costs(
+    attempt: Callable[[Sequence[int]], tuple[float, int] | None], facts: NetFacts, halo: Triple
+) -> Iterator[WindowCost]:
+    """Yield the cost of windows, whose seconds and bytes `attempt` returns; None where memory is too little."""
     import torch
 
     batches = GPU_BATCHES if torch.cuda.is_available() else (1,)
@@ -76,19 +118,39 @@ def measure_windows(
         for size, h, stride in zip(window, halo, facts.stride, strict=True):
             kept *= size - 2 * align_up(h, stride)
         for batch in batches:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                try:
-                    shape = (batch, facts.in_channels, *window)
-                    seconds, num_bytes = pool.submit(_try, choice, infer, shape, search_path).result()
-                except BrokenProcessPool:  # killed for its memory
+            try:
+                result = attempt((batch, facts.in_channels, *window))
+            except Exception as error:
+                if is_shortage(error):
                     return
-                except Exception as error:
-                    if is_shortage(error):
-                        return
-                    raise
+                raise
+            if result is None:
+                return
+            seconds, num_bytes = result
             yield WindowCost(window, batch, kept, seconds, num_bytes)
             if seconds > LONGEST_CALL:
                 return
+
+
+def free_memory() -> int:
+    """Return the memory, in bytes, that a window may take here: of the GPU, or of the machine."""
+    import psutil
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available)
+
+
+def count_peak_anew() -> bool:
+    """Let the highest memory of this process, and of its GPU, count from now; return whether that can be."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:  # the kernel does not let a process do so
+        return False
+    return True
 
 
 def bytes_per_voxel(choice: NetChoice, facts: NetFacts, fixed_bytes: int, search_path: str = "") -> float:
@@ -113,7 +175,7 @@ def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int
     share_heap()
     keep_freed_memory()
     net = build_net(choice, search_path)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is counted anew
+    count_peak_anew()
     before = peak_bytes()
     with torch.inference_mode():
         for _ in range(2):

@@ -57,11 +57,11 @@ class Runner:
         return torch.cuda.get_device_name() if self.device == "cuda" else self.device
 
     @classmethod
-    def load(cls, plan: Plan) -> Runner:
-        """Return the plan's net on the GPU if there is one, else on the CPU."""
+    def load(cls, plan: Plan, device: str = "") -> Runner:
+        """Return the plan's net on `device`; where none is given, on the GPU if there is one, else on the CPU."""
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         keep_freed_memory()  # also on a GPU: each call's output comes back as a new array of the whole batch
         # The same sums on every device of a kind: no TF32, no choice of algorithm by timing.
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -24,6 +24,7 @@ from volpipe.inference.selection import Selection
 MOST_SAMPLES = 32  # per axis
 EDGE = 64  # output voxels of a sample along the other axes
 READERS = 4
+MOST_REACH = 16  # pairs of voxels to each side of a face in a profile, at least one step
 FEWEST = 2000  # pairs of voxels across faces, below which a score is chance
 SEED = 0
 # On an invented EM volume of 96 × 160 × 160 voxels (2026-11-21), z, y, x: unet3d with its halo 1.00, 1.09, 1.00; hann
@@ -43,6 +44,25 @@ class Score:
     @property
     def is_seam(self) -> bool:
         return self.value > THRESHOLD
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much neighbouring voxels differ by their distance from the faces across one axis.
+
+    Attributes:
+        axis: z, y or x.
+        distances: of a pair from the face, in voxels of the output; 0 is the pair across it.
+        differences: mean square of each pair's difference.
+        step: of the net's own grid; a score takes the pairs at -step and at step as inside.
+        num_pairs: across faces.
+    """
+
+    axis: str
+    distances: tuple[int, ...]
+    differences: tuple[float, ...]
+    step: int
+    num_pairs: int
 
 
 def seam_scores(selection: Selection) -> list[Score]:
@@ -74,6 +94,47 @@ def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score |
         return None
     least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * level / num_pairs + np.finfo(np.float64).tiny
     return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
+
+
+def seam_profiles(selection: Selection) -> list[Profile]:
+    """Return profiles from the same samples as `seam_scores`; no axis without faces, and none for labels."""
+    if selection.plan.recipe.output.kind == "labels":
+        return []
+    rng = np.random.default_rng(SEED)
+    profiles = (_profile(selection, axis, rng) for axis in range(3))
+    return [profile for profile in profiles if profile is not None]
+
+
+def _profile(selection: Selection, axis: int, rng: np.random.Generator) -> Profile | None:
+    plan = selection.plan
+    step = plan.net.stride[axis] * plan.net.scale[axis]
+    reach = max(step, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] // 2))
+    faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
+    chosen = [int(face) for face in rng.choice(faces, size=MOST_SAMPLES)] if faces else []
+    samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
+    boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
+    sums, counts = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64)
+    for (face, _), box, data in zip(samples, boxes, _each_read(plan, boxes), strict=True):
+        pairs = np.square(np.diff(np.moveaxis(data, axis + 1, 0).astype(np.float64), axis=0))
+        energy = pairs.reshape(len(pairs), -1)
+        first = box.start[axis] - (face - 1 - reach)  # the place of the box's first pair
+        if np.isfinite(energy).all():
+            sums[first : first + len(energy)] += energy.sum(axis=1)
+            counts[first : first + len(energy)] += energy.shape[1]
+    if counts[reach] < FEWEST:
+        return None
+    known = np.flatnonzero(counts)
+    distances = tuple(int(place) - reach for place in known)
+    return Profile(AXES[axis], distances, tuple((sums[known] / counts[known]).tolist()), step, int(counts[reach]))
+
+
+def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
+    """Return `box` longer by `more` voxels along `axis`, as far as the output goes; as it is where that is masked."""
+    start, stop = list(box.start), list(box.stop)
+    start[axis] = max(0, start[axis] - more)
+    stop[axis] = min(selection.plan.out_shape[axis], stop[axis] + more)
+    longer = Box(tuple(start), tuple(stop))
+    return longer if _is_selected(selection, longer) else box
 
 
 def _is_selected(selection: Selection, box: Box) -> bool:

@@ -20,7 +20,7 @@ from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import finish, level_key, read_voxels
 from volpipe.inference.plan import Plan
-from volpipe.inference.runner import load_runner, loaded_runner
+from volpipe.inference.runner import Runner, load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM
 from volpipe.inference.selection import Selection
 from volpipe.inference.windows import StreamedWindows, batches
@@ -204,7 +204,7 @@ def recompute(selection: Selection, normalise: Affine, num_blocks: int, seed: in
     windows = StreamedWindows(source, plan.lattice, normalise, selection.input_box)
     for block in sorted(map(int, chosen)):
         box = core_box(plan, block)
-        due = _computed(selection, normalise, windows, box)
+        due = compute_box(selection, normalise, windows, box, load_runner(plan))
         found = read_voxels(plan, 0, box)
         differs = due.view(f"V{due.itemsize}") != found.view(f"V{due.itemsize}")
         largest = np.abs(due[differs].astype(np.float64) - found[differs].astype(np.float64)).max(initial=0.0)
@@ -219,15 +219,17 @@ def core_box(plan: Plan, block: int) -> Box:
     return box.relative_to(plan.roi_box.start).scaled(plan.net.scale)
 
 
-def _computed(selection: Selection, normalise: Affine, windows: StreamedWindows, box: Box) -> np.ndarray:
-    """Return `box` of the output (c, z, y, x), as the net gives it now and as it would be stored."""
+def compute_box(
+    selection: Selection, normalise: Affine, windows: StreamedWindows, box: Box, runner: Runner
+) -> np.ndarray:
+    """Return `box` of the output (c, z, y, x), as the net of `runner` gives it now and as it would be stored."""
     plan = selection.plan
     shards = plan.shards().touching(box)
     blocks = sorted({b for shard in shards for b in plan.blocks_of_shard(shard) if selection.has_block(b)})
     blocks = [b for b in blocks if not (plan.sum_box(b) & box).is_empty]
     total = np.full((plan.net.out_channels, *box.shape), NO_SUM, np.float32)
     stored: np.ndarray | None = None
-    for done in _sums(selection, normalise, windows, blocks):
+    for done in _sums(selection, normalise, windows, blocks, runner):
         part = done.box & box
         if done.is_finished:
             stored = np.zeros(total.shape, plan.dtype) if stored is None else stored
@@ -242,10 +244,9 @@ def _computed(selection: Selection, normalise: Affine, windows: StreamedWindows,
 
 
 def _sums(
-    selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int]
+    selection: Selection, normalise: Affine, windows: StreamedWindows, blocks: Sequence[int], runner: Runner
 ) -> Iterator[BlockSum]:
     """Yield the sums of `blocks`, ascending."""
-    runner = load_runner(selection.plan)
     incoming = batches(windows, blocks, runner.batch, selection.windows_of)
     for block, outcome in block_sums(selection, normalise, runner, incoming):
         windows.forget(block)

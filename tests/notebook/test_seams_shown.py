@@ -1,0 +1,97 @@
+"""The seams of an output: the engine's score, and a profile of the same samples around faces."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from inline import Inline
+from plans import facts, planned, volume
+from volumes import noise, windowed, write_volume
+
+import volpipe as vp
+from volpipe.inference.selection import Selection
+from volpipe.runs.seams import ROUNDING, seam_profiles, seam_scores
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, data: np.ndarray) -> None:
+    """Let outputs hold `data` (z, y, x)."""
+    monkeypatch.setattr("volpipe.runs.seams.read_voxels", lambda plan, level, box: data[box.slices][np.newaxis])
+
+
+def test_a_profile_is_the_mean_square_of_steps_by_their_distance_from_a_face(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 3 at faces, of 2 beside them, and of 1 elsewhere."""
+    plan = planned("net.name=identity", "windows.shape=[10,10,10]", "windows.overlap=0", "windows.block=[1,1,1]")
+    steps = {0: 3, 1: 2, 9: 2}
+    along = np.cumsum([0, *(steps.get(i % 10, 1) for i in range(1, 40))]).astype(np.uint8)
+    shown(monkeypatch, np.broadcast_to(along[:, None, None], (40, 40, 40)))
+    z, y, x = seam_profiles(Selection(plan))
+    assert dict(zip(z.distances, z.differences, strict=True)) == {
+        distance: steps.get(distance % 10, 1) ** 2 for distance in range(-5, 6)
+    }
+    assert set(y.differences) == set(x.differences) == {0.0}
+
+
+@pytest.mark.parametrize(("stride", "scale"), [(1, 1), (2, 1), (2, 2)])
+def test_the_score_is_the_profile_across_a_face_by_that_a_step_away(
+    monkeypatch: pytest.MonkeyPatch, stride: int, scale: int
+) -> None:
+    net = facts(stride=(stride,) * 3, scale=(scale,) * 3)
+    settings = ("net.name=identity", *windowed((8, 8, 8), (0, 0, 0), (2, 2, 2), "crop"))
+    plan = planned(*settings, of=volume((40, 44, 48)), net=net)
+    shown(monkeypatch, noise(plan.out_shape))
+    profiles, scores = seam_profiles(Selection(plan)), seam_scores(Selection(plan))
+    assert [p.axis for p in profiles] == [s.axis for s in scores] == ["z", "y", "x"]
+    for profile, score in zip(profiles, scores, strict=True):
+        by_distance = dict(zip(profile.distances, profile.differences, strict=True))
+        inside = (by_distance[-profile.step] + by_distance[profile.step]) / 2
+        assert profile.step == stride * scale and profile.num_pairs == score.num_pairs
+        assert (by_distance[0] + ROUNDING) / (inside + ROUNDING) == pytest.approx(score.value)
+
+
+@pytest.fixture
+def choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Sections of a recipe, in a folder with a volume of noise."""
+    monkeypatch.chdir(tmp_path)
+    write_volume(tmp_path / "in.n5", noise((32, 36, 40)))
+    return {"net": {"name": "identity"}, "windows": {"shape": (8, 8, 8), "block": (2, 2, 2)}}
+
+
+def test_reports_and_paths_show_the_scores_of_the_run(choice: dict[str, Any]) -> None:
+    report = vp.run("in.n5/raw", choice, out="out.zarr", site="threads")
+    assert isinstance(report, vp.Report)
+    for result in (report, "out.zarr", Path("out.zarr")):
+        seams = vp.seams(result)
+        assert list(seams.scores) == report.seams
+        assert [profile.axis for profile in seams.profiles] == ["z", "y", "x"]
+        assert f"z {report.seams[0].value:.2f}" in repr(seams)
+    assert seams.png().startswith(b"\x89PNG") and "<td>none</td>" in seams._repr_html_()
+
+
+def test_an_output_of_one_window_has_no_faces(choice: dict[str, Any]) -> None:
+    vp.run("in.n5/raw", {"net": {"name": "identity"}}, out="out.zarr", site="threads")
+    seams = vp.seams("out.zarr")
+    assert "no faces to score" in repr(seams)
+    assert seams._repr_png_() is None and "no faces, or too few" in seams._repr_html_()
+    with pytest.raises(vp.VolpipeError, match="no faces of windows to draw"):
+        seams.png()
+
+
+def test_an_output_that_is_not_complete_is_refused(choice: dict[str, Any], tmp_path: Path) -> None:
+    with Inline().start(tmp_path) as pool:
+        vp.run("in.n5/raw", choice, out="out.zarr", site=pool, only="0:16,0:16,0:16")
+    with pytest.raises(vp.VolpipeError, match=r"out\.zarr is not complete"):
+        vp.seams("out.zarr")
+
+
+def test_what_has_no_run_is_refused(choice: dict[str, Any]) -> None:
+    with pytest.raises(vp.VolpipeError, match=re.escape("has no run of a net")):
+        vp.seams("in.n5/raw")
+    with pytest.raises(vp.VolpipeError, match="not of ndarray"):
+        vp.seams(np.zeros((4, 4)))  # type: ignore[arg-type]
+    vp.run("in.n5/raw", choice | {"output": {"kind": "labels"}}, out="labels.zarr", site="threads")
+    with pytest.raises(vp.VolpipeError, match="holds labels"):
+        vp.seams("labels.zarr")

@@ -1,0 +1,207 @@
+"""Ways to join windows, tried on one box: their errors against the net's output for the whole box at once.
+
+Not here: the weights (geometry.blend), or windows on their own grid (inference).
+
+The whole is one window over the box and the net's halo around it, in whole strides, mirrored at the volume's faces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import PlanError
+from volpipe.geometry.blend import Family
+from volpipe.geometry.grid import Box, Triple, align_up, triple
+from volpipe.inference.intensity import Affine
+from volpipe.inference.output import finish
+from volpipe.inference.plan import Plan
+from volpipe.inference.runner import Runner
+from volpipe.nets.load import remembering
+from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, Panel, grid_html, panels_png, text_table
+from volpipe.notebook.slices import error_panel, first_channel, grey_panel, limits_of, slices_of
+from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole
+from volpipe.recipes.inference import Recipe
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.volume import Volume
+
+TRIED: tuple[Family, ...] = ("crop", "hann", "gaussian")
+HEAD = ("blend", "window", "overlap", "windows' voxels / kept", "RMSE", "largest error")
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """A way to join windows, and its output over a box.
+
+    Attributes:
+        name: of the family of weights.
+        output: (c, z, y, x), float32, in the units of the output before they are rounded.
+        window, overlap: voxels (z, y, x) of the volume.
+        rmse: root of the mean squared difference from the whole; largest: the largest.
+    """
+
+    name: str
+    output: np.ndarray
+    window: Triple
+    overlap: Triple
+    rmse: float
+    largest: float
+
+    @property
+    def cost(self) -> float:
+        """Voxels that windows hold by those that they add to the output."""
+        steps = (w / (w - o) for w, o in zip(self.window, self.overlap, strict=True))
+        return math.prod(steps)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Blends(Drawn):
+    """Ways to join windows over the same box of a volume, and the whole that they are compared with.
+
+    Attributes:
+        net: its name.
+        box: of the volume, in its voxels.
+        whole: (c, z, y, x), float32: the net's output for the box and its halo in one window.
+        blends: in the order that they were tried.
+        voxel_size_nm: of a voxel of the output, (z, y, x), or None.
+        notes: as those of a try-out.
+    """
+
+    net: str
+    box: Box
+    whole: np.ndarray
+    blends: tuple[Blend, ...]
+    voxel_size_nm: Lengths | None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        notes = "".join(f"\n{note}" for note in self.notes)
+        return f"<Blends of {self.net} at {self.box}, errors against the whole>\n{text_table(HEAD, self._rows)}{notes}"
+
+    def __getitem__(self, name: str) -> Blend:
+        """Return the blend of that name."""
+        by_name = {blend.name: blend for blend in self.blends}
+        if name not in by_name:
+            raise PlanError(f"no blend {name!r} was tried; there are {', '.join(by_name)}")
+        return by_name[name]
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                blend.name, _sizes(blend.window), _sizes(blend.overlap), f"{blend.cost:.2f}", f"{blend.rmse:.3g}",
+                f"{blend.largest:.3g}",
+            ]
+            for blend in self.blends
+        ]  # fmt: skip
+
+    def panels(self) -> list[Panel]:
+        """Return slices of the whole and of the errors of each blend, which have one scale of colours."""
+        whole = first_channel(self.whole)
+        limits, largest = limits_of(whole), max(blend.largest for blend in self.blends)
+        scale = tuple(n // b for n, b in zip(whole.shape, self.box.shape, strict=True))
+        panels = []
+        for part in slices_of(whole.shape, self.box.scaled(scale).start):
+            nm = part.nm(self.voxel_size_nm)
+            about = f"whole\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
+            panels.append(grey_panel(about, whole[part.index], limits, nm))
+            for blend in self.blends:
+                change = first_channel(blend.output)[part.index].astype(np.float64) - whole[part.index]
+                about = f"{blend.name} - whole, RMSE {blend.rmse:.2g}\nblue -{largest:.2g}, red +{largest:.2g}"
+                panels.append(error_panel(about, change, largest, nm))
+        return panels
+
+    def png(self) -> bytes:
+        """Return slices of the whole and of the errors, as the bytes of a PNG.
+
+        Raises:
+            VolpipeError: matplotlib is not installed.
+        """
+        return panels_png(self.panels(), columns=1 + len(self.blends))
+
+    def _table(self) -> str:
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return grid_html(f"{self.net} at {self.box}, errors against the whole", HEAD, self._rows) + notes
+
+
+def blends(
+    recipe: Recipe,
+    volume: str | Path | Volume,
+    *,
+    at: Sequence[int] | None = None,
+    size: Sizes | None = None,
+    device: str = "",
+    search_path: Path,
+) -> Blends:
+    """Return the errors of ways to join windows; arguments as of `volpipe.blends`."""
+    with remembering():  # one net, planned for each blend
+        planned = [plan_whole(_with_blend(recipe, family), volume, search_path) for family in TRIED]
+    plan, source, notes = planned[0]
+    if any(plan.net.fixed):
+        raise PlanError(
+            f"net {plan.net.label} takes windows of {plan.net.fixed} voxels alone (0 is any), so that there is no "
+            "whole to compare with; try_net and side_by_side compare two of its runs"
+        )
+    box = _box(plan, at, size)
+    with loaded(plan, device) as runner:
+        normalise, more = normalisation(plan, source)
+        whole = finish(plan, normalise, whole_of(plan, source, normalise, runner, box))
+        tried = []
+        for each, _, _ in planned:
+            output = computed(each, source, normalise, dataclasses.replace(runner, plan=each), box)
+            change = output.astype(np.float64) - whole
+            largest, rmse = float(np.abs(change).max()), float(np.sqrt(np.square(change).mean()))
+            tried.append(Blend(each.recipe.windows.blend, output, each.window, each.overlap, rmse, largest))
+    voxel = plan.source.voxel_size_nm
+    nm = None
+    if voxel is not None:
+        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
+        nm = z, y, x
+    return Blends(plan.net.label, box, whole, tuple(tried), nm, (*notes, *more))
+
+
+def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
+    """Return the net's output (c, z, y, x), float32, over `box`, which it sees with its halo in one window."""
+    stride, scale = plan.net.stride, plan.net.scale
+    start = tuple((a - h) // s * s for a, h, s in zip(box.start, plan.net.halo, stride, strict=True))
+    stop = tuple(align_up(b + h, s) for b, h, s in zip(box.stop, plan.net.halo, stride, strict=True))
+    seen = Box(start, stop)
+    window = normalise.apply(source.open().read_mirrored(seen))
+    try:
+        out: np.ndarray = dataclasses.replace(runner, batch=1)(window[None])[0]
+    except Exception as error:
+        raise runner.explain(error) from error
+    return out[:, *box.relative_to(start).scaled(scale).slices]
+
+
+def _with_blend(recipe: Recipe, family: Family) -> Recipe:
+    """Return `recipe` with another blend, its own overlap where it has that blend, and voxels that are not rounded."""
+    windows = recipe.windows
+    overlap = windows.overlap if windows.blend == family else "auto"
+    return recipe.model_copy(
+        update={
+            "windows": windows.model_copy(update={"blend": family, "overlap": overlap}),
+            "output": recipe.output.model_copy(update={"dtype": "float32"}),
+        }
+    )
+
+
+def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
+    """Return the box: without `at` around a corner where windows meet, without `size` half as large as a window."""
+    shape, stride = plan.source.shape, plan.lattice.stride
+    middle = checked_at(at, shape)
+    if at is None:
+        middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, shape, strict=True))
+    sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, shape)
+    return box_around(middle, triple(min(s, n) for s, n in zip(sizes, shape, strict=True)), shape)
+
+
+def _sizes(values: Triple) -> str:
+    return " × ".join(map(str, values))

@@ -1,0 +1,221 @@
+"""Pictures for notebooks: captioned slices with scale bars, and curves, as PNG; drawn by matplotlib without pyplot.
+
+Not here: which voxels are shown (slices), or pictures that commands write (evaluation.pictures).
+
+A pixel of a panel is a voxel, or a whole number of pixels are::
+
+    +--------------------------------- MARGIN ---+
+    | caption (two lines)  |MARGIN| caption      |  CAPTION high
+    | image                |      | image        |
+    | bar 100 nm           |      |              |  BAR high
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import html
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from volpipe.errors import VolpipeError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Pixels = np.ndarray[Any, Any]  # (y, x) grey or (y, x, 3) red, green, blue; uint8
+Lengths2D = tuple[float, float]  # (y, x), nm
+
+MARGIN, CAPTION, BAR = 8, 32, 18  # pixels
+FRAME = 200  # grey of the line around an image
+FONT = 7.5  # points
+DPI = 100
+MIN_WIDTH, MAX_WIDTH = 240, 512  # of an image: smaller ones are enlarged, of larger ones every k-th voxel is shown
+BAR_SHARE = 0.3  # of an image's width, at most
+NO_MATPLOTLIB = "pictures need matplotlib, which is not installed; pip install 'volpipe[notebook]'"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An image and its caption; `voxel_nm` (y, x) where the size of its voxels is known."""
+
+    caption: str
+    pixels: Pixels
+    voxel_nm: Lengths2D | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line through values at whole numbers, and a caption; `mark` is where a vertical line is drawn."""
+
+    caption: str
+    at: Sequence[float]
+    values: Sequence[float]
+    across: str
+    mark: float = 0.0
+
+
+def panels_png(panels: Sequence[Panel], *, columns: int) -> bytes:
+    """Return a PNG of `panels`, row by row.
+
+    Raises:
+        VolpipeError: matplotlib is not installed.
+    """
+    shortest = min((min(panel.voxel_nm) for panel in panels if panel.voxel_nm is not None), default=1.0)
+    shown = [_stretched(panel, shortest) for panel in panels]
+    shown = [_resized(panel, max(p.pixels.shape[1] for p in shown)) for panel in shown]
+    rows = [shown[i : i + columns] for i in range(0, len(shown), columns)]
+    heights = [max(panel.pixels.shape[0] for panel in row) for row in rows]
+    width = max(panel.pixels.shape[1] for panel in shown)
+    total = (
+        MARGIN + sum(CAPTION + height + BAR + MARGIN for height in heights),
+        MARGIN + max(map(len, rows)) * (width + MARGIN),
+    )
+    with _figure(*total) as figure:
+        top = MARGIN
+        for row, height in zip(rows, heights, strict=True):
+            for column, panel in enumerate(row):
+                _draw(figure, panel, total, top, MARGIN + column * (width + MARGIN))
+            top += CAPTION + height + BAR + MARGIN
+        return _png(figure)
+
+
+def curves_png(curves: Sequence[Curve]) -> bytes:
+    """Return a PNG of `curves` side by side, from 0 upwards.
+
+    Raises:
+        VolpipeError: matplotlib is not installed.
+    """
+    with _figure(280, 320 * len(curves)) as figure:
+        for i, curve in enumerate(curves):
+            axes = figure.add_subplot(1, len(curves), i + 1)
+            axes.plot(curve.at, curve.values, color="black", marker=".", linewidth=1)
+            axes.axvline(curve.mark, color="tab:red", linewidth=0.8)
+            axes.set_ylim(bottom=0)
+            axes.set_title(curve.caption, fontsize=FONT)
+            axes.set_xlabel(curve.across, fontsize=FONT)
+            axes.tick_params(labelsize=FONT)
+        figure.tight_layout()
+        return _png(figure)
+
+
+def picture_html(png: bytes, title: str) -> str:
+    """Return an HTML image of `png`, which holds its bytes."""
+    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def table_html(title: str, rows: Mapping[str, object]) -> str:
+    """Return an HTML table of names and values."""
+    lines = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()]
+    return f"<table><caption>{html.escape(title)}</caption>{''.join(lines)}</table>"
+
+
+def grid_html(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None = None) -> str:
+    """Return an HTML table of `rows` below `head`; row `marked` is in bold."""
+
+    def line(cells: Sequence[str], tag: str, style: str = "") -> str:
+        return f"<tr{style}>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    bold = ' style="font-weight:bold"'
+    lines = [line(row, "td", bold if i == marked else "") for i, row in enumerate(rows)]
+    return f"<table><caption>{html.escape(title)}</caption>{line(head, 'th')}{''.join(lines)}</table>"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return `rows` below `head` as lines of text, in columns."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class Drawn:
+    """A result that a notebook shows as a picture above a table; as the table alone where matplotlib is missing."""
+
+    def png(self) -> bytes:
+        """Return the picture, as the bytes of a PNG."""
+        raise NotImplementedError
+
+    def _table(self) -> str:
+        raise NotImplementedError
+
+    def _repr_png_(self) -> bytes | None:
+        with contextlib.suppress(MissingMatplotlibError):
+            return self.png()
+        return None
+
+    def _repr_html_(self) -> str:
+        try:
+            picture = picture_html(self.png(), repr(self).partition("\n")[0])
+        except MissingMatplotlibError as error:
+            picture = f"<p>{html.escape(str(error))}</p>"
+        return picture + self._table()
+
+
+class MissingMatplotlibError(VolpipeError, ImportError):
+    """A picture is asked for, and matplotlib is not installed."""
+
+
+@contextlib.contextmanager
+def _figure(height: int, width: int) -> Iterator[Figure]:
+    """Yield a white figure of so many pixels; pyplot does not know it, and the notebook's own style does not count."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingMatplotlibError(NO_MATPLOTLIB) from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+
+
+def _png(figure: Figure) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    stream = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(stream, metadata={"Software": None})  # type: ignore[no-untyped-call]  # theirs
+    return stream.getvalue()
+
+
+def _draw(figure: Figure, panel: Panel, total: tuple[int, int], top: int, left: int) -> None:
+    """Draw `panel` into a figure of `total` pixels (y, x), its caption at `top` and `left`."""
+    height, width = panel.pixels.shape[:2]
+    colour = panel.pixels if panel.pixels.ndim == 3 else np.repeat(panel.pixels[..., None], 3, axis=-1)
+    figure.text(left / total[1], 1 - top / total[0], panel.caption, fontsize=FONT, va="top", ha="left")
+    bottom = total[0] - top - CAPTION - height
+    figure.figimage(np.full((height + 2, width + 2, 3), FRAME, np.uint8), left - 1, bottom - 1, origin="upper")
+    figure.figimage(colour, left, bottom, origin="upper")
+    if panel.voxel_nm is None:
+        return
+    length = bar_nm(BAR_SHARE * width * panel.voxel_nm[1])
+    bar = np.zeros((3, max(1, round(length / panel.voxel_nm[1])), 3), np.uint8)
+    figure.figimage(bar, left, bottom - 10, origin="upper")
+    name = f"{length / 1000:g} µm" if length >= 1000 else f"{length:g} nm"
+    place = (left + bar.shape[1] + 4) / total[1], (bottom - 8) / total[0]
+    figure.text(*place, name, fontsize=FONT, va="center", ha="left")
+
+
+def bar_nm(most: float) -> float:
+    """Return the largest of 1, 2 and 5 times a power of ten that is at most `most`."""
+    power = 10.0 ** np.floor(np.log10(most))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= most * (1 + 1e-9)))
+
+
+def _stretched(panel: Panel, shortest: float) -> Panel:
+    """Return `panel` with its voxels repeated to pixels of `shortest` nm, to a whole factor: one scale for all."""
+    if panel.voxel_nm is None:
+        return panel
+    y, x = (max(1, round(length / shortest)) for length in panel.voxel_nm)
+    nm = panel.voxel_nm[0] / y, panel.voxel_nm[1] / x
+    return Panel(panel.caption, panel.pixels.repeat(y, axis=0).repeat(x, axis=1), nm)
+
+
+def _resized(panel: Panel, widest: int) -> Panel:
+    """Return `panel` as it is drawn where the widest panel has `widest` pixels: all by one factor."""
+    zoom, step = max(1, -(-MIN_WIDTH // widest)), max(1, -(-widest // MAX_WIDTH))
+    pixels = panel.pixels[::step, ::step].repeat(zoom, axis=0).repeat(zoom, axis=1)
+    nm = None if panel.voxel_nm is None else (panel.voxel_nm[0] * step / zoom, panel.voxel_nm[1] * step / zoom)
+    return Panel(panel.caption, pixels, nm)

@@ -1,0 +1,106 @@
+"""The seams of a run's output: the engine's score of each axis, and how neighbours differ across and beside faces.
+
+Not here: the score (runs.seams), or runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.errors import RunError, VolpipeError
+from volpipe.notebook.pictures import Curve, Drawn, curves_png, grid_html
+from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores
+from volpipe.workflow.driver import Report, RunWork
+from volpipe.workflow.execute import find_work
+
+AXES = "zyx"
+
+
+@dataclass(frozen=True, repr=False)
+class Seams(Drawn):
+    """The seam scores of an output, 1 where no face of a window can be seen, and the profiles across the faces.
+
+    Attributes:
+        output: its name.
+        scores: by axis; an axis without faces, or with too few of them for a score, is not there.
+        profiles: mean square differences of neighbours by their distance from a face, of the same axes.
+    """
+
+    output: str
+    scores: tuple[Score, ...]
+    profiles: tuple[Profile, ...]
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.scores)
+        return f"<Seams of {self.output}: {scores or 'no faces to score'} ({self._verdict})>"
+
+    @property
+    def _verdict(self) -> str:
+        seen = [score.axis for score in self.scores if score.is_seam]
+        if seen:
+            return f"faces of windows may be seen along {', '.join(seen)}, above {THRESHOLD:g}"
+        return f"1 is no seam, above {THRESHOLD:g} it may be seen" if self.scores else "one window along each axis"
+
+    def png(self) -> bytes:
+        """Return the profile of each axis, the faces at 0, as the bytes of a PNG.
+
+        Raises:
+            VolpipeError: matplotlib is not installed, or there are no faces.
+        """
+        if not self.scores:
+            raise VolpipeError(f"{self.output} has no faces of windows to draw: {self._verdict}")
+        values = {score.axis: score.value for score in self.scores}
+        return curves_png(
+            [
+                Curve(
+                    f"across faces along {profile.axis}: score {values[profile.axis]:.2f}",
+                    profile.distances, profile.differences, "voxels from the face; mean square of neighbours",
+                )
+                for profile in self.profiles
+            ]
+        )  # fmt: skip
+
+    def _repr_png_(self) -> bytes | None:
+        return super()._repr_png_() if self.scores else None
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() if self.scores else self._table()
+
+    def _table(self) -> str:
+        pairs = {score.axis: score for score in self.scores}
+        rows = []
+        for axis in AXES:
+            score = pairs.get(axis)
+            rows.append(
+                [axis, "no faces, or too few", "", ""] if score is None
+                else [axis, f"{score.value:.3f}", f"{score.num_pairs:,}", "may be seen" if score.is_seam else "none"]
+            )  # fmt: skip
+        return grid_html(f"seams of {self.output}", ("axis", "score", "pairs of voxels", "seam"), rows)
+
+
+def seams(result: Report | str | Path) -> Seams:
+    """Return the seams of a run's output; arguments as of `volpipe.seams`."""
+    if isinstance(result, Report):
+        folder, name = RunFolder(Path(result.folder)), str(result.plan.out)
+    elif isinstance(result, str | Path):
+        folder, name = RunFolder(RunFolder.find(result).path.absolute()), str(result)
+    else:
+        raise VolpipeError(
+            f"seams are of the output of a run, not of {type(result).__name__}; give the report that vp.run returned, "
+            "or the output's path"
+        )
+    work = find_work(folder)
+    if not isinstance(work, RunWork):
+        raise RunError(
+            f"{name}: {folder.path} has no run of a net, which alone knows where windows met; name an output of vp.run "
+            "that lies beside its run's folder"
+        )
+    if work.plan.recipe.output.kind == "labels":
+        raise RunError(f"{name} holds labels, whose numbers say nothing of seams; score the image they were made from")
+    if not work.is_complete:
+        raise RunError(f"{name} is not complete, so that missing voxels would count as seams; run it to its end first")
+    selection = folder.load_selection(work.plan)
+    assert selection is not None  # of a complete run
+    return Seams(Path(name).name, tuple(seam_scores(selection)), tuple(seam_profiles(selection)))

@@ -1,0 +1,343 @@
+"""Two images side by side with their difference, laid over each other by their voxel sizes where both know them.
+
+Not here: scores of whole volumes on workers (evaluation), or a viewer (viewer). A coarser image is enlarged by
+repeating its voxels, along z for instance::
+
+    a, voxels of 16 nm    |   0   |   1   |   2   |        repeated: 0 0 1 1 2 2
+    b, voxels of  8 nm    | 0 | 1 | 2 | 3 | 4 | 5 |        origins are centres: half a voxel apart here
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.evaluation.image_scores import ImageSums, psnr
+from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, Panel, panels_png, table_html
+from volpipe.notebook.slices import (
+    channel_note,
+    error_panel,
+    first_channel,
+    grey_panel,
+    limits_of,
+    slices_of,
+)
+from volpipe.notebook.try_out import TryOut
+from volpipe.segmentation.driver import SegmentationResult
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.volume import Volume, open_volume
+from volpipe.workflow.driver import Report
+
+AXES = "zyx"
+SHOWN = (64, 256, 256)  # voxels (z, y, x) of a box whose size is not given, at most
+SLIVER = 0.01  # of a voxel: what rounding of lengths in nm may leave
+CALLED = ("a", "b")
+UNPLACED: Lengths = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Image:
+    """Voxels that may be read box by box, and their place as far as it is known.
+
+    Attributes:
+        name: for captions and refusals.
+        shape: (z, y, x).
+        num_channels: of what `read` returns, (c, z, y, x).
+        dtype: of the voxels.
+        unit: of the lengths below: "nm", "voxels" of a volume that does not say their size, or "" of an array alone.
+        voxel: its lengths (z, y, x).
+        origin: centre of the first voxel, (z, y, x).
+        read: returns the voxels of a box (z, y, x).
+    """
+
+    name: str
+    shape: Triple
+    num_channels: int
+    dtype: np.dtype
+    unit: str
+    voxel: Lengths
+    origin: Lengths
+    read: Callable[[Box], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SideBySide(Drawn):
+    """Two images over the same box, on the finer of their grids, and how they differ.
+
+    Attributes:
+        a, b: voxels (z, y, x), of several channels (c, z, y, x), in their own types.
+        names: of both.
+        box: that is compared, in voxels of `a` repeated by `factors`.
+        factors: how often voxels of `a`, and of `b`, are repeated along z, y, x.
+        voxel_size_nm: of the voxels here, None where it is unknown.
+        rmse: root of the mean squared difference, of voxels that are finite in both.
+        psnr: in dB by the range of the type of `a`, infinite where nothing differs; None where that is not of 8 or 16
+            bits.
+        largest: difference.
+        share: of voxels that differ, from 0 to 1.
+        num_nonfinite: voxels that are NaN or infinite in one of them.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    names: tuple[str, str]
+    box: Box
+    factors: tuple[Triple, Triple]
+    voxel_size_nm: Lengths | None
+    rmse: float
+    psnr: float | None
+    largest: float
+    share: float
+    num_nonfinite: int
+
+    def __repr__(self) -> str:
+        enlarged = "".join(
+            f", {name} enlarged {' × '.join(map(str, factor))}"
+            for name, factor in zip(CALLED, self.factors, strict=True)
+            if factor != (1, 1, 1)
+        )
+        return f"<SideBySide of {self.names[0]} and {self.names[1]} at {self.box}{enlarged}: {self._numbers}>"
+
+    @property
+    def difference(self) -> np.ndarray:
+        """b - a, float64; NaN where one of them is not finite."""
+        return _difference(self.a, self.b)
+
+    @property
+    def _numbers(self) -> str:
+        noise = "" if self.psnr is None else f", PSNR {self.psnr:.2f} dB"
+        bad = f", {self.num_nonfinite:,} voxels are not finite" if self.num_nonfinite else ""
+        return f"RMSE {self.rmse:.4g}{noise}, largest {self.largest:.4g}, {100 * self.share:.3g} % differ{bad}"
+
+    def panels(self) -> list[Panel]:
+        """Return slices of `a`, `b` and their difference, three of a size."""
+        a, b, change = (first_channel(data) for data in (self.a, self.b, self.difference))
+        limits = limits_of(a, b)
+        panels = []
+        for part in slices_of(a.shape, self.box.start):
+            nm, shown = part.nm(self.voxel_size_nm), change[part.index]
+            about = f"{self.names[0]}{channel_note(self.a)}\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
+            panels.append(grey_panel(about, a[part.index], limits, nm))
+            panels.append(grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm))
+            largest = float(np.nanmax(np.abs(shown), initial=0.0, where=np.isfinite(shown)))
+            scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
+            panels.append(error_panel(f"difference b - a\n{scale}", shown, largest, nm))
+        return panels
+
+    def png(self) -> bytes:
+        """Return slices of both and of their difference, as the bytes of a PNG.
+
+        Raises:
+            VolpipeError: matplotlib is not installed.
+        """
+        return panels_png(self.panels(), columns=3)
+
+    def _table(self) -> str:
+        noise = "no range of the type" if self.psnr is None else f"{self.psnr:.2f} dB"
+        rows: dict[str, object] = {
+            "a": f"{self.names[0]}, {self.a.dtype}, repeated {self.factors[0]}",
+            "b": f"{self.names[1]}, {self.b.dtype}, repeated {self.factors[1]}",
+            "box": self.box,
+            "RMSE": f"{self.rmse:.4g}",
+            "PSNR": noise,
+            "largest difference": f"{self.largest:.4g}",
+            "voxels that differ": f"{100 * self.share:.3g} %",
+        } | ({"not finite": f"{self.num_nonfinite:,} voxels"} if self.num_nonfinite else {})
+        return table_html("side by side", rows)
+
+
+def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
+    """Return two images over a box; arguments as of `volpipe.side_by_side`."""
+    one, other = image_of(a, "a"), image_of(b, "b")
+    if one.num_channels != other.num_channels:
+        raise VolumeError(
+            f"a, {one.name}, has {one.num_channels} channels and b, {other.name}, has {other.num_channels}; give one "
+            "of each, such as array[0]"
+        )
+    factors, shift = _lay_over(one, other)
+    whole = _covered(one, factors[0])
+    shared = whole & _covered(other, factors[1]).shift(shift)
+    if shared.is_empty:
+        raise VolumeError(f"a, {one.name}, and b, {other.name}, share no voxel: a covers {whole}, b begins at {shift}")
+    box = _chosen(one, factors[0], shared, at, size)
+    first = _enlarged(one, factors[0], box)
+    second = _enlarged(other, factors[1], box.relative_to(shift))
+    nm = _divided(one.voxel, factors[0]) if one.unit == "nm" else None
+    return SideBySide(
+        _squeezed(first), _squeezed(second), (one.name, other.name), box, factors, nm, **_scores(first, second)
+    )
+
+
+def image_of(value: object, called: str) -> Image:
+    """Return an array, a volume, its location, or the output of a run or of a try-out, as an image.
+
+    Raises:
+        VolumeError: it is none of these, or has other axes.
+    """
+    if isinstance(value, str | Path):
+        return image_of(open_volume(value), called)
+    if isinstance(value, Report | SegmentationResult):
+        return image_of(open_volume(value.plan.out), called)
+    if isinstance(value, Volume):
+        return _volume_image(value)
+    if isinstance(value, TryOut):
+        return _try_out_image(value)
+    if not hasattr(value, "__array__"):
+        raise VolumeError(
+            f"{called} is {type(value).__name__}; give an array, a volume, its path, the report of a run, or what "
+            "vp.try_net returned"
+        )
+    return _array_image(np.asarray(value), "an array")
+
+
+def _volume_image(volume: Volume) -> Image:
+    name = "/".join(str(volume.folder).split("/")[-2:])
+    unit = "" if volume.voxel_size_nm is None else "nm"
+    place = volume.voxel_size_nm or UNPLACED, volume.origin_nm
+    return Image(name, volume.spatial_shape, volume.num_channels, volume.dtype, unit, *place, volume.crop)
+
+
+def _try_out_image(result: TryOut) -> Image:
+    """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
+    name = f"{result.facts.net} at {result.box}"
+    if result.out_voxel_size_nm is not None:
+        return _array_image(result.output, name, "nm", result.out_voxel_size_nm, result.out_origin_nm)
+    voxel = _divided((1.0, 1.0, 1.0), result.facts.scale)
+    z, y, x = (a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
+    return _array_image(result.output, name, "voxels", voxel, (z, y, x))
+
+
+def _array_image(
+    data: np.ndarray, name: str, unit: str = "", voxel: Lengths = UNPLACED, origin: Lengths = UNPLACED
+) -> Image:
+    if data.ndim not in (2, 3, 4) or not data.size or data.dtype.kind not in "iufb":
+        raise VolumeError(
+            f"{name}: {data.dtype} of shape {data.shape} is no image; give numbers (y, x), (z, y, x) or (c, z, y, x)"
+        )
+    data = data.astype(np.uint8) if data.dtype.kind == "b" else data
+    full = data.reshape((1,) * (4 - data.ndim) + data.shape)
+    shape = triple(full.shape[1:])
+    return Image(name, shape, len(full), full.dtype, unit, voxel, origin, lambda box: full[:, *box.slices])
+
+
+def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
+    """Return how often voxels of both are repeated, and at which of the repeated voxels of `one` `other` begins.
+
+    Raises:
+        VolumeError: no whole factors, or the voxels lie askew.
+    """
+    factors: list[tuple[int, int]] = []
+    shift = []
+    for axis in range(3):
+        is_placed = one.unit != "" and one.unit == other.unit
+        pair, start = _by_place(one, other, axis) if is_placed else (_by_shape(one, other, axis), 0)
+        factors.append(pair)
+        shift.append(start)
+    return (triple(first for first, _ in factors), triple(second for _, second in factors)), triple(shift)
+
+
+def _by_shape(one: Image, other: Image, axis: int) -> tuple[int, int]:
+    """Return how often voxels of both are repeated along `axis`, where a voxel size is unknown: corners coincide."""
+    n, m = one.shape[axis], other.shape[axis]
+    if max(n, m) % min(n, m):
+        unknown = "a" if one.unit != "nm" else "b"
+        raise VolumeError(
+            f"axis {AXES[axis]}: a, {one.name}, has {n} voxels and b, {other.name}, has {m}, of which neither is a "
+            f"multiple of the other, and the voxel size of {unknown} is unknown; crop both to the same box, or give "
+            "volumes that say their voxel size"
+        )
+    return (m // n, 1) if m > n else (1, n // m)
+
+
+def _by_place(one: Image, other: Image, axis: int) -> tuple[tuple[int, int], int]:
+    """Return how often voxels of both are repeated along `axis`, and where `other` begins, in repeated voxels."""
+    size, width, unit = one.voxel[axis], other.voxel[axis], one.unit
+    fine = min(size, width)
+    pair = round(size / fine), round(width / fine)
+    start = ((other.origin[axis] - width / 2) - (one.origin[axis] - size / 2)) / fine
+    reach = max(one.shape[axis] * pair[0], other.shape[axis] * pair[1])
+    if abs(pair[0] - size / fine) * one.shape[axis] > 0.5 or abs(pair[1] - width / fine) * other.shape[axis] > 0.5:
+        raise VolumeError(
+            f"axis {AXES[axis]}: voxels of a, {one.name}, are {size:g} {unit} and those of b, {other.name}, {width:g}, "
+            "of which neither is a multiple of the other; resample one, or give arrays of the same shape"
+        )
+    if abs(start - round(start)) > SLIVER * max(1.0, reach / 1000):
+        raise VolumeError(
+            f"axis {AXES[axis]}: voxels of b, {other.name}, lie {start - math.floor(start):.2f} of {fine:g} {unit} "
+            f"beside those of a, {one.name}; correct the origin of one, or give arrays of the same shape"
+        )
+    return pair, round(start)
+
+
+def _covered(image: Image, factor: Triple) -> Box:
+    return Box.from_shape(image.shape).scaled(factor)
+
+
+def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, size: Sizes | None) -> Box:
+    """Return the box to compare, in repeated voxels of `one`: around `at`, of `size`, both in its own voxels."""
+    if at is None:
+        middle = triple((a + b) // 2 for a, b in zip(shared.start, shared.stop, strict=True))
+    else:
+        middle = triple(a * f + f // 2 for a, f in zip(checked_at(at, one.shape), factor, strict=True))
+        if not shared.contains(Box(middle, tuple(m + 1 for m in middle))):
+            raise VolumeError(f"at {tuple(at)}: b has no voxel there; both have {shared}, in the finer voxels of a")
+    length = triple(min(s, n) for s, n in zip(SHOWN, shared.shape, strict=True))
+    if size is not None:
+        asked = checked_size(size, one.shape)
+        length = checked_size([s * f for s, f in zip(asked, factor, strict=True)], triple(shared.shape))
+    place = triple(m - a for m, a in zip(middle, shared.start, strict=True))
+    return box_around(place, length, triple(shared.shape)).shift(shared.start)
+
+
+def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:
+    """Return the voxels (c, z, y, x) of `box`, in repeated voxels of `image`."""
+    own = Box(
+        tuple(a // f for a, f in zip(box.start, factor, strict=True)),
+        tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)),
+    )
+    data = image.read(own)
+    for axis, count in enumerate(factor):
+        data = data.repeat(count, axis=axis + 1)
+    return data[:, *box.relative_to(own.scaled(factor).start).slices]
+
+
+def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers of SideBySide, by name
+    change = _difference(a, b)
+    finite = np.isfinite(change)
+    squares = np.square(change[finite])
+    num, total = squares.size, float(squares.sum())
+    is_small = a.dtype.kind in "iu" and a.dtype.itemsize <= 2
+    range_ = float(np.iinfo(a.dtype).max) - float(np.iinfo(a.dtype).min) if is_small else None
+    same = a == b
+    return {
+        "rmse": math.sqrt(total / num) if num else math.nan,
+        "psnr": psnr(ImageSums(num=num, squares=total), range_) if range_ is not None and num else None,
+        "largest": float(np.abs(change[finite]).max(initial=0.0)),
+        "share": float(np.count_nonzero(~same[finite]) / num) if num else math.nan,
+        "num_nonfinite": int(finite.size - num),
+    }
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return b - a, float64; NaN where one of them is not finite."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    zero = a.dtype.type(0), b.dtype.type(0)
+    change = np.where(finite, b, zero[1]).astype(np.float64) - np.where(finite, a, zero[0]).astype(np.float64)
+    return np.where(finite, change, np.nan)
+
+
+def _divided(lengths: Lengths, factor: Triple) -> Lengths:
+    z, y, x = (length / f for length, f in zip(lengths, factor, strict=True))
+    return z, y, x
+
+
+def _squeezed(data: np.ndarray) -> np.ndarray:
+    return data[0] if len(data) == 1 else data

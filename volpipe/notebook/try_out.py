@@ -1,0 +1,329 @@
+"""A net tried on a box of a volume in this process: the voxels that a run would write there, and what they took.
+
+Not here: runs (workflow), or the net and its windows (inference). Windows, normalisation, weights, sums and the cast to
+the output's type are those of a run; windows lie where a run over the whole volume puts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.blockwise.usage import peak_bytes
+from volpipe.errors import PlanError
+from volpipe.estimation.limits import check_window
+from volpipe.estimation.window_search import count_peak_anew
+from volpipe.geometry.grid import Box, Triple, triple
+from volpipe.inference.intensity import Affine
+from volpipe.inference.plan import Plan
+from volpipe.inference.runner import Runner
+from volpipe.inference.selection import Selection
+from volpipe.inference.statistics import (
+    affine,
+    join,
+    measure,
+    needs_histogram,
+    needs_measuring,
+    sampled_affine,
+)
+from volpipe.inference.windows import StreamedWindows
+from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
+from volpipe.notebook.pictures import Drawn, Panel, panels_png, table_html
+from volpipe.notebook.slices import channel_note, first_channel, grey_panel, limits_of, slices_of
+from volpipe.recipes.inference import Recipe
+from volpipe.runs.verify import compute_box
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.volume import Volume, open_volume
+from volpipe.workflow.driver import prepare_for
+
+MOST_MEASURED = 1 << 28  # bytes of a volume whose statistics are measured over all of it, as a run does
+SAMPLED_BOXES, SAMPLED_EDGE = 16, 64  # of larger ones: parts of random blocks, of at most so many voxels along an axis
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class TryFacts:
+    """How a net was tried; sizes in voxels (z, y, x) of the volume.
+
+    Attributes:
+        net: its name.
+        device: "cpu", or the name of the GPU.
+        seconds: of all that was done: loading the net, reading, computing; net_seconds of the net alone.
+        memory_bytes: highest memory of this process meanwhile, notebook included; of a GPU what torch held there; None
+            where it is unknown.
+        num_windows: that the net saw.
+        window, overlap, halo, scale, blend: as of a run.
+        normalise: the map of grey levels.
+        notes: sentences on what a run would do otherwise; () where it writes the same bytes.
+    """
+
+    net: str
+    device: str
+    seconds: float
+    net_seconds: float
+    memory_bytes: int | None
+    num_windows: int
+    window: Triple
+    overlap: Triple
+    halo: Triple
+    scale: Triple
+    blend: str
+    normalise: Affine
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TryOut(Drawn):
+    """A box of a volume before and after a net.
+
+    Attributes:
+        input: voxels of the volume, (z, y, x), of several channels (c, z, y, x), in its type.
+        output: voxels as a run writes them, (z, y, x) or (c, z, y, x), in the type of the output.
+        box: of the volume, in its voxels.
+        out_box: of the output of a run over the whole volume, in voxels of that.
+        facts: time, memory, windows, halo.
+        voxel_size_nm: of the volume, (z, y, x); None where it is unknown.
+        origin_nm: centre of the first voxel of `input`, (z, y, x).
+        has_same_greys: whether the values of the output are grey levels of the volume.
+    """
+
+    input: np.ndarray
+    output: np.ndarray
+    box: Box
+    out_box: Box
+    facts: TryFacts
+    voxel_size_nm: Lengths | None
+    origin_nm: Lengths
+    has_same_greys: bool
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        windows = "1 window" if facts.num_windows == 1 else f"{facts.num_windows:,} windows"
+        notes = "".join(f"\n  {note}" for note in facts.notes)
+        return (
+            f"<TryOut of {facts.net} at {self.box}: {self.input.shape} {self.input.dtype} to {self.output.shape} "
+            f"{self.output.dtype}, {windows} of {' × '.join(map(str, facts.window))} in {facts.seconds:.2g} s on "
+            f"{facts.device}>{notes}"
+        )
+
+    @property
+    def out_voxel_size_nm(self) -> Lengths | None:
+        """Size of a voxel of `output`, (z, y, x); None where it is unknown."""
+        return None if self.voxel_size_nm is None else _lengths(self.voxel_size_nm, self.facts.scale)
+
+    @property
+    def out_origin_nm(self) -> Lengths:
+        """Centre of the first voxel of `output`, (z, y, x)."""
+        voxel = self.voxel_size_nm or (0.0, 0.0, 0.0)
+        z, y, x = (o + (1 / s - 1) / 2 * v for o, s, v in zip(self.origin_nm, self.facts.scale, voxel, strict=True))
+        return z, y, x
+
+    def panels(self) -> list[Panel]:
+        """Return slices of input and output, pairs of the same size."""
+        before, after = _repeated(first_channel(self.input), self.facts.scale), first_channel(self.output)
+        shown = limits_of(before, after) if self.has_same_greys else limits_of(before)
+        greys = shown if self.has_same_greys else limits_of(after)
+        same = "same greys" if self.has_same_greys else f"{greys[0]:.4g} to {greys[1]:.4g}"
+        panels = []
+        for part in slices_of(after.shape, self.out_box.start):
+            nm = part.nm(self.out_voxel_size_nm)
+            about = f"input{channel_note(self.input)}\n{part.name}, {shown[0]:.4g} to {shown[1]:.4g}"
+            panels.append(grey_panel(about, before[part.index], shown, nm))
+            about = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
+            panels.append(grey_panel(about, after[part.index], greys, nm))
+        return panels
+
+    def png(self) -> bytes:
+        """Return slices of input and output beside each other, as the bytes of a PNG.
+
+        The input's voxels are repeated where the output has more of them; slices count in voxels of the output.
+
+        Raises:
+            VolpipeError: matplotlib is not installed.
+        """
+        return panels_png(self.panels(), columns=2)
+
+    def _table(self) -> str:
+        facts = self.facts
+        memory = "unknown" if facts.memory_bytes is None else f"{facts.memory_bytes / MIB:,.0f} MiB"
+        rows: dict[str, object] = {
+            "input": f"{self.input.shape} {self.input.dtype}, box {self.box}",
+            "output": f"{self.output.shape} {self.output.dtype}, box {self.out_box}",
+            "windows": f"{facts.num_windows:,} of {facts.window}, overlap {facts.overlap}, {facts.blend}",
+            "halo": facts.halo,
+            "scale": facts.scale,
+            "time": f"{facts.seconds:.2g} s, of them {facts.net_seconds:.2g} s in the net, on {facts.device}",
+            "memory": memory,
+        }
+        rows |= {f"note {i}": note for i, note in enumerate(facts.notes, 1)}
+        return table_html(f"{facts.net} at {self.box}", rows)
+
+
+def try_out(
+    recipe: Recipe,
+    volume: str | Path | Volume,
+    *,
+    at: Sequence[int] | None = None,
+    size: Sizes | None = None,
+    device: str = "",
+    search_path: Path,
+) -> TryOut:
+    """Return what the net of `recipe` makes of a box of `volume`; arguments as of `volpipe.try_net`."""
+    started = time.perf_counter()
+    plan, source, notes = plan_whole(recipe, volume, search_path)
+    box = _box(plan, at, size)
+    is_counted = count_peak_anew()
+    with loaded(plan, device) as runner:
+        normalise, more = normalisation(plan, source)
+        output = computed(plan, source, normalise, runner, box)
+        net_seconds, name = runner.seconds, runner.device_name
+        num_bytes = _device_bytes(runner.device) or (peak_bytes() if is_counted else None)
+    facts = TryFacts(
+        plan.net.label, name, time.perf_counter() - started, net_seconds, num_bytes,
+        Selection(part_of(plan, box)).num_windows, plan.window, plan.overlap, plan.net.halo, plan.net.scale,
+        plan.recipe.windows.blend, normalise, (*notes, *more),
+    )  # fmt: skip
+    voxel, origin = plan.source.voxel_size_nm, plan.source.origin_nm
+    z, y, x = (o + a * v for o, a, v in zip(origin, box.start, voxel or (0.0, 0.0, 0.0), strict=True))
+    return TryOut(
+        _squeezed(source.crop(box)), _squeezed(output), box, box.scaled(plan.net.scale), facts, voxel, (z, y, x),
+        plan.intensity == "same",
+    )  # fmt: skip
+
+
+def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -> tuple[Plan, Volume, list[str]]:
+    """Return the plan of a run over the whole of `volume`, the volume, and what was left out of the recipe."""
+    choice = recipe.input
+    if not isinstance(volume, str | Path | Volume):
+        raise PlanError(
+            f"a net is tried on a stored volume, not on {type(volume).__name__}; name its file, or save an array by "
+            "numpy.save('a.npy', array) and give 'a.npy'"
+        )
+    source = volume if isinstance(volume, Volume) else open_volume(volume, choice.key, choice.level, view=choice.view)
+    limited = [name for name in ("roi", "mask", "empty") if getattr(choice, name) is not None]
+    notes = [f"input.{name} of the recipe does not count here; a run leaves out what it excludes" for name in limited]
+    whole = recipe.model_copy(update={"input": choice.model_copy(update=dict.fromkeys(limited))})
+    out = str(Path(tempfile.gettempdir(), f"volpipe-{uuid.uuid4().hex}.zarr"))  # which nobody writes
+    plan = prepare_for(source, whole, out, search_path)
+    check_window(plan)
+    return plan, source, notes
+
+
+def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
+    """Return the box: without `at` in the middle of a window's core, which few windows reach."""
+    shape = plan.source.shape
+    core = core_around(plan, checked_at(at, shape))
+    if size is None:
+        return core
+    middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
+    return box_around(checked_at(middle, shape), checked_size(size, shape), shape)
+
+
+def core_around(plan: Plan, at: Triple) -> Box:
+    """Return the core of the window that voxel `at` is in, clipped to the volume."""
+    stride = plan.lattice.stride
+    start = tuple(a // s * s for a, s in zip(at, stride, strict=True))
+    return Box(start, tuple(a + s for a, s in zip(start, stride, strict=True))) & Box.from_shape(plan.source.shape)
+
+
+def part_of(plan: Plan, box: Box) -> Plan:
+    """Return `plan` with `box` of the volume as its region of interest."""
+    return plan.changed(roi=(triple(box.start), triple(box.stop)), factors=((1, 1, 1),))
+
+
+def computed(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
+    """Return the output (c, z, y, x) over `box` of the volume, in the output's type, as a run of `plan` writes it."""
+    part = part_of(plan, box)
+    selection = Selection(part)
+    windows = StreamedWindows(
+        source, part.lattice, normalise, selection.input_box, session=uuid.uuid4().hex  # a file may have changed
+    )  # fmt: skip
+    return compute_box(selection, normalise, windows, Box.from_shape(part.out_shape), runner)
+
+
+def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
+    """Return the map of grey levels, and a note if it is not that of a run: of large volumes a sample is measured."""
+    choice, dtype = plan.recipe.normalise, np.dtype(plan.source.dtype)
+    if not needs_measuring(choice, dtype):
+        return affine(choice, dtype, None), []
+    num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
+    boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))] if num_bytes <= MOST_MEASURED else []
+    if boxes:
+        statistics = join(measure(source.crop(box)) for box in boxes)
+        if needs_histogram(choice, dtype):
+            ends = (statistics.low, statistics.high)
+            statistics = join(measure(source.crop(box), ends) for box in boxes)
+        return affine(choice, dtype, statistics), []
+    numbers = np.random.default_rng(0).choice(len(plan.blocks), min(SAMPLED_BOXES, len(plan.blocks)), replace=False)
+    parts = [_middle(plan.blocks.box(int(number))) for number in sorted(numbers)]
+    voxels = np.concatenate([source.crop(part).ravel() for part in parts])
+    mapped = sampled_affine(choice, voxels)
+    note = (
+        f"grey levels are normalised by {voxels.size:,} voxels from {len(numbers)} places, a run measures all "
+        f"{num_bytes / (1 << 30):,.1f} GiB: its output may differ a little; normalise.low and high (mean and std) "
+        "make both the same"
+    )
+    return mapped, [note]
+
+
+def _middle(box: Box) -> Box:
+    """Return the middle of `box`, of at most SAMPLED_EDGE voxels along an axis."""
+    start = tuple(a + max(0, n - SAMPLED_EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
+    return Box(start, tuple(a + min(n, SAMPLED_EDGE) for a, n in zip(start, box.shape, strict=True)))
+
+
+@contextlib.contextmanager
+def loaded(plan: Plan, device: str) -> Iterator[Runner]:
+    """Yield the runner of `plan` on `device`, "" for that of a run; torch's settings are put back afterwards.
+
+    Raises:
+        PlanError: there is no such device.
+    """
+    import torch
+
+    if device not in ("", "cpu", "cuda"):
+        raise PlanError(f"device {device!r} is none; give 'cpu' or 'cuda', or leave it out for what a run takes here")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise PlanError("device 'cuda' needs a GPU that torch can use, and there is none; leave it out, or give 'cpu'")
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, torch.backends.mkldnn.enabled
+    num_threads = torch.get_num_threads()
+    try:
+        runner = Runner.load(plan, device)
+        runner.check()
+        yield runner
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, torch.backends.mkldnn.enabled = before
+        torch.set_num_threads(num_threads)
+
+
+def _device_bytes(device: str) -> int:
+    """Return the highest memory of the GPU; 0 of the CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def _lengths(lengths: Lengths, scale: Triple) -> Lengths:
+    z, y, x = (length / s for length, s in zip(lengths, scale, strict=True))
+    return z, y, x
+
+
+def _repeated(data: np.ndarray, scale: Triple) -> np.ndarray:
+    """Return `data` (z, y, x) with its voxels repeated by `scale`."""
+    for axis, factor in enumerate(scale):
+        data = data.repeat(factor, axis=axis)
+    return data
+
+
+def _squeezed(data: np.ndarray) -> np.ndarray:
+    """Return `data` (c, z, y, x), without its first axis where that has one entry, as outputs are stored."""
+    return data[0] if len(data) == 1 else data

@@ -1,0 +1,107 @@
+"""The cost of a net's windows, and the one to choose.
+
+Not here: how a window is measured (estimation.window_search).
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+
+from volpipe.errors import PlanError, VolpipeError
+from volpipe.estimation.window_search import (
+    WindowCost,
+    fastest,
+    free_memory,
+    measure_windows,
+    measure_windows_here,
+)
+from volpipe.geometry.grid import Triple
+from volpipe.nets.load import describe
+from volpipe.notebook.pictures import grid_html, text_table
+from volpipe.recipes.inference import Recipe
+
+MIB = 1 << 20
+HEAD = ("window", "batch", "kept of it", "memory", "time", "voxels kept per second", "")
+
+
+@dataclass(frozen=True, repr=False)
+class WindowCosts:
+    """Windows that were tried, and the one to choose.
+
+    Attributes:
+        net: its name.
+        halo: voxels (z, y, x) that are cropped at either side of a window.
+        costs: of windows, ascending; the search ends where one takes too long, or more memory than there is.
+        most_bytes: memory that a window may take here.
+        best: the fastest that fits; None where none does.
+    """
+
+    net: str
+    halo: Triple
+    costs: tuple[WindowCost, ...]
+    most_bytes: int
+    best: WindowCost | None
+
+    def __repr__(self) -> str:
+        return f"<WindowCosts of {self.net}, halo {self.halo}>\n{text_table(HEAD, self._rows)}\n{self.advice}"
+
+    def _repr_html_(self) -> str:
+        marked = None if self.best is None else self.costs.index(self.best)
+        return (
+            grid_html(f"{self.net}, halo {self.halo}", HEAD, self._rows, marked) + f"<p>{html.escape(self.advice)}</p>"
+        )
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Settings that choose the best window, as `run` and `try_net` take them; none where no window fits."""
+        if self.best is None:
+            return ()
+        return f"windows.shape={list(self.best.window)}", f"infer.batch={self.best.batch}"
+
+    @property
+    def advice(self) -> str:
+        """What to choose, a sentence."""
+        if self.best is None:
+            return f"no window fits {self.most_bytes / MIB:,.0f} MiB of memory; use a smaller net, or another machine"
+        return f"choose {' '.join(self.settings)}: {self.best.speed:,.0f} voxels per second"
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        rows = []
+        for cost in self.costs:
+            voxels = cost.window[0] * cost.window[1] * cost.window[2]
+            rows.append(
+                [
+                    " × ".join(map(str, cost.window)), str(cost.batch), f"{100 * cost.kept / voxels:.0f} %",
+                    f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
+                    "choose this" if cost == self.best else "",
+                ]
+            )  # fmt: skip
+        return rows
+
+
+def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
+    """Return the cost of windows of the net of `recipe`; arguments as of `volpipe.windows`.
+
+    Args:
+        recipe: of the net.
+        search_path: folder that relative names in it count from.
+        is_here: whether only this process has the net.
+    """
+    net = describe(recipe.net, str(search_path))
+    if not net.tile_invariant and not recipe.net.accept_tile_variance:
+        raise PlanError(
+            f"net {net.label} looks at whole windows, so that no halo is enough and no window is the best; use a net "
+            "without such layers, or set net.accept_tile_variance=true"
+        )
+    measure = measure_windows_here if is_here else measure_windows
+    costs = tuple(measure(recipe.net, recipe.infer, net, net.halo, str(search_path)))
+    if not costs:
+        raise VolpipeError(
+            f"no window of net {net.label} could be tried: the process of the first one ended. Either the memory is "
+            "too little for it, or this is a script: call vp.windows below `if __name__ == '__main__':` there"
+        )
+    memory = free_memory()
+    return WindowCosts(net.label, net.halo, costs, memory, fastest(costs, memory))
