@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +14,9 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Triple, align_up, triple
 from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
+from volpipe.recipes.inference import Recipe
 from volpipe.synthetic.volume import Sample
 from volpipe.volumes.volume import open_volume
-
-if TYPE_CHECKING:
-    from volpipe.recipes.inference import Recipe
-
 
 SEED = 0  # of the invented volume
 CORE = 32  # voxels along an axis of the tile that halos are tried on, at least

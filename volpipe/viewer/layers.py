@@ -1,12 +1,11 @@
 """The layers of a viewer: which source shows a volume, and in which way; decided when the viewer is opened.
 
-Not here: Neuroglancer's words for it (state), or HTTP (server).
+Not here: Neuroglancer's words for it (state), or HTTP (pages).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +22,6 @@ from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
 from volpipe.volumes.volume import Volume, absolute, open_volume
-
-log = logging.getLogger(__name__)
 
 Kind = Literal["image", "colours", "labels", "difference", "progress"]
 Range = tuple[float, float]

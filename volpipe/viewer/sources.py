@@ -1,6 +1,6 @@
 """What the viewer may read of a volume: each source is a small OME-Zarr, N5 or precomputed folder of its own.
 
-Not here: HTTP (server), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
+Not here: HTTP (pages), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
 volume, so that voxel sizes and places are right whatever the format says; chunks are the volume's own files where
 Neuroglancer decodes them itself, else bytes that our reader decodes. Nothing but these can be asked for: a name is an
 array's metadata, or a chunk by its numbers.
