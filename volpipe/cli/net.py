@@ -88,10 +88,11 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     """Print what halos leave over a window, and return the least whose error is below `error`."""
     import torch
 
-    from volpipe.estimation.halo_search import halo_errors, real_window, trial_core
+    from volpipe.estimation.halo_search import CORE, halo_errors, real_window
+    from volpipe.geometry.grid import align_up, triple
     from volpipe.nets.load import build_net
 
-    core = trial_core(found)
+    core = triple(align_up(CORE, stride) for stride in found.stride)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):
@@ -116,6 +117,8 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
 
 def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
     """Print what windows cost, and the one to choose."""
+    import torch
+
     from volpipe.estimation.window_search import fastest, measure_windows
 
     table, found = columns("window", "batch", "memory", "time", "voxels kept per second"), []
@@ -125,7 +128,8 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
             shape(cost.window), str(cost.batch), size(cost.num_bytes), f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}"
         )
     out.print(table)
-    memory = _memory()
+    has_gpu = torch.cuda.is_available()
+    memory = int(torch.cuda.mem_get_info()[0] if has_gpu else psutil.virtual_memory().available)
     choice = fastest(found, memory)
     if choice is None:
         raise VolpipeError(f"no window fits {size(memory)} of memory; use a smaller net, or another machine")
@@ -133,10 +137,3 @@ def _costs(chosen: Recipe, facts: NetFacts, halo: tuple[int, int, int]) -> None:
         f"choose net.halo={list(halo)} windows.shape={list(choice.window)} infer.batch={choice.batch}: "
         f"{choice.speed:,.0f} voxels per second in {size(choice.num_bytes)}"
     )
-
-
-def _memory() -> int:
-    """Return the memory, in bytes, that a window may take here: of the GPU, or of the machine."""
-    import torch
-
-    return int(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available)
