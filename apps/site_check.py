@@ -23,10 +23,11 @@ import volpipe
 from volpipe.apps.htex.executor import ResilientExecutor, translate_error
 from volpipe.apps.htex.watch import first_words, has_lost_interchange, last_words
 from volpipe.apps.pool import load_parsl
-from volpipe.errors import ManagerLost, RunError, WorkerLost
+from volpipe.errors import ManagerLost, RunError, SiteError, WorkerLost
 from volpipe.estimation.limits import unwritable
 from volpipe.resolve import describe_error
 from volpipe.sites import node_facts
+from volpipe.sites.find import find_site
 from volpipe.sites.findings import PACKAGES, Answer, Checked, Gpus
 from volpipe.sites.node_facts import Facts, Part, Question
 from volpipe.volumes.volume import Volume, open_volume
@@ -37,36 +38,43 @@ MARK = "mark"
 LOOK_SECONDS = 0.5
 POLL_SECONDS = 1
 DELETE_SECONDS = 5.0
+WAIT_SECONDS = 300.0
 LONGEST_EDGE = 128  # voxels; what some formats call a chunk is the whole volume
 
-Configure = Callable[[Path], Config]
 OnAnswer = Callable[[Answer], None]
 Asked = tuple[ParslExecutor, Future[Facts]]  # and the future answer of its worker
 
 
 def check_site(
-    configure: Configure,
-    folder: Path,
-    volume: str | None = None,
+    site: str | Path,
+    folder: str | Path = ".",
+    volume: str | Path | None = None,
     *,
-    wait_seconds: float,
+    wait_seconds: float = WAIT_SECONDS,
     on_start: Callable[[], None] = lambda: None,
     on_answer: OnAnswer = lambda answer: None,
 ) -> Checked:
-    """Return the facts of the driver and of one worker of each executor; nothing is left running.
+    """Return what one worker of each executor of a site finds, and the driver; nothing is left running.
 
     Args:
-        configure: gives a fresh configuration of the site that keeps its files in a folder.
-        folder: where the output of a run would be, and beside it its scratch.
-        volume: of which a chunk is read.
-        wait_seconds: for which answers are waited for.
-        on_start: told when all is there that a site can be refused for, just before blocks are started.
-        on_answer: told of each answer as it comes.
+        site: a shipped name or a Python file.
+        folder: of a run's output, which workers should be able to write; where it does not exist, the nearest above.
+        volume: that workers should be able to read; a chunk is read.
+        wait_seconds: for workers to answer.
+        on_start: called when nothing is left to refuse, before workers are started.
+        on_answer: called with each answer as it comes.
+
+    Returns:
+        Its `findings()` name each fault: what would fail a run.
 
     Raises:
-        SiteError: the site cannot be used here.
+        SiteError: no such site, or it cannot be used here.
         VolumeError: there is no such volume here.
     """
+    if str(folder).startswith(("s3:", "http:", "https:")):
+        raise SiteError(f"--out {folder}: only folders are tried; give the one that the run's folder would be in")
+    configure, whole = find_site(str(site)), Path(folder).absolute()
+    folder = next(parent for parent in (whole, *whole.parents) if parent.is_dir())
     chosen = open_volume(volume) if volume is not None else None
     with _place(folder) as place:
         question = _question(chosen, place / MARK)

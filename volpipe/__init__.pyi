@@ -4,9 +4,9 @@ from .api.nets import load_net, net_report
 from .api.notebook import blends, seams, side_by_side, try_net, windows
 from .api.outputs import reproduce, status, verify
 from .api.runs import estimate, plan, run
-from .api.sites import check_site, list_sites
 from .api.training import sweep, train, tune
 from .api.volumes import convert, info, list_arrays, open, sample
+from .apps.site_check import check_site
 from .errors import BatchError, VolpipeError
 from .evaluation.driver import EvaluationResult
 from .evaluation.pictures import draw_comparison
@@ -16,6 +16,7 @@ from .recipes.inference import Recipe
 from .recipes.segmentation import SegmentRecipe
 from .recipes.training import TrainRecipe
 from .segmentation.driver import SegmentationResult
+from .sites.find import list_sites
 from .training.data.dataset import ChunkSampler, WindowDataset
 from .training.driver import TrainingResult
 from .training.search.trials import TrialResult

@@ -15,7 +15,7 @@ import volpipe
 from volpipe.cli.display.console import INCOMPLETE, check_target, interruptible, out
 from volpipe.cli.display.progress import showing
 from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.scores import label_table, score_table
+from volpipe.cli.display.scores import score_table
 from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
 from volpipe.errors import VolpipeError
 
@@ -70,10 +70,7 @@ def evaluate(
     if result.scores is None:
         print_missing(result)
         raise typer.Exit(INCOMPLETE)
-    if isinstance(result.scores, dict):
-        out.print(score_table(result.scores, result.plan.output))
-    else:
-        out.print(label_table(result.scores))
+    out.print(score_table(result.scores, result.plan.output))
     if json_out is not None:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         json_out.write_text(f"{text}\n", encoding="utf-8")

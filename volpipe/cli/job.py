@@ -6,9 +6,12 @@ from here is a warning on standard error, so that standard output stays the scri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
 
 from volpipe.cli.display.console import err
 from volpipe.errors import RemoteError
@@ -17,6 +20,13 @@ if TYPE_CHECKING:
     from volpipe.recipes.inference import ArrayInput
 
 ALONE = ("local", "local_gpu", "threads")  # sites that compute where the driver is
+
+
+def command_options(context: typer.Context, command: Sequence[str]) -> dict[str, Any]:  # Any: values of options
+    """Return the options of `command`, such as run …; what it refuses itself is refused."""
+    root = context.find_root().command
+    assert isinstance(root, TyperGroup)
+    return root.commands[command[0]].make_context(f"volpipe {command[0]}", list(command[1:])).params
 
 
 def check_command(name: str, given: Mapping[str, Any], folder: Path) -> None:  # Any: values of options

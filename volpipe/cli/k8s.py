@@ -6,14 +6,13 @@ Not here: the manifests themselves (apps.manifest), or a run (cli).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from volpipe.cli.job import check_command, warn
+from volpipe.cli.job import check_command, command_options, warn
 from volpipe.cli.options import Whole
 from volpipe.errors import SiteError, VolpipeError
 
@@ -71,15 +70,9 @@ def manifest(
         raise VolpipeError(f"--only {only}: write {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     if only == "job" and not command:
         raise VolpipeError("--only job: a job needs a command; append it, such as: run --config k8s_htex volume.n5")
-
-    def check(claims: Sequence[Claim]) -> None:
-        _check(context, command or [], claims)
-
-    parts = {
+    parts = {  # all are right, or none is printed
         part: documents
-        for part, documents in _parts(
-            command or [], size or [], storage_class, check
-        )  # all are right, or none is printed
+        for part, documents in _parts(context, command or [], size or [], storage_class)
         if documents and (part.partition(":")[0] == only or (only is None and _fits(part, command or [])))
     }
     if directory is not None:
@@ -90,10 +83,7 @@ def manifest(
 
 
 def _parts(
-    command: Sequence[str],
-    sizes: Sequence[str],
-    storage_class: str | None,
-    check: Callable[[Sequence[Claim]], None],
+    context: typer.Context, command: Sequence[str], sizes: Sequence[str], storage_class: str | None
 ) -> Iterable[tuple[str, list[dict[str, Any]]]]:  # Any: JSON
     """Yield each part, what it is for, and its manifests."""
     from volpipe.sites.find import site_settings
@@ -130,18 +120,16 @@ def _parts(
     yield "claims: once, unless there are such already", storage(told.namespace, _sizes(sizes, claims), storage_class)
     yield "service: once, for trainings of several ranks", [service(told.namespace)]
     if command:
-        check(claims)
+        _check(context, command, claims)
         job = driver_job(command, told.image, told.namespace, shape, folder=_folder(claims))
         yield "job: the run; the same job again goes on from where it was", [job]
 
 
 def _check(context: typer.Context, command: Sequence[str], claims: Sequence[Claim]) -> None:
     """Refuse what COMMAND itself would refuse, as far as it can be known here: the cluster has other files."""
-    root = context.find_root().command
-    assert isinstance(root, TyperGroup)
     if command[0] not in CHECKED:
         return
-    given = root.commands[command[0]].make_context(f"volpipe {command[0]}", list(command[1:])).params
+    given = command_options(context, command)
     volume = given.get("volume", given.get("affinities", ""))
     if volume.startswith("/") and not any(Path(volume).is_relative_to(claim.path) for claim in claims):
         warn(f"{volume} lies on none of the claims, {', '.join(claim.path for claim in claims)}: pods will not see it")

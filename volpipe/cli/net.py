@@ -87,10 +87,11 @@ def _halos(chosen: Recipe, facts: NetFacts, found: Geometry, volume: str | None,
     """Print what halos leave over a window, and return the least whose error is below `error`."""
     import torch
 
-    from volpipe.estimation.halo_search import halo_errors, real_window, trial_core
+    from volpipe.estimation.halo_search import CORE, halo_errors, real_window
+    from volpipe.geometry.grid import align_up, triple
     from volpipe.nets.load import build_net
 
-    core = trial_core(found)
+    core = triple(align_up(CORE, stride) for stride in found.stride)
     voxels = real_window(chosen, facts.in_channels, found, core, volume)
     module: Any = build_net(chosen.net, str(Path.cwd()))  # Any: torch knows no attributes of a module
     if hasattr(module, "is_strict"):

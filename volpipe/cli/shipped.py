@@ -49,11 +49,9 @@ def nets() -> None:
         out.print(f"{name:<12}{line}", markup=False)
         if options:
             out.print(f"{'':<12}options: {', '.join(options)}", markup=False)
-        known = list(_weights_of(name))
-        if known:
-            out.print(f"{'':<12}trained weights: by the recipes {', '.join(known)}", markup=False)
-        else:
-            out.print(f"{'':<12}no trained weights", markup=False)
+        known = ", ".join(_weights_of(name))
+        weights = f"trained weights: by the recipes {known}" if known else "no trained weights"
+        out.print(f"{'':<12}{weights}", markup=False)
     out.print(
         "\nvolpipe run --recipe RECIPE VOLUME runs a net with its weights; volpipe net NAME measures one", markup=False
     )

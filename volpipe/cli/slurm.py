@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from volpipe.apps.slurm.driver_script import DriverJob, driver_script
-from volpipe.cli.job import check_command, check_site
+from volpipe.cli.job import check_command, check_site, command_options
 from volpipe.cli.options import Whole, positive
 
 slurm = typer.Typer(cls=Whole, no_args_is_help=True, rich_markup_mode=None, help="Run the driver as a job of Slurm.")
@@ -45,8 +44,6 @@ def script(
 
 def _check(context: typer.Context, cores: int) -> None:
     """Refuse what `volpipe run` would refuse, now rather than in the job, as far as it can be known here."""
-    root = context.find_root().command
-    assert isinstance(root, TyperGroup)
-    given = root.commands["run"].make_context("volpipe run", list(context.args)).params
+    given = command_options(context, ["run", *context.args])
     check_command("run", given, Path.cwd())
     check_site(given["config"], cores, is_given=any(word.startswith("--config") for word in context.args))

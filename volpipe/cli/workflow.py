@@ -15,7 +15,7 @@ from volpipe.cli import segment
 from volpipe.cli.display.console import err, out
 from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.scores import label_table, score_table
+from volpipe.cli.display.scores import score_table
 from volpipe.cli.display.units import bounded, columns, duration, size
 
 if TYPE_CHECKING:
@@ -112,9 +112,6 @@ def _heading(plan: FlowPlan, stage: StagePlan) -> str:
 
 
 def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, float], None]) -> None:
-    from volpipe.evaluation.driver import EvaluationResult
-    from volpipe.evaluation.label_scores import LabelScores
-    from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes
 
     report = ended.report
@@ -124,13 +121,11 @@ def _tell_stage(ended: StageReport, cost: StageCost, tell: Callable[[Report, flo
         tell(report, time.time() - ended.seconds)
     elif report.missing:
         print_missing(report)
-    elif isinstance(report, SegmentationResult):
+    elif isinstance(report, volpipe.SegmentationResult):
         times = cost.times if ended.is_new and isinstance(cost.times, SegmentTimes) else None
         out.print(segment.summary(report, times))
-    elif isinstance(report, EvaluationResult) and isinstance(report.scores, dict):
+    elif isinstance(report, volpipe.EvaluationResult) and report.scores is not None:
         out.print(score_table(report.scores, ended.stage.given))
-    elif isinstance(report, EvaluationResult) and isinstance(report.scores, LabelScores):
-        out.print(label_table(report.scores))
 
 
 def report_table(report: FlowReport, cost: FlowCost) -> Table:

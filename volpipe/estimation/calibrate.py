@@ -371,7 +371,9 @@ def _try_output(job: Job, block: int, folder: Path) -> tuple[tuple[float, float]
 
     Return seconds and stored bytes per voxel of level 0; and those of a coarser level, as `_try_coarser`.
     """
-    plan = _cropped(job.plan, folder / "cropped")
+    windows = job.plan.recipe.windows.model_copy(update={"blend": "crop"})
+    recipe = job.plan.recipe.model_copy(update={"windows": windows})
+    plan = job.plan.changed(recipe=recipe, out=str(folder / "cropped"), mode="streamed")
     create_output(plan, {})
     runner = load_runner(job.plan)
     source = StreamedWindows(worker.open_source(job), plan.lattice, job.normalise)
@@ -411,12 +413,6 @@ def _try_coarser(plan: Plan, box: Box) -> tuple[float, float]:
 
 def _stored(plan: Plan) -> Plan:
     return plan.changed(mode="stored")
-
-
-def _cropped(plan: Plan, out: Path) -> Plan:
-    windows = plan.recipe.windows.model_copy(update={"blend": "crop"})
-    recipe = plan.recipe.model_copy(update={"windows": windows})
-    return plan.changed(recipe=recipe, out=str(out), mode="streamed")
 
 
 def _check(record: Record[R]) -> R:

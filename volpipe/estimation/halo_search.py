@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from volpipe.errors import VolpipeError
-from volpipe.geometry.grid import Box, Triple, align_up, triple
+from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.inference.statistics import sampled_affine
 from volpipe.nets.net_geometry import Geometry
+from volpipe.recipes.inference import Recipe
 from volpipe.synthetic.volume import Sample
 from volpipe.volumes.volume import open_volume
 
-if TYPE_CHECKING:
-    from volpipe.recipes.inference import Recipe
-
-
 SEED = 0  # of the invented volume
-CORE = 32  # voxels along an axis of the tile that halos are tried on, at least
+CORE = 32  # voxels along an axis of the tile that halos are tried on, at least: it is in whole strides
 HALO_SHARES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -58,11 +54,6 @@ def halo_errors(
 def _middle(out: np.ndarray, halo: Triple, core: Triple, scale: Triple) -> np.ndarray:
     """Return the core's part of an output (c, z, y, x)."""
     return out[:, *(slice(h * s, (h + c) * s) for h, c, s in zip(halo, core, scale, strict=True))]
-
-
-def trial_core(geometry: Geometry) -> Triple:
-    """Return the tile to try halos on, in whole strides."""
-    return triple(align_up(CORE, stride) for stride in geometry.stride)
 
 
 def real_window(

@@ -209,9 +209,7 @@ def evaluate(
     Args:
         evaluation: from `plan_evaluation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
-        folder: need not exist.
-        listener: whom to tell.
-        options: those of `Options`.
+        folder, listener, options: as of `FolderWork`.
 
     Raises:
         PlanError: the labels look like an image.

@@ -45,7 +45,8 @@ def calibrate_evaluation(
     num_workers = max(1, workers.slots["cpu"])
     try:
         trial = _with_placeholders(evaluation, missing, folder)
-        block = _whole_block(trial)
+        middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(trial.box.shape, BLOCK, strict=True))
+        block = trial.blocks.number(middle)  # a whole one if any
         num = min(num_workers, MOST_WORKERS)
         records = yield from each("trial", "try_scoring", lambda number: ((trial, block), number), num)
         seconds = [record.usage.seconds for record in records]
@@ -65,12 +66,6 @@ def _with_placeholders(evaluation: Evaluation, missing: Collection[str], folder:
     if given is not None and given.path in missing:
         given = zeros_like(given, folder / "given")
     return dataclasses.replace(evaluation, output=output, given=given)
-
-
-def _whole_block(evaluation: Evaluation) -> int:
-    """Return a middle block, a whole one if any."""
-    middle = tuple(max(0, n // b - 1) // 2 for n, b in zip(evaluation.box.shape, BLOCK, strict=True))
-    return evaluation.blocks.number(middle)
 
 
 def try_block(job: tuple[Evaluation, int], number: int) -> Record[object]:

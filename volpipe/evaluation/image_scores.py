@@ -44,13 +44,7 @@ class ImageSums:
     spectra: Floats = field(default_factory=lambda: np.zeros((2, 3, CUBE // 2 + 1)))
 
     def __add__(self, other: ImageSums) -> ImageSums:
-        return ImageSums(
-            self.num + other.num,
-            self.squares + other.squares,
-            self.num_windows + other.num_windows,
-            self.similarity + other.similarity,
-            self.spectra + other.spectra,
-        )
+        return ImageSums(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def to_list(self) -> PlainSums:
         """Return plain values, to travel as JSON."""

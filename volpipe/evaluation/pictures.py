@@ -101,7 +101,8 @@ def draw_comparison(
         VolumeError: the shapes do not fit each other, or a value of `after` is not finite.
     """
     after = np.asarray(after)
-    _refuse_nan(titles[1], after)
+    if not np.isfinite(after).all():
+        raise VolumeError(f"{titles[1]} holds values that are not finite, which have no grey; mend them first")
     before = _repeat_to(np.asarray(before), after.shape)
     limits = _limits(before, after)
     images: list[tuple[str, Image2D]] = []
@@ -167,8 +168,3 @@ def _refuse_unpaintable(caption: str, image: Image2D) -> None:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
         actual = f"{image.dtype} of shape {image.shape}"
         raise VolumeError(f"image {caption!r} is {actual}; give uint8 of shape (y, x) or (y, x, 3)")
-
-
-def _refuse_nan(title: str, data: np.ndarray) -> None:
-    if not np.isfinite(data).all():
-        raise VolumeError(f"{title} holds values that are not finite, which have no grey; mend them first")

@@ -27,12 +27,14 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
 Shape = tuple[int, ...]
 Index = tuple[int, ...]
 Triple = tuple[int, int, int]  # (z, y, x)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +323,8 @@ def mirror(start: int, stop: int, size: int) -> np.ndarray:
     return np.abs((positions + size - 1) % period - (size - 1))
 
 
-def triple(values: Iterable[int]) -> Triple:
-    """Return three integers as (z, y, x): a type of a known length."""
+def triple(values: Iterable[T]) -> tuple[T, T, T]:
+    """Return three values as (z, y, x): a type of a known length."""
     z, y, x = values
     return z, y, x
 

@@ -1,12 +1,11 @@
 """The layers of a viewer: which source shows a volume, and in which way; decided when the viewer is opened.
 
-Not here: Neuroglancer's words for it (state), or HTTP (server).
+Not here: Neuroglancer's words for it (state), or HTTP (pages).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +22,6 @@ from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities
 from volpipe.volumes.volume import Volume, absolute, open_volume
-
-log = logging.getLogger(__name__)
 
 Kind = Literal["image", "colours", "labels", "difference", "progress"]
 Range = tuple[float, float]
@@ -150,16 +147,15 @@ def _own_format(folder: Path, info: dict[str, Any]) -> Layer:  # Any: JSON
     """Return the layer of a precomputed volume, as it lies."""
     try:
         scale, count = info["scales"][0], int(info["num_channels"])
-        z, y, x = (int(n) for n in reversed(scale["size"]))
-        sizes = tuple(float(v) for v in reversed(scale["resolution"]))
-        offset = tuple(float(v) for v in reversed(scale.get("voxel_offset", (0, 0, 0))))
-        size = (sizes[0], sizes[1], sizes[2])
-        origin = ((offset[0] + 0.5) * size[0], (offset[1] + 0.5) * size[1], (offset[2] + 0.5) * size[2])
+        shape = triple(int(n) for n in reversed(scale["size"]))
+        size = triple(float(v) for v in reversed(scale["resolution"]))
+        offset = triple(float(v) for v in reversed(scale.get("voxel_offset", (0, 0, 0))))
+        origin = triple((n + 0.5) * v for n, v in zip(offset, size, strict=True))
         shades: Range = (0, 1) if info["data_type"] == "float32" else (0, float(np.iinfo(info["data_type"]).max))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise VolumeError(f"{folder}/info is no description of a precomputed volume: {error}") from error
     kind: Kind = "labels" if info.get("type") == "segmentation" else "colours" if count > 1 else "image"
-    return Layer(folder.name, kind, Raster((z, y, x), size, origin), Folder(folder), "", shades, count)
+    return Layer(folder.name, kind, Raster(shape, size, origin), Folder(folder), "", shades, count)
 
 
 def _shaded(layers: Sequence[Layer]) -> list[Layer]:

@@ -109,7 +109,7 @@ class Start(Guarded):
 
     async def get(self) -> None:
         base = f"http://{self.request.host}/{self.service.token}"
-        self.redirect(await self.service.read(lambda: self.service.state_link(f"{base}/v/view/", base)))
+        self.redirect(await self.service.read(lambda: self.service.link(base)))
 
 
 class Client(Guarded):

@@ -27,7 +27,7 @@ from volpipe.segmentation.driver import SegmentWork
 from volpipe.volumes.storage import paths
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.execute import find_work
-from volpipe.workflow.status import Status, find_status
+from volpipe.workflow.status import find_status
 
 WAITING, RUNNING, DONE, FAILED = range(4)  # of a cell
 NOTHING = Box((0, 0, 0), (0, 0, 0))
@@ -143,11 +143,8 @@ def outputs_of(folder: str) -> list[str]:
         status = find_status(folder)
     except RunError:  # nobody began anything there
         return []
-    return [part.output for part in status.parts if _is_volume(part)] if status.kind == "stages" else []
-
-
-def _is_volume(part: Status) -> bool:
-    return part.kind in ("run", "labels") and paths.exists(paths.locate(part.output))
+    parts = [part for part in status.parts if status.kind == "stages" and part.kind in ("run", "labels")]
+    return [part.output for part in parts if paths.exists(paths.locate(part.output))]
 
 
 def _sentence(states: np.ndarray, driver: Driver) -> str:

@@ -1,11 +1,12 @@
-"""What a viewer's server shows, and to whom: plain values, between the layers and HTTP.
+"""What a viewer's server shows, and to whom: between the layers and HTTP.
 
-Not here: HTTP itself (pages), or the thread that serves (server).
+Not here: HTTP itself (pages), or the thread that serves (viewer).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import re
 import secrets
@@ -19,37 +20,40 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from volpipe.errors import VolpipeError
+from volpipe.geometry.grid import Triple
+from volpipe.viewer.layers import Scene
+from volpipe.viewer.state import address, make_state, state_link
 
 T = TypeVar("T")
-Answer = bytes | Path | None
+NAME = re.compile(r"(live|still)/(\d{1,4})/(.+)", re.DOTALL)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 READERS = 4  # threads that read chunks
 BYTES = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """What a server shows, and to whom.
 
     Attributes:
-        state_link: returns the address with the state, for the address of the page and that of the sources.
-        source: returns what there is at a name below the sources; it may take its time.
-        progress: returns a version, which changes with what is shown, and a sentence; it may take its time.
+        scene: the layers.
+        at: voxel (z, y, x) of the output to begin at; None for its centre.
         address: where it listens.
         hosts: names by which a browser may ask: none that another page could give to this machine.
         token: what all addresses begin with.
         readers: threads that read.
         closing: set at the end.
+        problem: with the source that was asked for last, "" without one.
     """
 
-    state_link: Callable[[str, str], str]
-    source: Callable[[str], Answer]
-    progress: Callable[[], tuple[str, str]]
+    scene: Scene
+    at: Triple | None
     address: str
     hosts: frozenset[str]
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(READERS, "view"), repr=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    problem: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +71,41 @@ class Service:
     async def read(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which a thread of its own does."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
+
+    def link(self, base: str) -> str:
+        """Return the address of the page with the whole state in it, below the address `base`."""
+        return state_link(f"{base}/v/view/", make_state(self.scene, base, self.at))
+
+    def source(self, name: str) -> bytes | Path | None:
+        """Return what there is at `name`: layer, then what its source calls so; it may take its time.
+
+        Raises:
+            VolpipeError: its volume is gone, or damaged there.
+        """
+        match, layers = NAME.fullmatch(name), self.scene.layers
+        if match is None or int(match[2]) >= len(layers):
+            return None
+        layer = layers[int(match[2])]
+        if address(self.scene, layer) != f"{match[1]}/{int(match[2])}":
+            return None
+        try:
+            result = layer.objects.answer(match[3]) if layer.objects is not None else None
+            return result if result is not None or layer.source is None else layer.source.answer(match[3])
+        except VolpipeError as error:
+            self.problem = str(error)
+            raise
+
+    def progress(self) -> tuple[str, str]:
+        """Return a version of what is shown, and a sentence: what is wrong, or how far the runs are."""
+        progress = [layer.run.look() for layer in self.scene.layers if layer.run is not None]
+        version = hashlib.sha256(" ".join(entry.version for entry in progress).encode()).hexdigest()[:16]
+        try:
+            for layer in self.scene.layers:
+                if layer.source is not None:
+                    layer.source.check()
+        except (VolpipeError, OSError) as error:
+            return version, f"{error}; put it back, or close this viewer"
+        return version, self.problem or "; ".join(entry.sentence for entry in progress)
 
 
 def host_names(address: str) -> frozenset[str]:

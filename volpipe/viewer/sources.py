@@ -1,6 +1,6 @@
 """What the viewer may read of a volume: each source is a small OME-Zarr, N5 or precomputed folder of its own.
 
-Not here: HTTP (server), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
+Not here: HTTP (pages), or how a layer looks (layers). Metadata are written anew from what our reader knows of a
 volume, so that voxel sizes and places are right whatever the format says; chunks are the volume's own files where
 Neuroglancer decodes them itself, else bytes that our reader decodes. Nothing but these can be asked for: a name is an
 array's metadata, or a chunk by its numbers.
@@ -67,7 +67,7 @@ class Raster:
         sizes = zip(self.voxel_size_nm, step, strict=True)
         moves = zip(self.origin_nm, self.voxel_size_nm, step, strict=True)
         shape = triple(-(-n // s) for n, s in zip(self.shape, step, strict=True))
-        return Raster(shape, _triple(v * s for v, s in sizes), _triple(o + v * (s - 1) / 2 for o, v, s in moves))
+        return Raster(shape, triple(v * s for v, s in sizes), triple(o + v * (s - 1) / 2 for o, v, s in moves))
 
 
 @dataclass(frozen=True)
@@ -509,15 +509,10 @@ def _along(lengths: Sequence[float], axis: str, other: float = 1.0) -> float:
     return float(lengths["zyx".index(axis)]) if axis in "zyx" else other
 
 
-def _triple(lengths: Any) -> Lengths:  # Any: three numbers
-    z, y, x = lengths
-    return z, y, x
-
-
 def _json(tree: Mapping[str, Any]) -> bytes:
     return json.dumps(tree).encode()
 
 
 def extent_nm(raster: Raster) -> Lengths:
     """Return the lengths (z, y, x) of the whole raster."""
-    return _triple(n * v for n, v in zip(raster.shape, raster.voxel_size_nm, strict=True))
+    return triple(n * v for n, v in zip(raster.shape, raster.voxel_size_nm, strict=True))

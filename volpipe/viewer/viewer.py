@@ -1,24 +1,25 @@
-"""A viewer: the layers of some volumes, a server for them, and the address to open.
+"""A viewer: some volumes, a thread that serves them on loopback unless it is told another address, and its own address.
 
-Not here: printing, or a browser (cli).
+Not here: what is served (site, pages), printing, or a browser (cli).
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import errno
 import html
 import re
+import socket
+import threading
 from pathlib import Path
 
 from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple
 from volpipe.viewer.layers import Scene, open_scene
-from volpipe.viewer.server import Server
-from volpipe.viewer.site import Answer, Service, host_names
-from volpipe.viewer.state import address, check_at, make_state, state_link
+from volpipe.viewer.site import Service, client_folder, host_names
+from volpipe.viewer.state import check_at
 from volpipe.volumes.volume import Volume
 
-NAME = re.compile(r"(live|still)/(\d{1,4})/(.+)", re.DOTALL)
 BIND = re.compile(r"(?:(?P<address>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):)?(?P<port>\d{1,5})")
 
 
@@ -27,19 +28,22 @@ class Viewer:
 
     Attributes:
         notes: sentences on what the viewer had to assume or leave out.
+        port: where it listens.
     """
 
     def __init__(self, scene: Scene, at: Triple | None, bind: str) -> None:
         if at is not None:
             check_at(scene, at)
-        self._scene = scene
-        self._at = at
-        self._problem = ""
-        listen, port = parse_bind(bind)
-        service = Service(self._state_link, self._answer, self._progress, listen, host_names(listen))
-        self._server = Server(service, port)
-        self.notes = scene.notes
-        self._server.start()
+        address, port = parse_bind(bind)
+        client_folder()
+        listener, started = _listen(address, port), threading.Event()
+        self.notes, self.port = scene.notes, int(listener.getsockname()[1])
+        self._service = Service(scene, at, address, host_names(address))
+        self._loop = asyncio.new_event_loop()
+        served = (self._service, self._loop, listener, started)
+        self._thread = threading.Thread(target=_serve, args=served, name="view", daemon=True)
+        self._thread.start()
+        started.wait()
 
     def __enter__(self) -> Viewer:
         return self
@@ -56,58 +60,25 @@ class Viewer:
     @property
     def url(self) -> str:
         """The address to open in a browser of this machine."""
-        return self._server.url
+        host = self._service.address if self._service.address not in ("0.0.0.0", "::") else "127.0.0.1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{self._service.token}/"
 
     @property
     def link(self) -> str:
         """The same page with the whole state in its address, as Neuroglancer has it."""
-        base = self.url.rstrip("/")
-        return self._state_link(f"{base}/v/view/", base)
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self._server.port
+        return self._service.link(self.url.rstrip("/"))
 
     @property
     def is_open(self) -> bool:
         """Whether other machines reach it."""
-        return self._server.service.is_open
+        return self._service.is_open
 
     def close(self) -> None:
         """End the server; pages that show it get nothing more."""
-        self._server.close()
-
-    def _state_link(self, page: str, base: str) -> str:
-        return state_link(page, make_state(self._scene, base, self._at))
-
-    def _answer(self, name: str) -> Answer:
-        """Return what there is at `name`: layer, then what its source calls so."""
-        match = NAME.fullmatch(name)
-        layers = self._scene.layers
-        if match is None or int(match[2]) >= len(layers):
-            return None
-        layer = layers[int(match[2])]
-        if address(self._scene, layer) != f"{match[1]}/{int(match[2])}":
-            return None
-        try:
-            result = layer.objects.answer(match[3]) if layer.objects is not None else None
-            return result if result is not None or layer.source is None else layer.source.answer(match[3])
-        except VolpipeError as error:
-            self._problem = str(error)
-            raise
-
-    def _progress(self) -> tuple[str, str]:
-        """Return a version of what is shown, and a sentence: what is wrong, or how far the runs are."""
-        progress = [layer.run.look() for layer in self._scene.layers if layer.run is not None]
-        version = hashlib.sha256(" ".join(entry.version for entry in progress).encode()).hexdigest()[:16]
-        try:
-            for layer in self._scene.layers:
-                if layer.source is not None:
-                    layer.source.check()
-        except (VolpipeError, OSError) as error:
-            return version, f"{error}; put it back, or close this viewer"
-        return version, self._problem or "; ".join(entry.sentence for entry in progress)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._service.closing.set)
+            self._thread.join()
+        self._service.readers.shutdown(cancel_futures=True)
 
 
 def view(
@@ -137,3 +108,54 @@ def parse_bind(text: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > 65535:
         raise VolpipeError(f"--bind {text}: write a port, such as 8765, or an address and a port, such as 0.0.0.0:8765")
     return (match["address"] or "127.0.0.1").strip("[]"), int(match["port"])
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        VolpipeError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that ended a moment ago is no other
+        listener.bind((address, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        where = f"--bind {address}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise VolpipeError(
+                f"{where}: another program listens there; choose another port, or none for any that is free"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise VolpipeError(f"{where}: ports below 1024 are the system's; choose another") from error
+        raise VolpipeError(f"{where}: {error.strerror}; choose an address of this machine") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _serve(
+    service: Service, loop: asyncio.AbstractEventLoop, listener: socket.socket, started: threading.Event
+) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(_run(service, listener, started))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        started.set()
+        loop.close()
+
+
+async def _run(service: Service, listener: socket.socket, started: threading.Event) -> None:
+    from tornado.httpserver import HTTPServer
+
+    from volpipe.viewer.pages import application
+
+    server: HTTPServer = HTTPServer(application(service))
+    server.add_sockets([listener])
+    started.set()
+    await service.closing.wait()
+    server.stop()
+    await server.close_all_connections()

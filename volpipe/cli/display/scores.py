@@ -5,7 +5,6 @@ Not here: printing, or the scores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -13,7 +12,7 @@ from rich.table import Table
 from volpipe.cli.display.units import columns
 
 if TYPE_CHECKING:
-    from volpipe.evaluation.evaluate import ImageScores
+    from volpipe.evaluation.evaluate import Scores
     from volpipe.evaluation.label_scores import LabelScores
     from volpipe.volumes.volume import Volume
 
@@ -24,12 +23,14 @@ CAPTION = (
 )
 
 
-def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
-    """Return the scores of each candidate, the best PSNR first; `volume` knows the size of a voxel."""
+def score_table(scores: Scores, volume: Volume) -> Table:
+    """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
     from volpipe.evaluation.image_scores import CUBE
 
+    if not isinstance(scores, dict):
+        return _label_table(scores)
     table = columns("", *COLUMNS, caption=CAPTION.format(cube=CUBE))
-    for name, result in sorted(scored.items(), key=lambda item: -item[1].psnr):
+    for name, result in sorted(scores.items(), key=lambda item: -item[1].psnr):
         has_cubes = bool(result.curve)
         cuts = (result.half, result.seventh, result.half_z, result.seventh_z)
         shown = (_cut(cut, volume) if has_cubes else "too small" for cut in cuts)
@@ -37,7 +38,7 @@ def score_table(scored: Mapping[str, ImageScores], volume: Volume) -> Table:
     return table
 
 
-def label_table(result: LabelScores) -> Table:
+def _label_table(result: LabelScores) -> Table:
     """Return the scores of labels, one a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     both = result.split + result.merge
