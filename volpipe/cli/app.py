@@ -21,7 +21,9 @@ import typer
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.display.console import (
+from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
+from volpipe.cli.slurm import slurm
+from volpipe.display.console import (
     AT_WORK,
     DONE,
     INCOMPLETE,
@@ -35,7 +37,7 @@ from volpipe.cli.display.console import (
     out,
     rendered,
 )
-from volpipe.cli.display.plans import (
+from volpipe.display.plans import (
     alternatives_table,
     estimate_table,
     forecast_summary,
@@ -43,15 +45,13 @@ from volpipe.cli.display.plans import (
     plan_summary,
     plan_table,
 )
-from volpipe.cli.display.progress import showing
-from volpipe.cli.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
-from volpipe.cli.display.units import count
-from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
-from volpipe.cli.slurm import slurm
+from volpipe.display.progress import showing
+from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
+from volpipe.units import count
 
 if TYPE_CHECKING:
     from volpipe.api.runs import Request

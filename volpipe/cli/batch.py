@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.batches import mistake_table, plan_table, result_table, tally, why_table
-from volpipe.cli.display.console import INCOMPLETE, REFUSED, bars, err, interruptible, measuring_shown, out
-from volpipe.cli.display.units import duration
 from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
+from volpipe.display.batches import mistake_table, plan_table, result_table, tally, why_table
+from volpipe.display.console import INCOMPLETE, REFUSED, bars, err, interruptible, measuring_shown, out
 from volpipe.errors import BatchError
+from volpipe.units import duration
 
 if TYPE_CHECKING:
     from volpipe.api.batch import BatchListener

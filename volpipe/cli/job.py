@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from volpipe.cli.display.console import err
+from volpipe.display.console import err
 from volpipe.errors import RemoteError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.console import err, measuring_shown, out
-from volpipe.cli.display.units import columns, shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
+from volpipe.display.console import err, measuring_shown, out
 from volpipe.errors import VolpipeError
+from volpipe.units import columns, shape, size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from volpipe.cli.display.console import PLAIN_LINE_SECONDS, bars, err
-from volpipe.cli.display.units import count, duration, voxel_rate
+from volpipe.display.console import PLAIN_LINE_SECONDS, bars, err
+from volpipe.units import count, duration, voxel_rate
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.phase import Progress, Show

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import bounded, columns, count, duration, shape, size
+from volpipe.units import bounded, columns, count, duration, shape, size
 
 if TYPE_CHECKING:
     from volpipe.workflow.batch_table import DatasetRow
