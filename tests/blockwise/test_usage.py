@@ -14,8 +14,8 @@ from inline import Inline
 from volumes import noise, write_volume
 
 from volpipe.blockwise.journal import read_records
-from volpipe.cli.display.console import rendered
-from volpipe.cli.display.plans import forecast_summary
+from volpipe.display.console import rendered
+from volpipe.display.plans import forecast_summary
 from volpipe.estimation.forecast import forecast
 from volpipe.estimation.memory import GPU_BYTES, net_bytes
 from volpipe.nets.facts import bytes_per_voxel

@@ -22,11 +22,11 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.journal import Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
-from volpipe.cli.display import progress as display
-from volpipe.cli.display.progress import Rate, progress_line
-from volpipe.cli.display.units import count, duration, size
+from volpipe.display import progress as display
+from volpipe.display.progress import Rate, progress_line
 from volpipe.estimation import calibrate
 from volpipe.estimation.limits import Limits
+from volpipe.units import count, duration, size
 from volpipe.volumes.volume import ArraySpec, create_array, open_volume
 
 SHAPE = (16, 24, 16)

@@ -15,7 +15,7 @@ from torch import nn
 from volumes import noise, write_volume
 from zoo import changed, smooth
 
-from volpipe.cli.display import console
+from volpipe.display import console
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.inference.plan import Plan
 from volpipe.nets import load, receptive_field

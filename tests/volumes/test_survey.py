@@ -16,7 +16,7 @@ import zarr
 from bucket import serving
 from command import giver
 
-from volpipe.cli.display.volumes import intensity_line
+from volpipe.display.volumes import intensity_line
 from volpipe.geometry.grid import Box
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.survey import PERCENTILES, measure_footprint, measure_intensities, try_codecs

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from volpipe.api.arguments import Named, load, site_of
+from volpipe.api.progress import progress_shown
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output import check_name
@@ -39,7 +40,8 @@ def segment(
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
     on_estimate: Callable[[SegmentTimes], None] | None = None,
-    on_progress: Show = lambda progress: None,
+    progress: bool | None = None,
+    on_progress: Show | None = None,
 ) -> SegmentationResult:
     """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
 
@@ -55,6 +57,7 @@ def segment(
         search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
 
     Returns:
@@ -76,10 +79,11 @@ def segment(
 
     plan = driver.plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
-    listener = Listener(on_estimate=on_estimate, on_progress=on_progress)
-    return driver.segment(
-        plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
-    )
+    with progress_shown(progress, on_progress) as show:
+        listener = Listener(on_estimate=on_estimate, on_progress=show)
+        return driver.segment(
+            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
+        )
 
 
 def _default_output(volume: str) -> str:
@@ -99,7 +103,8 @@ def evaluate(
     data_range: float | None = None,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
-    on_progress: Show = lambda progress: None,
+    progress: bool | None = None,
+    on_progress: Show | None = None,
 ) -> EvaluationResult:
     """Score a volume against a reference, block by block on the site's workers.
 
@@ -114,6 +119,7 @@ def evaluate(
         data_range: greatest value less least; by default of the type.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
 
     Returns:
@@ -135,9 +141,10 @@ def evaluate(
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
-    return driver.evaluate(
-        evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=on_progress), tolerated=tolerate
-    )
+    with progress_shown(progress, on_progress) as show:
+        return driver.evaluate(
+            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate
+        )
 
 
 def _input_of(output: str) -> str | None:

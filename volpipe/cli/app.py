@@ -37,38 +37,6 @@ from volpipe.cli import (
 from volpipe.cli import (
     net as cli_net,
 )
-from volpipe.cli.display.console import (
-    AT_WORK,
-    DONE,
-    INCOMPLETE,
-    REFUSED,
-    Notices,
-    bars,
-    check_folder,
-    err,
-    interruptible,
-    measuring_shown,
-    out,
-    rendered,
-)
-from volpipe.cli.display.plans import (
-    alternatives_table,
-    estimate_table,
-    forecast_summary,
-    measured_line,
-    plan_summary,
-    plan_table,
-)
-from volpipe.cli.display.progress import showing
-from volpipe.cli.display.reports import (
-    MOST_ROWS,
-    clipped_line,
-    print_missing,
-    report_table,
-    seam_line,
-    seam_warning,
-)
-from volpipe.cli.display.units import count
 from volpipe.cli.options import (
     SETTINGS,
     START,
@@ -82,10 +50,42 @@ from volpipe.cli.options import (
     Tolerate,
 )
 from volpipe.cli.slurm import slurm
+from volpipe.display.console import (
+    AT_WORK,
+    DONE,
+    INCOMPLETE,
+    REFUSED,
+    Notices,
+    bars,
+    check_folder,
+    err,
+    interruptible,
+    measuring_shown,
+    out,
+    rendered,
+)
+from volpipe.display.plans import (
+    alternatives_table,
+    estimate_table,
+    forecast_summary,
+    measured_line,
+    plan_summary,
+    plan_table,
+)
+from volpipe.display.progress import showing
+from volpipe.display.reports import (
+    MOST_ROWS,
+    clipped_line,
+    print_missing,
+    report_table,
+    seam_line,
+    seam_warning,
+)
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user
+from volpipe.units import count
 
 if TYPE_CHECKING:
     from volpipe.api.runs import Request

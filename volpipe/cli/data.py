@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.console import bars, check_folder, out
-from volpipe.cli.display.units import duration
-from volpipe.cli.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.cli.options import Parents, positive, whole
+from volpipe.display.console import bars, check_folder, out
+from volpipe.display.volumes import arrays_table, codec_table, footprint_lines, info_lines, intensity_line
 from volpipe.errors import SeveralVolumesError, VolpipeError
+from volpipe.units import duration
 
 if TYPE_CHECKING:
     from volpipe.api.volumes import Info

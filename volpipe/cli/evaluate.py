@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.console import INCOMPLETE, check_target, interruptible, out
-from volpipe.cli.display.progress import showing
-from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.scores import label_table, score_table
 from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
+from volpipe.display.console import INCOMPLETE, check_target, interruptible, out
+from volpipe.display.progress import showing
+from volpipe.display.reports import print_missing
+from volpipe.display.scores import label_table, score_table
 from volpipe.errors import VolpipeError
 
 DataRange = Annotated[

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from volpipe.cli.display.console import err
+from volpipe.display.console import err
 from volpipe.errors import RemoteError
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import typer
 from rich.table import Table
 
 import volpipe as vp
-from volpipe.cli.display.console import err, measuring_shown, out
-from volpipe.cli.display.units import shape, size
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
+from volpipe.display.console import err, measuring_shown, out
 from volpipe.errors import VolpipeError
+from volpipe.units import shape, size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.batches import MOST_DATASETS, result_table
-from volpipe.cli.display.console import check_target, out
-from volpipe.cli.display.reports import driver_line, missing_table, standing_table
 from volpipe.cli.options import Parents, whole
+from volpipe.display.batches import MOST_DATASETS, result_table
+from volpipe.display.console import check_target, out
+from volpipe.display.reports import driver_line, missing_table, standing_table
 from volpipe.errors import RunError
 
 if TYPE_CHECKING:

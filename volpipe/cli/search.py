@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.console import INCOMPLETE, bars, check_folder, err, interruptible, out
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.display.console import INCOMPLETE, bars, check_folder, err, interruptible, out
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.console import INCOMPLETE, check_folder, check_target, complete_already, interruptible, out
-from volpipe.cli.display.progress import showing
-from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.units import count, duration, size
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe
+from volpipe.display.console import INCOMPLETE, check_folder, check_target, complete_already, interruptible, out
+from volpipe.display.progress import showing
+from volpipe.display.reports import print_missing
+from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table

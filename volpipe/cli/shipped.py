@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.console import err, interruptible, out
-from volpipe.cli.display.sites import checkup_table
-from volpipe.cli.display.units import duration
 from volpipe.cli.options import Whole, complete_site, positive
+from volpipe.display.console import err, interruptible, out
+from volpipe.display.sites import checkup_table
 from volpipe.resolve import shipped, shipped_recipe, shipped_recipes
+from volpipe.units import duration
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Answer

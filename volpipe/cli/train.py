@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.display.console import bars, check_folder, interruptible, out
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.display.console import bars, check_folder, interruptible, out
 
 
 def train(

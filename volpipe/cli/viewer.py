@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe as vp
-from volpipe.cli.display.console import err, out
+from volpipe.display.console import err, out
 from volpipe.errors import VolpipeError
 
 if TYPE_CHECKING:

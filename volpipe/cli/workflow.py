@@ -14,11 +14,11 @@ from rich.table import Table
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.cli.display.console import err, out
-from volpipe.cli.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
-from volpipe.cli.display.reports import print_missing
-from volpipe.cli.display.scores import label_table, score_table
-from volpipe.cli.display.units import duration, size
+from volpipe.display.console import err, out
+from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
+from volpipe.display.reports import print_missing
+from volpipe.display.scores import label_table, score_table
+from volpipe.units import duration, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Show

@@ -31,6 +31,8 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, HeldWork, Listener, Options, OutputWork, WorkReport, check_free
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.tables import html_table
+from volpipe.units import duration, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -81,6 +83,15 @@ class FlowReport:
     @property
     def was_complete(self) -> bool:
         return self.is_whole and all(stage.report.was_complete for stage in self.stages)
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (each.stage.name, each.stage.kind, duration(each.seconds), size(each.read_bytes), size(each.written_bytes),
+             len(each.report.missing), each.stage.out)
+            for each in self.stages
+        )  # fmt: skip
+        caption = f"{len(self.stages)} of {len(self.plan.stages)} stages, {duration(self.seconds)}"
+        return html_table(("stage", "kind", "time", "read", "written", "missing", "output"), rows, caption=caption)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import count, in_nm, shape, size
+from volpipe.units import count, in_nm, shape, size
 
 if TYPE_CHECKING:
     from volpipe.volumes.survey import Footprint, Intensities, Trials

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.cli.display.units import count, duration, in_nm, shape, size
+from volpipe.units import count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.estimation.alternatives import Alternative

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.cli.display.units import duration, size
+from volpipe.units import duration, size
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Checked
