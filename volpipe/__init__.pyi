@@ -1,4 +1,5 @@
 from .api.batch import batch
+from .api.explore import explore
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
 from .api.outputs import reproduce, status, verify
@@ -11,6 +12,7 @@ from .errors import BatchError, VolpipeError
 from .evaluation.driver import EvaluationResult
 from .geometry.grid import Box
 from .inference.plan import Plan
+from .notebook.explore import Explorer
 from .recipes.inference import Recipe
 from .recipes.segmentation import SegmentRecipe
 from .recipes.training import TrainRecipe
@@ -31,6 +33,7 @@ __all__ = [
     "Box",
     "ChunkSampler",
     "EvaluationResult",
+    "Explorer",
     "Plan",
     "Recipe",
     "Report",
@@ -49,6 +52,7 @@ __all__ = [
     "draw_comparison",
     "estimate",
     "evaluate",
+    "explore",
     "info",
     "list_arrays",
     "list_sites",
