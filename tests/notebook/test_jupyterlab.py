@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -33,6 +34,10 @@ RUN = "jupyterapp.commands.execute('notebook:run-all-cells')"
 STARTED = f"""return window.jupyterapp && document.querySelectorAll(".jp-CodeCell").length === {len(CELLS)}
   && document.querySelector("#jp-bottom-panel, #jp-main-statusbar").textContent.includes("Idle")"""
 READY = "return document.querySelectorAll('.volpipe-explore[data-state=ready] canvas').length === 6"
+WHEEL = """const canvas = document.querySelector('.volpipe-explore canvas[data-row="0"][data-plane=xy]');
+const { left, top, width, height } = canvas.getBoundingClientRect();
+const place = { clientX: left + width / 2, clientY: top + height / 2 };
+canvas.dispatchEvent(new WheelEvent("wheel", { ...place, deltaY: -150, bubbles: true, cancelable: true }));"""
 CANVAS = """const canvas = document.querySelector(`.volpipe-explore canvas[data-row="${arguments[0]}"][data-plane=xy]`);
 canvas.scrollIntoView();
 return [canvas.toDataURL("image/png"), canvas.width, canvas.height];"""
@@ -88,14 +93,14 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-def shown_slice(browser: Browser, row: int) -> np.ndarray:
-    """Return the greys (y, x) that the plane xy of a row shows of each voxel, in its middle."""
+def shown_slice(browser: Browser, row: int, zoom: float = 1.0) -> np.ndarray:
+    """Return the greys (y, x) that the plane xy of a row shows of each voxel, in its middle; at its edge of others."""
     url, width, height = browser.driver.execute_script(CANVAS, row)
     pixels = np.asarray(Image.open(io.BytesIO(b64decode(url.partition(",")[2]))).convert("RGB"))
     assert pixels.shape == (height, width, 3)
-    scale = min(height, width) / (2 * 20.5)  # pixels per voxel: the farthest face lies 20.5 voxels from the middle
+    scale = zoom * min(height, width) / (2 * 20.5)  # of a voxel: the farthest face is 20.5 from the middle
     rows, columns = (n / 2 + (np.arange(40) - 20) * scale for n in (height, width))
-    greys = pixels[rows.astype(int)][:, columns.astype(int)]
+    greys = pixels[np.clip(rows, 0, height - 1).astype(int)][:, np.clip(columns, 0, width - 1).astype(int)]
     assert (greys == greys[..., :1]).all()
     return greys[..., 0]
 
@@ -114,10 +119,15 @@ def test_a_notebook_runs_and_shows_voxels_as_they_are(browser: Browser, tmp_path
         browser.wait(READY, 90)
         text = browser.driver.find_element("tag name", "body").text
         greys = [shown_slice(browser, row) for row in (0, 1)]
+        browser.driver.execute_script(WHEEL)
+        browser.wait(READY)
+        near = [shown_slice(browser, row, math.exp(0.5)) for row in (0, 1)]
         browser.driver.execute_script("console.error('the last');")
         messages = [entry["message"] for entry in browser.driver.get_log("browser") if entry["level"] == "SEVERE"]
         browser.driver.get("about:blank")
     assert "100 % 1 of 1 box" in text
     for shown in greys:
         np.testing.assert_array_equal(shown[:-6], data[AT[0], :-6])  # a scale bar covers the rest
+    for shown in near:  # both are nearer, though the wheel turned over one
+        np.testing.assert_array_equal(shown[12:28, 12:28], data[AT[0], 12:28, 12:28])
     assert len(messages) == 1 and "the last" in messages[0]
