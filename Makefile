@@ -43,7 +43,7 @@ kubernetes:
 $(READY): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,tune,view]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,kubernetes,models,notebook,tune,view]'
 	touch $(READY)
 
 clean:

@@ -1,4 +1,5 @@
 from .api.batch import batch
+from .api.explore import explore
 from .api.labels import evaluate, segment
 from .api.nets import load_net, net_report
 from .api.notebook import blends, seams, side_by_side, try_net, windows
@@ -12,6 +13,7 @@ from .evaluation.driver import EvaluationResult
 from .evaluation.pictures import draw_comparison
 from .geometry.grid import Box
 from .inference.plan import Plan
+from .notebook.explore import Explorer
 from .recipes.inference import Recipe
 from .recipes.segmentation import SegmentRecipe
 from .recipes.training import TrainRecipe
@@ -33,6 +35,7 @@ __all__ = [
     "Box",
     "ChunkSampler",
     "EvaluationResult",
+    "Explorer",
     "Plan",
     "Recipe",
     "Report",
@@ -52,6 +55,7 @@ __all__ = [
     "draw_comparison",
     "estimate",
     "evaluate",
+    "explore",
     "info",
     "list_arrays",
     "list_sites",

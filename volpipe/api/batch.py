@@ -6,11 +6,13 @@ Not here: the work (workflow.batch), or printing (cli).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.api.arguments import site_of
+from volpipe.api.progress import rows_shown
 from volpipe.api.runs import check, request
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RecipeError
@@ -21,7 +23,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, execute_batch, plan_batch
+from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, OnWork, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 
@@ -30,12 +32,13 @@ Volumes = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True)
 class BatchListener:
-    """Whom a batch tells: of the number of datasets that are planned, of all rows, of those that begin and end."""
+    """Whom a batch tells: of the number of datasets that are planned, of all rows, and how each goes on."""
 
     on_dataset: Callable[[int, int], None] = lambda number, count: None
     on_plan: Callable[[BatchPlan], None] = lambda plan: None
     on_begin: OnRow = lambda number, row: None
     on_end: OnRow = lambda number, row: None
+    on_progress: OnWork = lambda number, stage, progress: None
 
 
 def batch(
@@ -54,6 +57,7 @@ def batch(
     trust_model: bool = False,
     parents: bool = True,
     search_path: Path | None = None,
+    progress: bool | None = None,
     listener: BatchListener | None = None,
 ) -> BatchReport:
     """Run a recipe over many volumes; the same call again goes on, and leaves alone what is complete and unchanged.
@@ -74,7 +78,8 @@ def batch(
         trust_model: load a net's file that is code, TorchScript or torch.export.
         parents: make folders for the outputs, where there are none.
         search_path: folder that relative names in recipes count from; the current one where None.
-        listener: whom to tell.
+        progress: show how far each dataset is; None: in a notebook, below its cell, unless there is a `listener`.
+        listener: whom to tell, in place of what is shown.
 
     Returns:
         A row for each dataset; those that failed say why.
@@ -83,7 +88,6 @@ def batch(
         BatchError: with all that is wrong with any of the datasets; nothing was written.
         SiteError, RunError: the site cannot be used; another driver is at work on the batch.
     """
-    listener = listener or BatchListener()
     tree, place = _batch_of(volumes, recipe, out)
     folder = RunFolder(batch_folder(place))
     start, name = site_of(site, None if dry_run else folder)
@@ -96,17 +100,31 @@ def batch(
     def prepare(dataset: Dataset) -> Plan | FlowPlan:
         return _plan(dataset, settings, trust_model, search_path or Path.cwd())
 
-    plan = plan_batch(
-        folder, datasets, prepare,
-        mistakes=mistakes,
-        options=options,
-        check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
-        on_dataset=lambda number: listener.on_dataset(number, len(datasets)),
-    )  # fmt: skip
-    listener.on_plan(plan)
-    if dry_run:
-        return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
-    return execute_batch(plan, start, prepare, options=options, on_begin=listener.on_begin, on_end=listener.on_end)
+    with _listening(progress, listener) as hears:
+        plan = plan_batch(
+            folder, datasets, prepare,
+            mistakes=mistakes,
+            options=options,
+            check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
+            on_dataset=lambda number: hears.on_dataset(number, len(datasets)),
+        )  # fmt: skip
+        hears.on_plan(plan)
+        if dry_run:
+            return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
+        return execute_batch(
+            plan, start, prepare,
+            options=options, on_begin=hears.on_begin, on_end=hears.on_end, on_progress=hears.on_progress,
+        )  # fmt: skip
+
+
+@contextmanager
+def _listening(progress: bool | None, listener: BatchListener | None) -> Iterator[BatchListener]:
+    """Give `listener`, or one that shows the datasets where they are to be shown."""
+    with rows_shown(progress, has_listener=listener is not None) as shown:
+        if listener is not None or shown is None:
+            yield listener or BatchListener()
+        else:
+            yield BatchListener(shown.plan, lambda plan: shown.begin(plan.rows), shown.start, shown.end, shown.move)
 
 
 def _batch_of(volumes: Volumes, recipe: str | Path | None, out: str | Path | None) -> tuple[Batch, Location]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.api.arguments import Named, default_name, load, site_of
+from volpipe.api.progress import progress_shown
 from volpipe.blockwise.phase import Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
@@ -42,7 +43,8 @@ def segment(
     search_path: str | Path | None = None,
     on_plan: Callable[[SegmentPlan], None] = lambda plan: None,
     on_estimate: Callable[[SegmentTimes], None] | None = None,
-    on_progress: Show = lambda progress: None,
+    progress: bool | None = None,
+    on_progress: Show | None = None,
 ) -> SegmentationResult:
     """Make objects of affinities, the same whatever the blocks; the same call again goes on where it stopped.
 
@@ -58,6 +60,7 @@ def segment(
         search_path: the folder that relative names count from; by default the current one.
         on_plan: called with the plan, before the site starts.
         on_estimate: called with the times that blocks tried on the site predict; without it, none are tried.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
 
     Returns:
@@ -76,10 +79,11 @@ def segment(
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
     plan = plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
     on_plan(plan)
-    listener = Listener(on_estimate=on_estimate, on_progress=on_progress)
-    return segmentation.segment(
-        plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
-    )
+    with progress_shown(progress, on_progress) as show:
+        listener = Listener(on_estimate=on_estimate, on_progress=show)
+        return segmentation.segment(
+            plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
+        )
 
 
 def evaluate(
@@ -93,7 +97,8 @@ def evaluate(
     data_range: float | None = None,
     site: str | Path | WorkerPool = "local",
     tolerate: float = 0.1,
-    on_progress: Show = lambda progress: None,
+    progress: bool | None = None,
+    on_progress: Show | None = None,
 ) -> EvaluationResult:
     """Score a volume against a reference, block by block on the site's workers.
 
@@ -108,6 +113,7 @@ def evaluate(
         data_range: greatest value less least; by default of the type.
         site: a shipped name, a Python file, or a pool that is started.
         tolerate: share of the blocks begun that may fail before the work stops; 0 stops at the first.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called at every change and every half second.
 
     Returns:
@@ -125,9 +131,10 @@ def evaluate(
     )  # fmt: skip
     start, _ = site_of(site)
     name = "_".join(["volpipe", Path(str(output)).stem, Path(str(reference)).stem, "scores.run"])
-    return evaluation_driver.evaluate(
-        evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=on_progress), tolerated=tolerate
-    )
+    with progress_shown(progress, on_progress) as show:
+        return evaluation_driver.evaluate(
+            evaluation, start, RunFolder(Path.cwd() / name), listener=Listener(on_progress=show), tolerated=tolerate
+        )
 
 
 def _input_of(output: str) -> str | None:

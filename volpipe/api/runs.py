@@ -6,13 +6,15 @@ Not here: the work (workflow, runs), or printing (cli).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from volpipe.api.arguments import default_name, load, site_of
-from volpipe.blockwise.phase import Progress
+from volpipe.api.progress import both, stages_shown, voxels_per_block
+from volpipe.blockwise.phase import Progress, Show
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import PlanError, VolpipeError
 from volpipe.estimation.calibrate import OnTry
@@ -36,6 +38,7 @@ from volpipe.workflow.cost import FlowCost, forecast_flow, preview_flow
 from volpipe.workflow.driver import Listener, Report, execute, prepare, prepare_for, preview
 from volpipe.workflow.execute import FlowListener, FlowReport, execute_flow
 from volpipe.workflow.plan import FlowPlan, plan_flow
+from volpipe.workflow.stages import StagePlan
 
 RecipeLike = Recipe | str | Path | Mapping[str, Any] | None  # Any: TOML values
 
@@ -198,6 +201,7 @@ def run(
     tolerate: float = 0.1,
     same_input: bool = False,
     search_path: Path | None = None,
+    progress: bool | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     listener: Listener | FlowListener | None = None,
 ) -> Report | FlowReport:
@@ -212,8 +216,9 @@ def run(
         only: box (z, y, x) of the output, also as z0:z1,y0:y1,x0:x1: compute what it needs, and no more.
         tolerate: share of the blocks begun that may fail before the run stops; 0 stops at the first.
         same_input: go on with an input whose files have other times or sizes, if the voxels that are compared agree.
+        progress: show how far it is; None: in a notebook, below its cell, unless one of the next two is given.
         on_progress: called at every change and every half second; of stages, for those that run a net.
-        listener: called with the plan and its forecast as well, in place of `on_progress`.
+        listener: called with the plan and its forecast as well, in place of `on_progress` and of what is shown.
 
     Returns:
         How the run ended; its `missing` names the boxes that could not be computed.
@@ -225,20 +230,34 @@ def run(
     if not isinstance(planned, Plan | FlowPlan):
         planned = plan(planned, recipe, out=out, settings=settings, search_path=search_path)
     start, name = site_of(site)
-    hears = Listener() if on_progress is None else Listener(on_progress=on_progress)
-    if isinstance(planned, FlowPlan):
-        if only is not None:
-            raise PlanError("only is for one net; leave it out, or give the stages a roi")
-        of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=lambda _: hears)
-        return execute_flow(
-            planned, start, listener=of_stages, fresh=fresh, keep_tensors=keep_tensors, site=name,
-            tolerated=tolerate, same_input=same_input,
-        )  # fmt: skip
-    box = find_part(only, planned.out_shape) if isinstance(only, str) else only
-    return execute(
-        planned, start, fresh=fresh, keep_tensors=keep_tensors, site=name, only=box, tolerated=tolerate,
-        same_input=same_input, listener=listener if isinstance(listener, Listener) else hears,
-    )  # fmt: skip
+    options: dict[str, Any] = {  # Any: as `execute` takes them
+        "fresh": fresh, "keep_tensors": keep_tensors, "site": name, "tolerated": tolerate, "same_input": same_input,
+    }  # fmt: skip
+    with _listening(progress, on_progress, listener) as hears:
+        if isinstance(planned, FlowPlan):
+            if only is not None:
+                raise PlanError("only is for one net; leave it out, or give the stages a roi")
+            of_stages = listener if isinstance(listener, FlowListener) else FlowListener(of_stage=hears)
+            return execute_flow(planned, start, listener=of_stages, **options)
+        box = find_part(only, planned.out_shape) if isinstance(only, str) else only
+        return execute(planned, start, only=box, listener=hears(planned), **options)
+
+
+@contextmanager
+def _listening(
+    progress: bool | None, on_progress: Show | None, listener: Listener | FlowListener | None
+) -> Iterator[Callable[[Plan | StagePlan], Listener]]:
+    """Give a function that returns whom to tell of a run or a stage: its listener, or `on_progress` and a display."""
+    with stages_shown(progress, has_listener=listener is not None or on_progress is not None) as show:
+
+        def hears(work: Plan | StagePlan) -> Listener:
+            if isinstance(listener, Listener):
+                return listener
+            name, plan = ("", work) if isinstance(work, Plan) else (work.name, work.plan)
+            shown = show(name, voxels_per_block(plan) if isinstance(plan, Plan) else 0.0)
+            return Listener(on_progress=shown if on_progress is None else both(on_progress, shown))
+
+        yield hears
 
 
 def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:

@@ -6,11 +6,13 @@ Not here: the work (training), or printing (cli).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from volpipe.api.arguments import site_of, with_settings
+from volpipe.api.progress import count_shown
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import VolpipeError
 from volpipe.recipes.toml import typed
@@ -35,6 +37,7 @@ def train(
     settings: Sequence[str] = (),
     fresh: bool = False,
     search_path: str | Path | None = None,
+    progress: bool | None = None,
     on_progress: OnStep | None = None,
 ) -> TrainingResult:
     """Train a net; the same call again goes on from the newest checkpoint.
@@ -46,6 +49,7 @@ def train(
         settings: ``key=value``, on top of the recipe.
         fresh: delete what is in the folder, and start over.
         search_path: the folder that relative names in the recipe count from; by default the current one.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called now and then with the number of steps taken and of all.
 
     Raises:
@@ -55,11 +59,14 @@ def train(
     chosen, folder, place = _load(recipe, settings), _folder(recipe, out, "train"), Path(search_path or Path.cwd())
     start, _ = site_of(site)
 
-    def on_step(step: int) -> None:
-        if on_progress is not None:
-            on_progress(step, chosen.train.steps)
+    with count_shown("train", "step", progress, has_listener=on_progress is not None) as show:
 
-    result = run_training(chosen, folder, start, search_path=place, fresh=fresh, on_step=on_step)
+        def on_step(step: int) -> None:
+            if on_progress is not None:
+                on_progress(step, chosen.train.steps)
+            show(step, chosen.train.steps)
+
+        result = run_training(chosen, folder, start, search_path=place, fresh=fresh, on_step=on_step)
     if result.was_stopped:
         return result
     return dataclasses.replace(
@@ -78,6 +85,7 @@ def sweep(
     settings: Sequence[str] = (),
     fresh: bool = False,
     search_path: str | Path | None = None,
+    progress: bool | None = None,
     on_progress: OnTrial | None = None,
 ) -> list[TrialResult]:
     """Train with every combination of the lists in [sweep]; the same call again does what is missing.
@@ -86,6 +94,7 @@ def sweep(
         recipe: a path, or its sections.
         out: the sweep's folder; by default NAME.sweep here, for a recipe that has a name.
         site, settings, fresh, search_path: as of `train`.
+        progress: show how many ended; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of trainings that ended and of all, and the newest result, at first None.
 
     Returns: the result of each combination, by number.
@@ -98,8 +107,8 @@ def sweep(
     else:
         chosen = sweep_of(_tree(recipe, settings), NO_NAME, settings)
     folder, (start, _) = _folder(recipe, out, "sweep"), site_of(site)
-    on_end = _counter(len(chosen.recipes), on_progress)
-    return run_sweep(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
+    with _counting(len(chosen.recipes), progress, on_progress) as on_end:
+        return run_sweep(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
 
 
 def tune(
@@ -110,6 +119,7 @@ def tune(
     settings: Sequence[str] = (),
     fresh: bool = False,
     search_path: str | Path | None = None,
+    progress: bool | None = None,
     on_progress: OnTrial | None = None,
 ) -> list[TrialResult]:
     """Search the ranges in [tune] for the best values; the same call again goes on.
@@ -118,7 +128,7 @@ def tune(
         recipe: a path, or its sections.
         out: the search's folder; by default NAME.tune here, for a recipe that has a name.
         site, settings, fresh, search_path: as of `train`.
-        on_progress: as of `sweep`.
+        progress, on_progress: as of `sweep`.
 
     Returns: the results of all trials, the best first; its recipe is best.toml in the folder.
 
@@ -130,8 +140,9 @@ def tune(
     else:
         chosen = tuning_of(_tree(recipe, settings), NO_NAME, settings)
     folder, (start, _) = _folder(recipe, out, "tune"), site_of(site)
-    on_end = _counter(chosen.search.trials, on_progress)
-    return run_tuning(chosen, folder, start, search_path=Path(search_path or Path.cwd()), fresh=fresh, on_end=on_end)
+    place = Path(search_path or Path.cwd())
+    with _counting(chosen.search.trials, progress, on_progress) as on_end:
+        return run_tuning(chosen, folder, start, search_path=place, fresh=fresh, on_end=on_end)
 
 
 def _load(recipe: TrainRecipe | str | Path | Tree, settings: Sequence[str]) -> TrainRecipe:
@@ -161,16 +172,23 @@ def _folder(recipe: TrainRecipe | str | Path | Tree, out: str | Path | None, kin
     raise VolpipeError(f"this recipe has no name to call its folder by; give out, such as out='mine.{kind}'")
 
 
-def _counter(total: int, on_progress: OnTrial | None) -> Callable[[TrialResult], None]:
-    """Return a listener that counts results for `on_progress`, which is called at once too."""
-    if on_progress is None:
-        return lambda result: None
+@contextmanager
+def _counting(
+    total: int, progress: bool | None, on_progress: OnTrial | None
+) -> Iterator[Callable[[TrialResult], None]]:
+    """Give a listener that counts results for `on_progress`, which is called at once too, and shows how many ended."""
     num_ended = 0
+    with count_shown("trainings", "training", progress, has_listener=on_progress is not None) as show:
 
-    def on_end(result: TrialResult) -> None:
-        nonlocal num_ended
-        num_ended += 1
-        on_progress(num_ended, total, result)
+        def tell(result: TrialResult | None) -> None:
+            if on_progress is not None:
+                on_progress(num_ended, total, result)
+            show(num_ended, total)
 
-    on_progress(0, total, None)
-    return on_end
+        def on_end(result: TrialResult) -> None:
+            nonlocal num_ended
+            num_ended += 1
+            tell(result)
+
+        tell(None)
+        yield on_end

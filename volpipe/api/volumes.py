@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from volpipe.api.progress import count_shown
 from volpipe.errors import VolpipeError
 from volpipe.synthetic.volume import Sample, write_sample
 from volpipe.volumes.convert import Choice, OnProgress
@@ -91,6 +92,7 @@ def convert(
     shard: tuple[int, int, int] | None = None,
     codec: str = "auto",
     workers: int = 1,
+    progress: bool | None = None,
     on_progress: OnProgress | None = None,
 ) -> Volume:
     """Return the copy of `volume` at `out`, which appears once it is whole.
@@ -103,13 +105,16 @@ def convert(
         shard: voxels (z, y, x), of Zarr v3; None for 256 each.
         codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
         workers: how many read at once.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of boxes copied and the number of boxes, after each.
 
     Raises:
         VolumeError: `out` exists, its format cannot hold such a volume, or there is no room for it.
     """
     opened = volume if isinstance(volume, Volume) else open(volume)
-    return copy(opened, out, Choice(format, chunk, shard, codec), workers=workers, on_progress=on_progress)
+    with count_shown("convert", "box", progress, has_listener=on_progress is not None) as show:
+        choice = Choice(format, chunk, shard, codec)
+        return copy(opened, out, choice, workers=workers, on_progress=on_progress or show)
 
 
 def sample(
@@ -118,6 +123,7 @@ def sample(
     *,
     seed: int = 0,
     workers: int = 1,
+    progress: bool | None = None,
     on_progress: OnProgress | None = None,
 ) -> Volume:
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, and return `raw`.
@@ -127,6 +133,7 @@ def sample(
         shape: voxels (z, y, x) of 16 × 8 × 8 nm.
         seed: the same seed gives the same bytes.
         workers: processes.
+        progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of boxes written and the number of boxes, after each.
 
     Raises:
@@ -136,5 +143,6 @@ def sample(
         raise VolpipeError(f"samples are written to a disk, not to {Path(path).parts[0]}//; choose a folder")
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
-    write_sample(Path(path), Sample(shape, seed), workers=workers, on_progress=on_progress)
+    with count_shown("sample", "box", progress, has_listener=on_progress is not None) as show:
+        write_sample(Path(path), Sample(shape, seed), workers=workers, on_progress=on_progress or show)
     return open(path, "raw")

@@ -14,15 +14,15 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
-from volpipe.display.batches import mistake_table, plan_table, result_table, tally, why_table
-from volpipe.display.console import INCOMPLETE, REFUSED, bars, err, interruptible, measuring_shown, out
+from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
+from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out
 from volpipe.errors import BatchError
 from volpipe.units import duration
 
 if TYPE_CHECKING:
     from volpipe.api.batch import BatchListener
     from volpipe.workflow.batch import BatchPlan
-    from volpipe.workflow.batch_table import BatchReport, DatasetRow
+    from volpipe.workflow.batch_table import BatchReport
 
 
 def batch(
@@ -90,25 +90,14 @@ def _listening(*, dry_run: bool, as_json: bool) -> Iterator[BatchListener]:
     """Give a listener that prints the plan, a line as each dataset ends, and on a terminal a bar."""
     from volpipe.api.batch import BatchListener
 
-    with bars() as shown:
-        left: list[DatasetRow] = []
+    with showing_rows() as shown:
 
         def on_plan(plan: BatchPlan) -> None:
-            left.extend(row for row in plan.rows if not row.is_complete)
+            shown.begin(plan.rows)
             if not as_json:
                 _show_plan(plan, dry_run=dry_run)
 
-        def on_end(number: int, row: DatasetRow) -> None:
-            left.pop()
-            took = "" if row.wall_seconds is None else f" after {duration(row.wall_seconds)}"
-            reason = f": {row.reason}" if row.reason else ""
-            err.print(f"{row.volume}: {row.ended}{took}{reason}; {len(left):,} left", markup=False)
-
-        yield BatchListener(
-            on_dataset=lambda number, whole: shown.show("planned", number, whole, "dataset"),
-            on_plan=on_plan,
-            on_end=on_end,
-        )
+        yield BatchListener(shown.plan, on_plan, on_end=shown.end)
 
 
 def _show_plan(plan: BatchPlan, *, dry_run: bool) -> None:

@@ -1,1 +1,1 @@
-"""What the command line prints: tables and lines, and where they go. When it is printed is up to the commands."""
+"""What people see of work, on a terminal or below a notebook's cell: tables, lines and bars, and where they go."""

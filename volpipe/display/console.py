@@ -1,6 +1,6 @@
-"""Where the command line prints to: standard output, standard error, and files that the user names; and its bars.
+"""Where the command line prints to: standard output, standard error, and files that the user names; and bars.
 
-Not here: what is printed (show), or when (cli and its like).
+Not here: what is printed (plans, reports and their like), or when (cli, api).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.status import Status
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
+from volpipe.display.cell import Cell
 from volpipe.errors import VolpipeError
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
@@ -142,9 +143,15 @@ class _Row:
 
 @dataclass
 class Bars:
-    """Bars on a terminal, one below the other: name, bar, percent, done of all, how fast, time left."""
+    """Bars, one below the other: name, bar, percent, done of all, how fast, time left.
+
+    Attributes:
+        progress: draws them by itself on a terminal.
+        draw: called at every change with what returns them.
+    """
 
     progress: Progress
+    draw: Callable[[Callable[[], RenderableType]], None] = lambda make: None
     _rows: dict[str, _Row] = field(default_factory=dict)
 
     def show(self, name: str, done: float, whole: float, noun: str) -> None:
@@ -164,6 +171,7 @@ class Bars:
             speed=_per_time(speed, noun) if done < whole else "",
             left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
         )
+        self.draw(self.progress.get_renderable)
 
     def _row(self, name: str, done: float, whole: float) -> _Row:
         if name not in self._rows:
@@ -189,16 +197,22 @@ def _clock(seconds: float) -> str:
 
 
 @contextmanager
-def bars() -> Iterator[Bars]:
-    """Give bars on standard error, drawn where that is a terminal, and gone at the end."""
+def bars(cell: Cell | None = None) -> Iterator[Bars]:
+    """Give bars: in `cell`, where they stay; or on standard error, if that is a terminal, and gone at the end."""
     columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         *(TextColumn(f"{{task.fields[{name}]}}") for name in ("count", "speed", "left")),
     )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        yield Bars(progress)
+    if cell is None:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+            yield Bars(progress)
+        return
+    try:
+        yield Bars(Progress(*columns, disable=True), cell.draw)
+    finally:
+        cell.close()
 
 
 class Notices(logging.Handler):

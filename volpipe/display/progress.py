@@ -1,4 +1,4 @@
-"""Progress of a command: bars on a terminal, a plain line now and then elsewhere.
+"""Progress of work: bars on a terminal and below a notebook's cell, a plain line now and then elsewhere.
 
 Not here: progress itself (blockwise.phase), or the bars (console).
 """
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from volpipe.display.cell import Cell
 from volpipe.display.console import PLAIN_LINE_SECONDS, bars, err
 from volpipe.units import count, duration, voxel_rate
 
@@ -21,13 +22,13 @@ OF_BLOCKS = ("scan", "measure", "histogram", "factor", "infer", "pieces", "edges
 
 
 @contextmanager
-def showing() -> Iterator[Callable[..., Show]]:
-    """Give a function that returns a listener of progress.
+def showing(cell: Cell | None = None) -> Iterator[Callable[..., Show]]:
+    """Give a function that returns a listener of progress, which is shown in `cell`, or on standard error.
 
     It takes the name of the work, "" where there is no other, and the output voxels of its average block, 0 of work
     without a net.
     """
-    with bars() as shown:
+    with bars(cell) as shown:
 
         def listener(name: str = "", voxels_per_block: float = 0.0) -> Show:
             rate, last, before = Rate(voxels_per_block), time.perf_counter(), f"{name}: " if name else ""
@@ -39,14 +40,14 @@ def showing() -> Iterator[Callable[..., Show]]:
                     last = time.perf_counter()
                     err.print(before + progress_line(progress, rate), markup=False)
 
-            def on_terminal(progress: Progress) -> None:
+            def on_bars(progress: Progress) -> None:
                 left, is_first = progress.seconds_left, True
                 for stage, done, whole, noun in bar_counts(progress):
                     own = left if is_first and done < whole else None
                     shown.show_with(before + stage, done, whole, noun, seconds_left=own)
                     is_first = is_first and done >= whole
 
-            return on_terminal if err.is_terminal else on_pipe
+            return on_bars if cell is not None or err.is_terminal else on_pipe
 
         yield listener
 

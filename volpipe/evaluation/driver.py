@@ -5,6 +5,7 @@ Not here: what is compared, or how a block is scored (evaluate).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,20 @@ class EvaluationResult(WorkReport):
     """
 
     scores: Scores | None = None
+
+    def facts(self) -> dict[str, object]:
+        """Return how it ended in numbers, for people."""
+        compared = {"output": self.plan.output, "reference": self.plan.reference}
+        return {**compared, **self._scores(), **super().facts()}
+
+    def _scores(self) -> dict[str, object]:
+        scores = self.scores if isinstance(self.scores, dict) else {} if self.scores is None else {"": self.scores}
+        return {
+            f"{name} {field.name.replace('_', ' ')}".strip(): f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+            for name, each in scores.items()
+            for field in dataclasses.fields(each)
+            if isinstance(value := getattr(each, field.name), int | float)
+        }
 
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -33,11 +33,11 @@ FEW_POINTS = 60  # marked one by one
 MIN_WIDTH = 240  # smaller images are enlarged by a whole factor, so that their captions fit
 
 
-def panel(path: Path, images: Sequence[tuple[str, Image2D]], *, columns: int = 3) -> None:
+def panel(path: Path | BinaryIO, images: Sequence[tuple[str, Image2D]], *, columns: int = 3) -> None:
     """Write a PNG of captioned images, row by row.
 
     Args:
-        path: the file to write; its folder exists.
+        path: the file to write, whose folder exists, or one that is open.
         images: captions and images (y, x) or (y, x, 3), uint8. All are enlarged by one whole factor where the
             widest is narrower than MIN_WIDTH.
         columns: images per row.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from volpipe.blockwise.failures import Missing
+from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
 from volpipe.blockwise.logs import logging_to
@@ -29,6 +29,8 @@ from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
+from volpipe.tables import html_facts, html_table
+from volpipe.units import duration, size
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -73,6 +75,8 @@ class Listener:
 
 
 SILENT, PLAIN = Listener(), Options()
+TOTALS = ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")  # columns in a notebook
+MOST_MISSING = 20  # lines there
 
 
 @dataclass
@@ -111,6 +115,27 @@ class WorkReport:
             return ""
         first = self.missing[0]
         return f"{len(self.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
+
+    def facts(self) -> dict[str, object]:
+        """Return how it ended in numbers, for people."""
+        time = "complete before" if self.was_complete else duration(self.seconds)
+        return {"time": time, "missing": len(self.missing), "folder": self.folder}
+
+    def _repr_html_(self) -> str:
+        parts = [html_facts(self.facts())]
+        if self.totals:
+            parts.append(html_table(TOTALS, (_line(name, totals) for name, totals in self.totals.items())))
+        if self.missing:
+            lines = ((part.stage, part.unit, part.box, last_line(part.reason)) for part in self.missing[:MOST_MISSING])
+            parts.append(html_table(("stage", "unit", "box z,y,x", "reason"), lines, caption="missing"))
+        return "".join(parts)
+
+
+def _line(stage: str, totals: Totals) -> tuple[object, ...]:
+    """Return the cells of a stage, in the columns of TOTALS."""
+    bytes_ = (size(value) for value in (totals.read_bytes, totals.written_bytes, totals.peak_bytes))
+    times = (duration(totals.seconds), duration(totals.cpu_seconds))
+    return stage, f"{totals.units:,}", f"{totals.tasks:,}", *times, *bytes_
 
 
 @dataclass(frozen=True)

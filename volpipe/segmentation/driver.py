@@ -178,6 +178,10 @@ class SegmentationResult(WorkReport):
         """The CSV file of objects."""
         return self.folder / TABLE
 
+    def facts(self) -> dict[str, object]:
+        """Return how it ended in numbers, for people."""
+        return {"labels": self.out, "objects": f"{self.num_objects:,}", "table": self.table, **super().facts()}
+
 
 def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:
     """Return the plan of segmenting the volume at `location`, with every refusal that needs no worker.

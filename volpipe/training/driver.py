@@ -34,6 +34,7 @@ from volpipe.runs.presence import FILE as NOTE_FILE
 from volpipe.runs.presence import Presence, StageNote
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import HeldWork
+from volpipe.tables import html_facts
 from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
 from volpipe.training.rank_info import ABANDONED, RankInfo
@@ -69,6 +70,11 @@ class TrainingResult:
     summary: tuple[str, ...] = ()
     curve: Path | None = None
     run_command: str = ""
+
+    def _repr_html_(self) -> str:
+        facts = {"weights": self.weights, "steps": f"{self.steps:,}", "curve": self.curve, "use them": self.run_command}
+        lines = {f"{number}": line for number, line in enumerate(self.summary, 1)}
+        return html_facts({name: value for name, value in facts.items() if value}) + html_facts(lines) * bool(lines)
 
 
 def run_training(

@@ -45,6 +45,8 @@ from volpipe.volumes.storage.paths import Location
 if TYPE_CHECKING:
     from dask.array import Array
 
+    from volpipe import Explorer
+
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
@@ -185,6 +187,12 @@ class Volume:
             VolumeError: the box is empty or leaves the volume, or a chunk is damaged.
         """
         return self.open().read(box)
+
+    def show(self, output: str | Path | Volume | None = None, labels: str | Path | Volume | None = None) -> Explorer:
+        """Return a view of the volume that a notebook shows; see `volpipe.explore`."""
+        import volpipe  # by its public name: this package knows none of those above it
+
+        return volpipe.explore(self, output, labels)
 
     def level(self, number: int) -> Volume:
         """Return a level of the multiscale group that the array is in, with the same view; 0 is the finest.

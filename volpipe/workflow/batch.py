@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.phase import TOLERATED_SHARE
+from volpipe.blockwise.phase import TOLERATED_SHARE, Progress
 from volpipe.blockwise.pool import Start
 from volpipe.blockwise.work import Ended, Steps, Together
 from volpipe.errors import BatchError, RunError, VolpipeError
@@ -26,7 +26,7 @@ from volpipe.recipes.batch import Dataset, Mistake
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.presence import Presence
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import HeldWork, Options
+from volpipe.runs.work import HeldWork, Listener, Options
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
 from volpipe.volumes.storage.paths import Location
@@ -72,6 +72,7 @@ class BatchPlan:
 
 
 OnRow = Callable[[int, DatasetRow], None]  # of the row of that number
+OnWork = Callable[[int, str, Progress], None]  # of the row of that number, of that stage of several
 
 
 def plan_batch(
@@ -285,6 +286,7 @@ def execute_batch(
     options: BatchOptions,
     on_begin: OnRow = lambda number, row: None,
     on_end: OnRow = lambda number, row: None,
+    on_progress: OnWork = lambda number, stage, progress: None,
 ) -> BatchReport:
     """Run the datasets of `plan` that are not complete on one pool of workers, and return how each ended.
 
@@ -296,6 +298,7 @@ def execute_batch(
         prepare: returns the plan of a dataset, when its turn comes.
         options: for every dataset.
         on_begin, on_end: called with the number and the row of a dataset.
+        on_progress: called with the number of a dataset, its stage, "" where it has no several, and how far that is.
 
     Raises:
         BatchError: an output was made otherwise.
@@ -303,7 +306,7 @@ def execute_batch(
         SiteError: the site cannot be used.
     """
     check_changed(plan, options)
-    work = BatchWork(plan, prepare, options, on_begin, on_end)
+    work = BatchWork(plan, prepare, options, on_begin, on_end, on_progress)
     with remembering():
         return perform(work, partial(start, plan.folder.parsl))
 
@@ -312,10 +315,11 @@ class BatchWork(HeldWork[BatchReport]):
     """The datasets of a plan that are not complete, side by side; arguments as of `execute_batch`."""
 
     def __init__(
-        self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, on_begin: OnRow, on_end: OnRow
-    ) -> None:
+        self, plan: BatchPlan, prepare: Prepare, options: BatchOptions, on_begin: OnRow, on_end: OnRow,
+        on_progress: OnWork,
+    ) -> None:  # fmt: skip
         self.plan, self.prepare, self.options, self.folder = plan, prepare, options, plan.folder
-        self.on_begin, self.on_end = on_begin, on_end
+        self.on_begin, self.on_end, self.on_progress = on_begin, on_end, on_progress
 
     def claim(self) -> None:
         """Write the table, as it is before anything runs."""
@@ -365,8 +369,11 @@ class DatasetWork:
             fresh=batch.options.fresh or self.row.state in CHANGED, site=batch.options.site,
             tolerated=batch.options.tolerated, same_input=batch.options.same_input,
         )  # fmt: skip
-        reason = (yield from work_for(plan, options).steps()).open_reason
+        reason = (yield from work_for(plan, options, self._listener).steps()).open_reason
         return {"ended": "incomplete" if reason else "done", "reason": reason, **findings(plan)}
+
+    def _listener(self, stage: str) -> Listener:
+        return Listener(on_progress=partial(self.batch.on_progress, self.number, stage))
 
     def row_after(self, ended: Ended[Any]) -> DatasetRow:
         """Return the row of the dataset, which `ended` so."""

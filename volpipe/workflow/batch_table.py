@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import volpipe
 from volpipe.errors import RunError
 from volpipe.runs.presence import StageNote
+from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import Location, atomic_write
@@ -216,7 +216,5 @@ class BatchReport:
         return pandas.DataFrame([row.cells() for row in self.rows], columns=COLUMNS)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in SHOWN)
-        cells = (row.cells() for row in self.rows)
-        lines = ("".join(f"<td>{escape(str(cell[name]))}</td>" for name in SHOWN) for cell in cells)
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        lines = (row.cells() for row in self.rows)
+        return html_table(SHOWN, ([line[name] for name in SHOWN] for line in lines))

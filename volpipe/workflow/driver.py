@@ -76,6 +76,12 @@ class Report(WorkReport):
     normalise: Affine | None = None
     seams: list[Score] = field(default_factory=list)
 
+    def facts(self) -> dict[str, object]:
+        """Return how it ended in numbers, for people."""
+        seams = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.seams)
+        grey = {"clipped voxels": f"{self.clipped[0]:,}"} if self.clipped[0] else {}
+        return {"output": self.plan.out, **super().facts(), **({"seams": seams} if seams else {}), **grey}
+
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:
     """Return the plan for `location`; everything that can be refused before the start is refused here."""

@@ -29,6 +29,8 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options, WorkReport
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
+from volpipe.tables import html_table
+from volpipe.units import duration, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json, write_json
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -88,6 +90,15 @@ class FlowReport:
             return ""
         first = next((each for each in self.stages if not each.report.is_whole), None)
         return "a stage was not begun" if first is None else f"stage {first.stage.name}: {first.report.open_reason}"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (each.stage.name, each.stage.kind, duration(each.seconds), size(each.read_bytes), size(each.written_bytes),
+             len(each.report.missing), each.stage.out)
+            for each in self.stages
+        )  # fmt: skip
+        caption = f"{len(self.stages)} of {len(self.plan.stages)} stages, {duration(self.seconds)}"
+        return html_table(("stage", "kind", "time", "read", "written", "missing", "output"), rows, caption=caption)
 
 
 @dataclass(frozen=True)
@@ -240,9 +251,13 @@ def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET
     return perform(FlowWork(plan, Options(**options), listener), partial(start, plan.folder.parsl))
 
 
-def work_for(plan: Plan | FlowPlan, options: Options = PLAIN) -> RunWork | FlowWork:
-    """Return the work of `plan`, of one net or of several stages."""
-    return FlowWork(plan, options) if isinstance(plan, FlowPlan) else RunWork(plan, options)
+def work_for(
+    plan: Plan | FlowPlan, options: Options = PLAIN, listener: Callable[[str], Listener] = lambda stage: SILENT
+) -> RunWork | FlowWork:
+    """Return the work of `plan`; `listener` gives whom to tell of the stage of that name, of a run alone ""."""
+    if isinstance(plan, FlowPlan):
+        return FlowWork(plan, options, FlowListener(of_stage=lambda stage: listener(stage.name)))
+    return RunWork(plan, options, listener(""))
 
 
 def _check_out(plan: FlowPlan) -> None:

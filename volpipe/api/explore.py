@@ -1,0 +1,45 @@
+"""A look at volumes in a notebook: planes of a volume and its output, linked, with labels over them.
+
+Not here: what is read and drawn (notebook).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from volpipe.geometry.grid import Triple
+from volpipe.volumes.reader import Volume
+from volpipe.volumes.volume import open_volume
+
+if TYPE_CHECKING:
+    from volpipe.notebook.explore import Explorer
+
+Place = str | Path | Volume
+
+
+def explore(
+    volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Triple | None = None
+) -> Explorer:
+    """Return a view of `volume` that a notebook shows: three planes, with sliders and zoom where there are widgets.
+
+    All planes share one place and one zoom, in nm, so that what lies together is seen together. Only what is in sight
+    is read: the level that fits the screen, and of a large slice without levels some chunks, evenly spread.
+
+    Args:
+        volume: or its location, as `open` takes it.
+        output: shown below it, such as the output of a run over it.
+        labels: drawn over both, a colour for each object.
+        at: voxel (z, y, x) of `volume` to begin at; its middle where it is not given.
+
+    Raises:
+        VolpipeError: no such volume or voxel, or `labels` are no whole numbers.
+    """
+    from volpipe.notebook.explore import open_explorer
+
+    others = [None if place is None else _opened(place) for place in (output, labels)]
+    return open_explorer(_opened(volume), others[0], others[1], at)
+
+
+def _opened(place: Place) -> Volume:
+    return place if isinstance(place, Volume) else open_volume(place)

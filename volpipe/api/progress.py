@@ -1,0 +1,101 @@
+"""Progress of the public functions: below the cell of a notebook, on a terminal where that is asked for.
+
+Not here: what is drawn (display), or progress itself (blockwise.phase). A script that does not ask imports none of it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from volpipe.blockwise.phase import Progress, Show
+    from volpipe.display.batches import RowsShown
+    from volpipe.display.cell import Cell
+    from volpipe.inference.plan import Plan
+
+Counted = Callable[[float, float], None]
+
+
+def _is_shown(progress: bool | None, *, has_listener: bool) -> bool:
+    """Return whether work is shown: as `progress` says, None in a notebook, unless the caller listens himself."""
+    if progress is not None:
+        return progress
+    if has_listener or "IPython" not in sys.modules:
+        return False
+    from volpipe.display.cell import is_notebook
+
+    return is_notebook()
+
+
+def _cell() -> Cell | None:
+    """Return a display below the cell that runs, None where there is no notebook."""
+    from volpipe.display.cell import Cell, is_notebook
+
+    return Cell() if is_notebook() else None
+
+
+@contextmanager
+def stages_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator[Callable[..., Show]]:
+    """Give what makes listeners of stages, by the name of the work and the voxels of its average block.
+
+    Args:
+        progress: whether anything is shown; None: in a notebook, unless the caller listens himself.
+        has_listener: whether he does.
+    """
+    if not _is_shown(progress, has_listener=has_listener):
+        yield lambda name="", voxels_per_block=0.0: lambda progress: None
+        return
+    from volpipe.display.progress import showing
+
+    with showing(_cell()) as show:
+        yield show
+
+
+@contextmanager
+def progress_shown(progress: bool | None, on_progress: Show | None) -> Iterator[Show]:
+    """Give a listener of one work that tells `on_progress`, where there is one, and shows it; `progress` as above."""
+    with stages_shown(progress, has_listener=on_progress is not None) as show:
+        yield show() if on_progress is None else both(on_progress, show())
+
+
+@contextmanager
+def count_shown(name: str, noun: str, progress: bool | None, *, has_listener: bool = False) -> Iterator[Counted]:
+    """Give a listener that shows under `name` how many of a `noun` are done, of how many; arguments as above."""
+    if not _is_shown(progress, has_listener=has_listener):
+        yield lambda done, whole: None
+        return
+    from volpipe.display.console import bars
+
+    with bars(_cell()) as shown:
+        yield lambda done, whole: shown.show(name, done, whole, noun)
+
+
+@contextmanager
+def rows_shown(progress: bool | None, *, has_listener: bool = False) -> Iterator[RowsShown | None]:
+    """Give what shows the datasets of a batch, None where nothing is shown; arguments as above."""
+    if not _is_shown(progress, has_listener=has_listener):
+        yield None
+        return
+    from volpipe.display.batches import showing_rows
+
+    with showing_rows(_cell()) as shown:
+        yield shown
+
+
+def both(first: Show, second: Show) -> Show:
+    """Return what tells both of progress, in this order."""
+
+    def show(progress: Progress) -> None:
+        first(progress)
+        second(progress)
+
+    return show
+
+
+def voxels_per_block(plan: Plan) -> float:
+    """Return the output voxels of the average block, by which speed is told."""
+    return math.prod(plan.out_shape) / plan.num_active

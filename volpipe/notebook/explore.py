@@ -1,0 +1,309 @@
+"""A volume, an output and labels in a notebook: three linked planes with sliders, and a picture where there are none.
+
+Not here: what is read (cuts), or what the browser does (explore.js). Only voxels in sight are read, and drawn here, so
+that the browser gets small PNGs. Messages to it and from it are plain values, with the PNGs beside them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import VolpipeError
+from volpipe.evaluation.pictures import grey, panel
+from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
+from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.volume import Volume
+
+PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
+STILL = 320  # pixels of the longer edge of each plane in the picture
+MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
+DARK, BRIGHT = 0.5, 99.5  # percentiles of the first slice that are black and white, but of bytes
+OPACITY = 0.5  # of labels on an image
+ADVICE = "A picture only: pip install 'volpipe[notebook]' brings planes that move."
+
+Range = tuple[float, float]
+Message = dict[str, Any]  # Any: JSON
+
+
+@dataclass
+class Explorer:
+    """Planes of a volume, and of an output and labels in the same place; shows itself in a notebook.
+
+    Attributes:
+        images: the volume, and the output where there is one.
+        labels: drawn over them in colours, a colour for each object.
+        at: the point that all planes meet, in nm (z, y, x).
+        shades: the values that are black and white, of each image.
+        notes: what a user should know.
+    """
+
+    images: tuple[Stack, ...]
+    labels: Stack | None
+    at: Lengths
+    notes: tuple[str, ...] = ()
+    shades: list[Range] = field(default_factory=list)
+    _widget: Any = None  # anywidget's, where that is installed
+
+    def __post_init__(self) -> None:
+        for image in self.images:
+            self.shades.append(self._measured(image))
+
+    def _measured(self, image: Stack) -> Range:
+        """Return black and white of `image`: of one type the same, from the first slice of the first that has one."""
+        dtype = image.levels[0].dtype
+        if dtype in (np.uint8, np.int8):
+            return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
+        for other, shades in zip(self.images, self.shades, strict=False):
+            if other.levels[0].dtype == dtype:
+                return shades
+        cut = image.cut(self._whole("xy", image))
+        values = np.zeros(0) if cut is None else cut.data[:, cut.is_known]
+        values = values[np.isfinite(values)]
+        low, high = np.percentile(values, (DARK, BRIGHT)).tolist() if values.size else (0.0, 1.0)
+        return (low, high) if low < high else (low, low + 1)
+
+    def _whole(self, plane: Plane, image: Stack) -> Region:
+        """Return the region of all of `image`, as coarse as the picture shows it."""
+        (low, high), (_, down, across) = image.bounds, AXES[plane]
+        pixel = max(high[down] - low[down], high[across] - low[across]) / STILL
+        return Region(plane, self.at, (low[down], low[across]), (high[down], high[across]), pixel)
+
+    def __repr__(self) -> str:
+        return f"<Explorer of {', '.join(str(image.levels[0]) for image in self.images)}>"
+
+    def picture(self) -> bytes:
+        """Return a PNG of the three planes of each image, with labels over them, and what should be known."""
+        panels = []
+        for image, shades in zip(self.images, self.shades, strict=True):
+            for plane in PLANES:
+                region = self._whole(plane, image)
+                data = _still(image, self.labels, region, shades)
+                panels.append((f"{Path(str(image.levels[0])).name} {plane}", data))
+        file = io.BytesIO()
+        panel(file, panels)
+        notes = [*self.notes, *([] if _has_widgets() else [ADVICE])]
+        return _with_lines(file.getvalue(), notes) if notes else file.getvalue()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Message, Message]:
+        """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
+        bundle: Message = {"text/plain": repr(self), "image/png": self.picture()}
+        if _has_widgets():
+            bundle |= dict(self._started()._repr_mimebundle_()[0])
+        return bundle, {}
+
+    def _started(self) -> Any:  # Any: an AnyWidget
+        """Return the widget, which asks for pictures as soon as a browser shows it."""
+        import anywidget
+
+        if self._widget is None:
+            source = {"_esm": (Path(__file__).parent / "explore.js").read_text(encoding="utf-8")}
+            self._widget = type("ExploreWidget", (anywidget.AnyWidget,), source)()
+            self._widget.on_msg(self._answer)
+        return self._widget
+
+    def _answer(self, widget: Any, message: Message, buffers: Any) -> None:  # Any: ipywidgets', buffers unused
+        """Send what the browser asks for; what cannot be read is told there."""
+        try:
+            if message["kind"] == "open":
+                widget.send(self.scene())
+            else:
+                content, pictures = self.draw(message)
+                widget.send(content, pictures)
+        except (VolpipeError, OSError) as error:
+            widget.send({"kind": "refusal", "number": message.get("number", 0), "text": str(error)})
+
+    def scene(self) -> Message:
+        """Return what the browser knows before it asks for pictures: names, faces, voxels, greys."""
+        first = self.images[0]
+        lows, highs = zip(*(image.bounds for image in self.images), strict=True)
+        return {
+            "kind": "scene",
+            "names": [str(image.levels[0]) for image in self.images],
+            "labels": None if self.labels is None else str(self.labels.levels[0]),
+            "low": [min(each) for each in zip(*lows, strict=True)],
+            "high": [max(each) for each in zip(*highs, strict=True)],
+            "origin": first.rasters[0].origin_nm,
+            "voxel": first.rasters[0].voxel_size_nm,
+            "shape": first.rasters[0].shape,
+            "levels": max(len(image.levels) for image in self.images),
+            "at": self.at,
+            "shades": self.shades,
+            "opacity": OPACITY,
+            "notes": self.notes,
+        }
+
+    def draw(self, message: Message) -> tuple[Message, list[bytes]]:
+        """Return the pictures that the browser asks for, and where they lie.
+
+        `message` has at and pixel in nm, level, shades of each image, and panels: a row, its plane and its pixels.
+        """
+        pictures, buffers = [], []
+        for asked in message["panels"]:
+            image, region = self.images[int(asked["row"])], _region(message, asked)
+            shades = message["shades"][int(asked["row"])]
+            for what, stack in (("image", image), ("labels", self.labels)):
+                cut = None if stack is None else stack.cut(region)
+                if cut is not None and stack is not None:
+                    colours = _colours(cut) if what == "labels" else _shaded(cut, stack, (shades[0], shades[1]))
+                    buffers.append(_png(colours))
+                    place = {"low": cut.low, "high": cut.high, "level": cut.level, "index": cut.index}
+                    place |= {"steps": cut.steps, "share": cut.share}
+                    pictures.append({"row": asked["row"], "plane": asked["plane"], "what": what, **place})
+        return {"kind": "pictures", "number": message["number"], "pictures": pictures}, buffers
+
+
+def open_explorer(
+    volume: Volume, output: Volume | None = None, labels: Volume | None = None, at: tuple[int, int, int] | None = None
+) -> Explorer:
+    """Return planes of `volume` and `output` with `labels` over them, that meet at voxel `at` of `volume`.
+
+    Raises:
+        VolpipeError: `at` leaves the volume, `labels` are no labels, or a volume has several points in time.
+    """
+    images = [each for each in (volume, output) if each is not None]
+    if labels is not None and (labels.dtype.kind not in "ui" or labels.num_channels > 1):
+        raise VolpipeError(
+            f"{labels} holds {labels.dtype} of {labels.channels}, and labels are whole numbers of one channel; give it "
+            "as the output, to see it beside the volume"
+        )
+    shape = volume.spatial_shape
+    z, y, x = at or (n // 2 for n in shape)
+    if not all(0 <= place < n for place, n in zip((z, y, x), shape, strict=True)):
+        raise VolpipeError(f"at {z},{y},{x} leaves {volume}, whose voxels go from 0,0,0 to {_last(shape)} (z, y, x)")
+    stacks = tuple(map(Stack.from_volume, images))
+    raster = stacks[0].rasters[0]
+    places = zip((z, y, x), raster.origin_nm, raster.voxel_size_nm, strict=True)
+    at_z, at_y, at_x = (origin + place * size for place, origin, size in places)
+    everything = [*images, *([] if labels is None else [labels])]
+    notes = [f"{each}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
+    notes += [
+        f"{each}: channels 0, 1 and 2 of {each.num_channels} are red, green and blue"
+        for each in images
+        if each.num_channels > 3
+    ]
+    over = None if labels is None else Stack.from_volume(labels)
+    return Explorer(stacks, over, (at_z, at_y, at_x), tuple(notes))
+
+
+def _last(shape: Sequence[int]) -> str:
+    return ",".join(str(n - 1) for n in shape)
+
+
+def _has_widgets() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("anywidget") is not None
+
+
+def _region(message: Message, asked: Message) -> Region:
+    """Return the region of a panel: `size` pixels (down, across) around the point that all planes meet."""
+    z, y, x = (float(value) for value in message["at"])
+    pixel, plane = float(message["pixel"]), asked["plane"]
+    _, *axes = AXES[plane]
+    half = [pixel * min(float(n), MOST_PIXELS) / 2 for n in asked["size"]]
+    low, high = ([(z, y, x)[a] + sign * h for a, h in zip(axes, half, strict=True)] for sign in (-1, 1))
+    return Region(plane, (z, y, x), (low[0], low[1]), (high[0], high[1]), pixel, message["level"])
+
+
+def _shaded(cut: Cut, image: Stack, shades: Range) -> np.ndarray:
+    """Return the colours (y, x, 4) of an image: greys, channels as red, green and blue, labels by their objects."""
+    if image.is_labels:
+        return _colours(cut, background=True)
+    low, high = shades if shades[0] < shades[1] else (shades[0], shades[0] + 1)
+    data = cut.data[:3] if len(cut.data) > 1 else cut.data.repeat(3, axis=0)
+    values = np.where(np.isfinite(data), data, low)
+    channels = [grey(channel, (low, high)) for channel in values]
+    channels += [np.zeros_like(channels[0])] * (3 - len(channels))
+    return np.stack([*channels, cut.is_known.astype(np.uint8) * 255], axis=-1)
+
+
+def _colours(cut: Cut, *, background: bool = False) -> np.ndarray:
+    """Return the colours (y, x, 4) of labels; 0 is clear, or with `background` black."""
+    labels, places = np.unique(cut.data[0], return_inverse=True)
+    table = np.concatenate([colours(labels), np.full((len(labels), 1), 255, np.uint8)], axis=1)
+    table[labels == 0] = (0, 0, 0, 255 if background else 0)
+    shown: np.ndarray = table[places.reshape(cut.data[0].shape)]
+    shown[~cut.is_known] = 0
+    return shown
+
+
+def colours(labels: np.ndarray) -> np.ndarray:
+    """Return the colour of each of `labels`, (n, 3), uint8, as Neuroglancer has it: a hash of the number."""
+    numbers = labels.astype(np.uint64)
+    state = np.zeros(len(numbers), np.uint32)
+    for word in (numbers & np.uint64(0xFFFFFFFF), numbers >> np.uint64(32)):
+        state = _hashed(state, word.astype(np.uint32))
+    hue, saturation = (state & 0xFF) / 255.0, 0.5 + 0.5 * ((state >> 8) & 0xFF) / 255.0
+    sector, rest = np.divmod(hue * 6, 1)
+    low, down, up = 1 - saturation, 1 - saturation * rest, 1 - saturation * (1 - rest)
+    one, number = np.ones_like(low), sector.astype(int) % 6
+    red = np.choose(number, [one, down, low, low, up, one])
+    green = np.choose(number, [up, one, one, down, low, low])
+    blue = np.choose(number, [low, low, up, one, one, down])
+    shown: np.ndarray = np.rint(np.stack([red, green, blue], axis=-1) * 255)
+    return shown.astype(np.uint8)
+
+
+def _hashed(state: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Return Neuroglancer's hashCombine (src/gpu_hash/hash_function.ts), uint32."""
+    value = value * np.uint32(0xCC9E2D51)
+    value = (value << np.uint32(15)) | (value >> np.uint32(17))
+    state = state ^ (value * np.uint32(0x1B873593))
+    state = (state << np.uint32(13)) | (state >> np.uint32(19))
+    mixed: np.ndarray = state * np.uint32(5) + np.uint32(0xE6546B64)
+    return mixed
+
+
+def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) -> np.ndarray:
+    """Return a plane of `image` with `labels` over it, (y, x, 3), uint8, with square pixels."""
+    (low, high), (_, down, across) = image.bounds, AXES[region.plane]
+    shape = [max(1, math.ceil((high[a] - low[a]) / region.pixel)) for a in (down, across)]
+    canvas = np.full((*shape, 3), 34, np.uint8)
+    for stack, share in ((image, 1.0), (labels, OPACITY)):
+        cut = None if stack is None else stack.cut(region)
+        if cut is None or stack is None:
+            continue
+        shown = _shaded(cut, stack, shades) if stack is image else _colours(cut)
+        places = [
+            low[a] + (np.arange(n) + 0.5) * region.pixel for a, n in zip((down, across), shape, strict=True)
+        ]  # centres of pixels
+        which = [
+            np.floor((place - edge) / (far - edge) * n).astype(int)
+            for place, edge, far, n in zip(places, cut.low, cut.high, shown.shape[:2], strict=True)
+        ]
+        inside = [(w >= 0) & (w < n) for w, n in zip(which, shown.shape[:2], strict=True)]
+        where = np.ix_(np.flatnonzero(inside[0]), np.flatnonzero(inside[1]))
+        pixels = shown[np.ix_(which[0][inside[0]], which[1][inside[1]])]
+        weight = share * (pixels[..., 3:] / 255)
+        canvas[where] = np.rint(canvas[where] * (1 - weight) + pixels[..., :3] * weight).astype(np.uint8)
+    return canvas
+
+
+def _with_lines(png: bytes, lines: Sequence[str]) -> bytes:
+    """Return the picture `png` with lines of text below it."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    picture, file = Image.open(io.BytesIO(png)), io.BytesIO()
+    canvas = Image.new("RGB", (picture.width, picture.height + 22 * len(lines)), "white")
+    canvas.paste(picture, (0, 0))
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(14)
+    for number, line in enumerate(lines):
+        draw.text((8, picture.height + 22 * number), line, fill="black", font=font)
+    canvas.save(file, format="PNG")
+    return file.getvalue()
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """Return pixels (y, x, 4), uint8, as a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
