@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from volpipe.api.arguments import Named, load, site_of
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.errors import RunError, VolpipeError
-from volpipe.inference.output import check_name
-from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.inference.output import check_name, suffix_of
+from volpipe.recipes.segmentation import SegmentOutput, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage import paths
@@ -46,7 +46,7 @@ def segment(
     Args:
         affinities: volume with a channel per offset; or one map, of foreground or membranes.
         recipe: one that is loaded, a shipped name, a path, or its sections; None for the defaults.
-        out: the labels, also s3://; by default NAME_labels.zarr here.
+        out: the labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.
         site: a shipped name, a Python file, or a pool that is started.
         settings: ``key=value``, on top of the recipe.
         fresh: delete these labels and the folder of their run, and start over.
@@ -65,10 +65,9 @@ def segment(
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
         RunStopped: too many blocks fail.
     """
-    target, chosen = str(out or _default_output(str(affinities))), load(SegmentRecipe, recipe, settings)
-    check_name(target)
-    if locate(target)[0].suffix.lower() == ".n5":
-        raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
+    chosen = load(SegmentRecipe, recipe, settings)
+    target = str(out or _default_output(str(affinities), chosen.output.format))
+    chosen = _with_format(chosen, target)
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # before heavy imports
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
     from volpipe.runs.work import Listener
@@ -82,10 +81,34 @@ def segment(
     )
 
 
-def _default_output(volume: str) -> str:
-    """Return CONTAINER_KEY_labels.zarr, in this folder."""
+def _default_output(volume: str, format: str) -> str:
+    """Return CONTAINER_KEY_labels with the ending of `format`, in this folder."""
     container, key = locate(volume)
-    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}.zarr"
+    return f"{'_'.join([container.stem, *filter(None, key.split('/')), 'labels'])}{suffix_of(format)}"
+
+
+def _with_format(recipe: SegmentRecipe, out: str) -> SegmentRecipe:
+    """Return `recipe` with the format that the name `out` has.
+
+    Raises:
+        VolpipeError: the name is that of a format that labels are not written in, or of another than the recipe's.
+    """
+    check_name(out)
+    suffix, format = locate(out)[0].suffix.lower(), recipe.output.format
+    if suffix == ".n5":
+        raise VolpipeError(
+            f"--out {out}: labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or "
+            ".precomputed"
+        )
+    if suffix == ".zarr" and format == "precomputed":
+        raise VolpipeError(
+            f"--out {out}: its name is that of OME-Zarr, and output.format is precomputed; give a name that ends in "
+            ".precomputed"
+        )
+    if suffix != ".precomputed" or format == "precomputed":
+        return recipe
+    output = SegmentOutput.model_validate(recipe.output.model_dump() | {"format": "precomputed"})
+    return recipe.model_copy(update={"output": output})
 
 
 def evaluate(

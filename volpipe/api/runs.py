@@ -111,12 +111,13 @@ def request(
         target = str(out or _default_name(volume, None, Path(flow.source).stem))
         _check_flow(flow, volume, out)
         return Request(volume, flow, target, search_path)
-    from volpipe.inference.output import with_format
+    from volpipe.inference.output import suffix_of, with_format
     from volpipe.nets.files import label_of
 
     chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
-    suffix = ".n5" if chosen.output.format == "n5" else ".zarr"
-    target = str(out or _default_name(volume, chosen.input.key, label_of(chosen.net.name)) + suffix)
+    target = str(
+        out or _default_name(volume, chosen.input.key, label_of(chosen.net.name)) + suffix_of(chosen.output.format)
+    )
     return Request(volume, with_format(chosen, target), target, search_path)
 
 
@@ -154,7 +155,8 @@ def plan(
         volume: a location, as `open` takes it, or a volume.
         recipe: a shipped name such as "superres_z4", a TOML file, a `Recipe`, or sections as a dictionary; None for the
             default one. A file with stages gives the plan of all of them.
-        out: the output, NAME.zarr or NAME.n5, also s3://…; of stages a folder. Named after volume and net where None.
+        out: the output, NAME.zarr, .n5 or .precomputed, also s3://…; of stages a folder. Named after volume and net
+            where None.
         settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".
         roi: box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm.
         mask: a volume of any resolution, nonzero where voxels are wanted.
@@ -268,14 +270,14 @@ def _default_name(volume: str | Volume, inner: str | None, ending: str) -> str:
 
 def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> None:
     """Refuse a place for the outputs of stages that would be one array."""
-    from volpipe.inference.output import check_name
+    from volpipe.inference.output import FOLDERS, check_name
 
     if isinstance(volume, Volume):
         raise VolpipeError(f"the stages of {flow.source} open the volume themselves; give its location: {volume}")
     if out is None:
         return
     check_name(str(out))
-    if Path(out).suffix.lower() in (".zarr", ".n5"):
+    if Path(out).suffix.lower() in FOLDERS:
         raise VolpipeError(
             f"--out {out}: a recipe of stages writes a folder with an output of each; give a name without "
             f"{Path(out).suffix}"

@@ -20,6 +20,7 @@ from volpipe.geometry.levels import level_factors, level_shape, level_step
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.recipes.toml import differences
 from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.formats.precomputed import even_chunk
 from volpipe.volumes.volume import View, Volume, open_volume, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -172,6 +173,8 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
     wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
     block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
     chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
+    if output.chunk == "auto" and output.format == "precomputed":
+        chunk = even_chunk((block[0], block[1], block[2]))
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(

@@ -112,6 +112,8 @@ def _hash(content: bytes) -> str:
 
 def _root(volume: Volume) -> Location:
     """Return the folder that names of the files of `volume` count from."""
+    if volume.format == "precomputed":
+        return volume.folder.parent
     within = single_file.split(volume.folder)
     return volume.folder if within is None else within[0].parent
 
@@ -134,7 +136,8 @@ def _places(volume: Volume) -> Callable[[Box], str]:
 
     def name(box: Box) -> str:
         first = [box.start["zyx".index(axis)] if axis in "zyx" else 0 for axis in volume.axes]
-        return chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
+        file = chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
+        return f"{volume.folder.name}/{file}" if volume.format == "precomputed" else file
 
     return name
 

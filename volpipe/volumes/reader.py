@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
 UNKNOWN_SIZE = "voxel size unknown"
-METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
+METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json", "precomputed": "info"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Volume:
     Attributes:
         path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
         key: the array in it, "" where the path itself is the array.
-        format: "n5", "zarr2", "zarr3", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
         shape: as stored, C order (that of N5 is reversed).
         dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
         chunks: what is read and decoded at once, in stored axes.
@@ -524,7 +524,10 @@ def state(folder: Location) -> tuple[object, ...]:
     if within is not None:
         return paths.state(within[0].parent, [within[0].name])
     states = paths.state(folder, METADATA_FILES.values())
-    return states if states or not isinstance(folder, Path) else paths.state(folder.parent, [folder.name])
+    if states or not isinstance(folder, Path):
+        return states
+    names = ("info",) if folder.parent.suffix == ".precomputed" else ("info", folder.name)
+    return paths.state(folder.parent, names)
 
 
 def _reopen(volume: Volume, cache_bytes: int) -> Reader:

@@ -12,7 +12,7 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import Evaluation, fit_evaluation
-from volpipe.inference.output import planned_volume
+from volpipe.inference.output import planned_volume, suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
@@ -25,8 +25,6 @@ from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
 from volpipe.workflow.driver import prepare, prepare_for
-
-SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 
 
 @dataclass(frozen=True)
@@ -132,8 +130,9 @@ def _plan_stage(
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
     if isinstance(stage.choice, SegmentRecipe):
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}.zarr", search_path)
-    recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
+        ending = suffix_of(stage.choice.output.format)
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", search_path)
+    recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
         plan = prepare(location, recipe, out, search_path)
         given = plan.source.volume()
@@ -154,6 +153,7 @@ def _plan_labels(
     given = _fed(feed, recipe.input)
     check_offsets(given, recipe, feed.work.recipe.net.offsets if isinstance(feed.work, Plan) else None)
     plan = fit(given, recipe, str(out), str(search_path))
+    output.check_output(plan)
     check_access(None, out)
     return StagePlan(stage.name, stage.kind, stage.reads, given, out, plan)
 
