@@ -320,7 +320,7 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        if not isinstance(self._array, tensorstore.TensorStoreArray):
+        if not isinstance(self._array, tensorstore.TensorStoreArray) or self._header.format == "precomputed":
             return True
         sources = [mirror(a, b, n) for a, b, n in zip(box.start, box.stop, self.volume.spatial_shape, strict=True)]
         index = self.stored_index(Box(tuple(int(p.min()) for p in sources), tuple(int(p.max()) + 1 for p in sources)))

@@ -239,6 +239,7 @@ def test_zeros_alone_are_stored_by_no_file_and_come_back(tmp_path: Path, give: G
     assert [path.name for path in (tmp_path / "b.precomputed").iterdir()] == ["info"]
     volume = open_volume(tmp_path / "b.precomputed")
     assert open_volume(volume.path, volume.key) == volume
+    assert volume.open().is_stored(Box((0, 0, 0), (8, 8, 8)))  # which only a read can tell
     assert not volume[...].any()
 
 
