@@ -104,6 +104,25 @@ def test_a_folder_of_neuroglancers_own_format_is_drawn_in_its_place(browser: Bro
         np.testing.assert_allclose(shown[..., 0], data[Z], atol=1)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint64"])
+def test_sharded_precomputed_of_ours_is_drawn_in_its_place(browser: Browser, tmp_path: Path, dtype: str) -> None:
+    data = noise(SHAPE, "uint8").astype(dtype) // (64 if dtype == "uint64" else 1)
+    codec, path = "compressed_segmentation" if dtype == "uint64" else "gzip", tmp_path / "a.precomputed"
+    create_array(path, "s0", ArraySpec(SHAPE, data.dtype, (4, 8, 8), (8, 16, 16), codec=codec), "precomputed")
+    write_all(path, "s0", data)
+    group = Multiscale((Level("s0"),), voxel_size_nm=SIZE, origin_nm=(75.0, *ORIGIN[1:]))
+    create_multiscale(path, group, format="precomputed")
+    with vp.view(path, at=AT) as viewer:
+        browser.open(viewer.url)
+        if dtype == "uint64":
+            shown = colours(browser)
+            seen = [{tuple(c) for c in shown[data[Z] == label].tolist()} for label in range(4)]
+            assert [len(own) for own in seen] == [1] * 4  # a label has one colour,
+            assert len(set.union(*seen)) == 4  # and no two the same
+        else:
+            np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+
+
 def test_input_output_and_difference_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     before, after = noise(SHAPE), noise(SHAPE, seed=1)
     first = write_group(tmp_path / "raw.n5", before, "n5")

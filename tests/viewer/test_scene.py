@@ -320,3 +320,16 @@ def test_without_the_client_it_is_said_how_to_install_it(
     monkeypatch.setattr("volpipe.viewer.site.find_spec", lambda name: None)
     ended = give("view", "in.n5")
     assert ended.code == 2 and "pip install 'volpipe[view]'" in ended.err
+
+
+def test_precomputed_is_read_by_us_while_it_is_made_and_by_the_browser_then(tmp_path: Path, give: Give) -> None:
+    np.save(tmp_path / "in.npy", noise((8, 16, 32)))
+    assert give("convert", "--voxel-size", "30x6x8nm", "in.npy", "in.n5").code == 0
+    choices = ["out.precomputed" if choice == "out.zarr" else choice for choice in (*ROWS, *CHOICES)]
+    assert "out.precomputed" in choices and give(*choices).code == 0
+    (whole,) = open_scene(tmp_path / "out.precomputed", ()).layers
+    assert (whole.source.scheme, whole.run) == ("neuroglancer-precomputed", None)
+    journal = RunFolder.from_output(tmp_path / "out.precomputed").journal
+    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    growing, progress = open_scene(tmp_path / "out.precomputed", ()).layers
+    assert (growing.source.is_live, growing.run is not None, progress.kind) == (True, True, "progress")

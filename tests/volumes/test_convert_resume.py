@@ -28,6 +28,7 @@ CHOICES = {
     "zarr2": Choice("zarr2", (8, 8, 8)),
     "ome-zarr-0.4": Choice("ome-zarr-0.4", (8, 8, 8)),
     "ome-zarr-0.5": Choice("ome-zarr-0.5", (8, 8, 8), (16, 16, 16)),
+    "precomputed": Choice("precomputed", (8, 8, 8), (16, 16, 16)),
     "hdf5": Choice("hdf5", (8, 8, 8)),
 }
 KILLED = """
@@ -56,7 +57,8 @@ def make(path: Path) -> Volume:
     """Write a volume with a few empty chunks, of which copies store no chunk."""
     data = noise(SHAPE, "uint16")
     data[:8, :8, 8:24] = 0
-    create_array(path, "raw", ArraySpec(SHAPE, data.dtype, (8, 8, 8)), "n5")
+    attributes = {"resolution": [4, 4, 4], "units": ["nm"] * 3}
+    create_array(path, "raw", ArraySpec(SHAPE, data.dtype, (8, 8, 8), attributes=attributes), "n5")
     open_writer(path, "raw").write(Box.from_shape(SHAPE), data)
     return open_volume(path)
 

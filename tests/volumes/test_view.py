@@ -318,9 +318,3 @@ def test_two_arrays_of_a_container_have_two_outputs(tmp_path: Path, give: Give) 
     refused = give("run", *THREADS, *IDENTITY, "-o", "out.zarr", "a.zarr/raw2")
     assert refused.code == 2
     assert "raw2" in refused.err
-
-
-def test_precomputed_is_named_as_not_read(tmp_path: Path) -> None:
-    lay(tmp_path / "p", {"info": {"@type": "neuroglancer_multiscale_volume", "scales": [], "data_type": "uint8"}})
-    with pytest.raises(VolumeError, match=r"no volume in .*; it is Neuroglancer precomputed, which is not read"):
-        open_volume(tmp_path / "p")

@@ -152,8 +152,9 @@ def _plan(dataset: Dataset, settings: Sequence[str], trust_model: bool, search_p
         trust_model=trust_model, search_path=search_path,
     )  # fmt: skip
     if isinstance(asked.work, Recipe) and paths.locate(asked.out).suffix.lower() not in SUFFIXES:
-        place = paths.locate(asked.out)
-        suffix = ".n5" if asked.work.output.format == "n5" else ".zarr"
+        from volpipe.inference.output import suffix_of
+
+        place, suffix = paths.locate(asked.out), suffix_of(asked.work.output.format)
         asked = dataclasses.replace(asked, out=str(place.parent / f"{place.name}{suffix}"))
     check(asked)
     return asked.plan()

@@ -17,8 +17,8 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation.driver import EvaluationResult
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.inference.output import check_name
-from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.inference.output import check_name, suffix_of
+from volpipe.recipes.segmentation import SegmentOutput, SegmentRecipe
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
@@ -51,7 +51,7 @@ def segment(
     Args:
         affinities: volume with a channel per offset; or one map, of foreground or membranes.
         recipe: one that is loaded, a shipped name, a path, or its sections; None for the defaults.
-        out: the labels, also s3://; by default NAME_labels.zarr here.
+        out: the labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.
         site: a shipped name, a Python file, or a pool that is started.
         settings: ``key=value``, on top of the recipe.
         fresh: delete these labels and the folder of their run, and start over.
@@ -71,10 +71,9 @@ def segment(
         VolpipeError: the volume does not fit, `out` is in use or no place for labels, or the site cannot be used.
         RunStopped: too many blocks fail.
     """
-    target, chosen = str(out or default_name(str(affinities), "labels.zarr")), load(SegmentRecipe, recipe, settings)
-    check_name(target)
-    if locate(target)[0].suffix.lower() == ".n5":
-        raise VolpipeError(f"--out {target}: labels are written as OME-Zarr; give a name that ends in .zarr")
+    chosen = load(SegmentRecipe, recipe, settings)
+    target = str(out or default_name(str(affinities), f"labels{suffix_of(chosen.output.format)}"))
+    chosen = _with_format(chosen, target)
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # refused before the site is
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
     plan = plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
@@ -84,6 +83,30 @@ def segment(
         return segmentation.segment(
             plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
         )
+
+
+def _with_format(recipe: SegmentRecipe, out: str) -> SegmentRecipe:
+    """Return `recipe` with the format that the name `out` has.
+
+    Raises:
+        VolpipeError: the name is that of a format that labels are not written in, or of another than the recipe's.
+    """
+    check_name(out)
+    suffix, format = locate(out)[0].suffix.lower(), recipe.output.format
+    if suffix == ".n5":
+        raise VolpipeError(
+            f"--out {out}: labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or "
+            ".precomputed"
+        )
+    if suffix == ".zarr" and format == "precomputed":
+        raise VolpipeError(
+            f"--out {out}: its name is that of OME-Zarr, and output.format is precomputed; give a name that ends in "
+            ".precomputed"
+        )
+    if suffix != ".precomputed" or format == "precomputed":
+        return recipe
+    output = SegmentOutput.model_validate(recipe.output.model_dump() | {"format": "precomputed"})
+    return recipe.model_copy(update={"output": output})
 
 
 def evaluate(

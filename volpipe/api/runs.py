@@ -21,7 +21,7 @@ from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.forecast import Forecast
 from volpipe.estimation.limits import check_access, check_window
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import check_name, with_format
+from volpipe.inference.output import FOLDERS, check_name, suffix_of, with_format
 from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.nets.facts import check_named
@@ -112,7 +112,7 @@ def request(
         _check_flow(flow, volume, out)
         return Request(volume, flow, target, search_path)
     chosen = load(Recipe, recipe, [*settings, *region, *trust], default_recipe())
-    suffix = ".n5" if chosen.output.format == "n5" else ".zarr"
+    suffix = suffix_of(chosen.output.format)
     target = str(out or default_name(volume, label_of(chosen.net.name), chosen.input.key) + suffix)
     return Request(volume, with_format(chosen, target), target, search_path)
 
@@ -149,7 +149,8 @@ def plan(
         volume: a location, as `open` takes it, or a volume.
         recipe: a shipped name such as "superres_z4", a TOML file, a `Recipe`, or sections as a dictionary; None for the
             default one. A file with stages gives the plan of all of them.
-        out: the output, NAME.zarr or NAME.n5, also s3://…; of stages a folder. Named after volume and net where None.
+        out: the output, NAME.zarr, .n5 or .precomputed, also s3://…; of stages a folder. Named after volume and net
+            where None.
         settings: ``key=value`` on top of the recipe, such as "windows.blend=hann".
         roi: box z0:z1,y0:y1,x0:x1 that is wanted, in voxels or as 100nm:900nm.
         mask: a volume of any resolution, nonzero where voxels are wanted.
@@ -267,7 +268,7 @@ def _check_flow(flow: Flow, volume: str | Volume, out: str | Path | None) -> Non
     if out is None:
         return
     check_name(str(out))
-    if Path(out).suffix.lower() in (".zarr", ".n5"):
+    if Path(out).suffix.lower() in FOLDERS:
         raise VolpipeError(
             f"--out {out}: a recipe of stages writes a folder with an output of each; give a name without "
             f"{Path(out).suffix}"

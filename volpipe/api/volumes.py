@@ -100,9 +100,10 @@ def convert(
     Args:
         volume: or its location, as `open` takes it.
         out: a file, a container, or a path into one; it must not exist.
-        format: n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc or npy; "auto" goes by the suffix.
+        format: n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, precomputed, hdf5, tiff, mrc or npy; "auto" goes by the
+            suffix.
         chunk: voxels (z, y, x); None for 64 each.
-        shard: voxels (z, y, x), of Zarr v3; None for 256 each.
+        shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
         codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
         workers: how many read at once.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.

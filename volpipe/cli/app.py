@@ -116,7 +116,10 @@ VolumeArgument = Annotated[
 OutOption = Annotated[
     str | None,
     typer.Option(
-        "--out", "-o", metavar="OUT", help="Output: NAME.zarr or NAME.n5, also s3://; by default NAME_NET.zarr here."
+        "--out",
+        "-o",
+        metavar="OUT",
+        help="Output: NAME.zarr, NAME.n5 or NAME.precomputed, also s3://; by default NAME_NET.zarr here.",
     ),
 ]
 RoiOption = Annotated[

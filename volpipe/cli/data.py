@@ -118,12 +118,13 @@ def convert(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, hdf5, tiff, mrc, npy; auto is by OUT's name.",
+            help="n5, zarr2, zarr3, ome-zarr-0.4, ome-zarr-0.5, precomputed, hdf5, tiff, mrc, npy; auto is by "
+            "OUT's name.",
         ),
     ] = "auto",
     chunk: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels; one number for all three.")] = None,
-    shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3.")] = None,
-    codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip or raw.")] = "auto",
+    shard: Annotated[str | None, typer.Option(metavar="Z,Y,X", help="Voxels, of Zarr v3 and precomputed.")] = None,
+    codec: Annotated[str, typer.Option(metavar="CODEC", help="zstd, gzip, raw or compressed_segmentation.")] = "auto",
     workers: Annotated[int, typer.Option(metavar="N", parser=positive, help="How many read at once.")] = 1,
     level: LevelOption = 0,
     channel: ChannelOption = None,

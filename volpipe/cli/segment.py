@@ -41,7 +41,12 @@ def segment(
     ],
     out_path: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="OUT", help="The labels, also s3://; by default NAME_labels.zarr here."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="The labels, .zarr or .precomputed, also s3://; by default NAME_labels.zarr here.",
+        ),
     ] = None,
     config: Site = "local",
     recipe: SegmentRecipeFile = None,

@@ -327,9 +327,10 @@ class _Totals:
 
     def level_files(self, level: int) -> int:
         plan = self.plan
-        unit = plan.shard if plan.recipe.output.format == "ome-zarr-0.5" else plan.chunk
+        is_sharded = plan.recipe.output.format in ("ome-zarr-0.5", "precomputed")
+        unit = plan.shard if is_sharded else plan.chunk
         cells = math.prod(-(-n // c) for n, c in zip(plan.level_shape(level), unit, strict=True))
-        return cells if plan.recipe.output.format == "ome-zarr-0.5" else cells * plan.net.out_channels
+        return cells if is_sharded else cells * plan.net.out_channels
 
     def level_bytes(self, level: int) -> float:
         per_voxel = self.rates.coarse_bytes if level else self.rates.output_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from volpipe.errors import PlanError
+from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.affinities import name_of
 from volpipe.geometry.grid import Box, Grid, Triple
 from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
@@ -21,6 +21,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Output, Recipe
 from volpipe.volumes import checksums
+from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
@@ -37,10 +38,21 @@ from volpipe.volumes.volume import (
 
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
-ARRAY_FORMATS = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "zarr2": "zarr2", "n5": "n5"}
+ARRAY_FORMATS = {
+    "ome-zarr-0.5": "zarr3",
+    "ome-zarr-0.4": "zarr2",
+    "zarr2": "zarr2",
+    "n5": "n5",
+    "precomputed": "precomputed",
+}
+SHARDED = ("zarr3", "precomputed")
 
 
-FOLDERS = {".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"), ".n5": ("n5",)}  # formats of an output by its suffix
+FOLDERS = {
+    ".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"),
+    ".n5": ("n5",),
+    ".precomputed": ("precomputed",),
+}  # formats of an output by its suffix
 COPIES = (".tif", ".tiff", ".h5", ".hdf5", ".mrc", ".npy")  # that `volpipe convert` writes
 FILES = (
     *COPIES, ".btf", ".tf8", ".hdf", ".he5", ".mrcs", ".map", ".rec", ".st", ".ali", ".npz", ".png", ".jpg", ".jpeg",
@@ -48,6 +60,11 @@ FILES = (
     ".czi", ".lif", ".nd2", ".oib", ".oif", ".vsi", ".klb", ".zip", ".tar", ".csv", ".toml", ".json", ".txt", ".xml",
     ".pdf", ".svg", ".py", ".pt", ".onnx", ".safetensors",
 )  # fmt: skip
+
+
+def suffix_of(format: str) -> str:
+    """Return how the name of an output in `format` ends."""
+    return next(suffix for suffix, formats in FOLDERS.items() if format in formats)
 
 
 def check_name(out: str | Location) -> None:
@@ -62,8 +79,8 @@ def check_name(out: str | Location) -> None:
         folder = f"{name[: -len(suffix)]}.zarr"
         copy = f"; `volpipe convert {folder} {name}` then makes a file of it" if suffix in COPIES else ""
         raise PlanError(
-            f"--out {out}: {suffix} is no format of an output, which is a folder of chunks, OME-Zarr (.zarr) or "
-            f"N5 (.n5); give --out {folder}{copy}"
+            f"--out {out}: {suffix} is no format of an output, which is a folder of chunks, OME-Zarr (.zarr), "
+            f"N5 (.n5) or Neuroglancer's (.precomputed); give --out {folder}{copy}"
         )
 
 
@@ -79,10 +96,9 @@ def with_format(recipe: Recipe, out: str | Location) -> Recipe:
     if not formats or format in formats:
         return recipe
     if "format" in recipe.output.model_fields_set:
-        fitting = next(suffix for suffix, names in FOLDERS.items() if format in names)
         raise PlanError(
             f"--out {out}: its name is that of {formats[0]}, and output.format is {format}; give a name that ends in "
-            f"{fitting}, or output.format={formats[0]}"
+            f"{suffix_of(format)}, or output.format={formats[0]}"
         )
     output = Output.model_validate(recipe.output.model_dump(exclude_unset=True) | {"format": formats[0]})
     return recipe.model_copy(update={"output": output})
@@ -176,15 +192,47 @@ def _spec(plan: Plan, level: int) -> ArraySpec:
     """Return the array of `level`."""
     choice, channels = plan.recipe.output, _channels(plan)
     array_format = ARRAY_FORMATS[choice.format]
+    is_precomputed = array_format == "precomputed"
     return ArraySpec(
         shape=(*channels, *plan.level_shape(level)),
         dtype=plan.dtype,
-        chunks=(*(1 for _ in channels), *plan.chunk),
-        shards=(*channels, *plan.shard) if array_format == "zarr3" else None,
+        chunks=(*(channels if is_precomputed else (1 for _ in channels)), *plan.chunk),
+        shards=(*channels, *plan.shard) if array_format in SHARDED else None,
         axes=_axes(plan),
-        codec=choice.codec if choice.codec != "auto" else ("gzip" if array_format == "n5" else "zstd"),
+        codec=choice.codec if choice.codec != "auto" else _codec(plan, array_format),
         codec_level=choice.codec_level,
     )
+
+
+def _codec(plan: Plan, array_format: str) -> str:
+    """Return the codec of an output for which the recipe names none."""
+    if array_format == "precomputed" and plan.recipe.output.kind == "labels" and plan.dtype.name in precomputed.LABELS:
+        return precomputed.SEGMENTATION
+    return "gzip" if array_format in ("n5", "precomputed") else "zstd"
+
+
+def check_output(plan: Plan) -> None:
+    """Raise where precomputed cannot hold what `plan` will write, or cannot say where it lies.
+
+    Raises:
+        PlanError: with what would do.
+    """
+    if plan.recipe.output.format == "precomputed":
+        check_precomputed([_spec(plan, level) for level in range(len(plan.factors))], _multiscale(plan))
+
+
+def check_precomputed(specs: Iterable[ArraySpec], levels: Multiscale) -> None:
+    """Raise where precomputed cannot hold an array of `specs`, or cannot say where `levels` lie.
+
+    Raises:
+        PlanError: with what would do.
+    """
+    try:
+        for spec in specs:
+            precomputed.check_spec(spec)
+        precomputed.check_place(levels)
+    except VolumeError as error:
+        raise PlanError(str(error)) from error
 
 
 def planned_volume(plan: Plan, level: int = 0) -> Volume:
@@ -203,6 +251,7 @@ def planned_volume(plan: Plan, level: int = 0) -> Volume:
 def volume_from_spec(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
     """Return `level` of `group` in the container at `out` as `open_volume` will return it."""
     spatial = slice(-3, None)
+    is_precomputed = array_format == "precomputed"
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
         path=str(absolute(out)),
@@ -211,11 +260,11 @@ def volume_from_spec(out: str | Path, array_format: str, spec: ArraySpec, group:
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
-        shards=spec.shards,
+        shards=precomputed.stored_shards(spec) if is_precomputed else spec.shards,
         axes=spec.axes,
         voxel_size_nm=triple(group.scale(group.levels[level])[spatial]) if is_placed else None,
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
-        codec=spec.codec if spec.codec == "raw" else f"{spec.codec} {spec.codec_level}",
+        codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
         levels=tuple(entry.key for entry in group.levels),
     )
 

@@ -25,6 +25,7 @@ from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
+from volpipe.volumes.formats.precomputed import even_chunk
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume
 
@@ -396,6 +397,8 @@ def _shard(choice: Output, core: tuple[int, ...]) -> Triple:
 
 
 def _chunk(choice: Output, shard: Triple) -> Triple:
+    if choice.chunk == "auto" and choice.format == "precomputed":
+        return even_chunk(shard)
     if choice.chunk == "auto":
         return (_divisor(shard[0], CHUNK_TARGET), _divisor(shard[1], CHUNK_TARGET), _divisor(shard[2], CHUNK_TARGET))
     for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):

@@ -214,9 +214,12 @@ class Infer(Section):
 
 
 class Output(Section):
-    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x)."""
+    """What is written: format, type, and the sizes of chunk and shard in output voxels (z, y, x).
 
-    format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2"] = "ome-zarr-0.5"
+    A shard of precomputed has as many chunks along z as along y and x, 1, 2, 4, 8 …
+    """
+
+    format: Literal["ome-zarr-0.5", "ome-zarr-0.4", "n5", "zarr2", "precomputed"] = "ome-zarr-0.5"
     dtype: Literal["auto", "uint8", "uint16", "int16", "uint32", "int32", "float32"] = "auto"
     intensity: Literal["auto", "same", "unit", "raw"] = "auto"
     kind: Literal["image", "labels"] = "image"

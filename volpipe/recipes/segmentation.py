@@ -73,16 +73,24 @@ class Objects(Section):
 class SegmentOutput(Section):
     """The output: sizes in voxels (z, y, x). A block is the work of one task, and one shard.
 
+    format: "precomputed" is Neuroglancer's own, whose codec is compressed_segmentation; `codec` is of OME-Zarr.
     levels: number of coarser levels beside level 0, as of a run.
     graph_gib: memory of the one task that holds the graph of all fragments.
     """
 
+    format: Literal["ome-zarr-0.5", "precomputed"] = "ome-zarr-0.5"
     block: Sizes | Auto = "auto"
     chunk: Sizes | Auto = "auto"
     codec: Literal["zstd", "gzip", "raw"] = "zstd"
     codec_level: int = Field(1, ge=0, le=22)
     levels: Annotated[int, Field(ge=0)] | Auto = "auto"
     graph_gib: float = Field(4.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_codec(self) -> SegmentOutput:
+        if self.format == "precomputed" and self.codec != "zstd":
+            raise ValueError(f"codec {self.codec} is for ome-zarr-0.5; precomputed labels have one codec: leave it out")
+        return self
 
 
 class SegmentRecipe(Section):

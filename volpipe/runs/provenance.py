@@ -40,8 +40,8 @@ from volpipe.volumes.volume import Volume
 
 PACKAGES = ("volpipe", "numpy", "onnxruntime", "parsl", "tensorstore", "torch", "z5py", "zarr")
 RUN_KEY = "run"
-ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json"}
-METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json")
+ATTRIBUTE_FILES = {"zarr3": "zarr.json", "zarr2": ".zattrs", "n5": "attributes.json", "precomputed": "attributes.json"}
+METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json", "info")
 
 
 def origin(selection: Selection, normalise: Affine, fingerprint: str) -> dict[str, object]:

@@ -36,7 +36,7 @@ from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport,
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels
-from volpipe.segmentation.output import FORMAT, create_output
+from volpipe.segmentation.output import array_format, check_output, create_output
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.segmentation.tasks import (
     EDGES,
@@ -200,6 +200,7 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
     target = paths.locate(out)
     check_offsets(volume, recipe, stored_offsets(volume.path))
     plan = fit(volume, recipe, str(target), str(search_path))
+    check_output(plan)
     check_apart(target, volume, "volume")
     check_access(paths.locate(volume.path), target)
     return plan
@@ -295,7 +296,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if report.is_whole:
             self._delete_scratch()
             if not (was_complete and is_sealed(self.folder)):
-                seal(self.folder, self.plan, FORMAT, tasks.RESULTS, {})
+                seal(self.folder, self.plan, array_format(self.plan), tasks.RESULTS, {})
         return report
 
     def _delete_scratch(self) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import volpipe
 from volpipe.errors import PlanError
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import level_key, levels_of, volume_from_spec
+from volpipe.inference.output import ARRAY_FORMATS, check_precomputed, level_key, levels_of, volume_from_spec
 from volpipe.inference.pyramid import coarsened
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import Origin, parse_origin, read_provenance, versions
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes import checksums
+from volpipe.volumes.formats.precomputed import SEGMENTATION
 from volpipe.volumes.identity import fingerprint
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import (
@@ -31,7 +32,6 @@ from volpipe.volumes.volume import (
     open_writer,
 )
 
-FORMAT = "zarr3"
 RECIPE_KEY = "labelling"  # of attributes: a run's is "recipe"
 PACKAGES = (
     "volpipe",
@@ -43,8 +43,23 @@ def create_output(plan: SegmentPlan) -> None:
     """Write the metadata of every level and of their group; existing voxels stay."""
     out = paths.locate(plan.out)
     for level in range(len(plan.factors)):
-        create_array(out, level_key(level), _spec(plan, level), FORMAT)
-    create_multiscale(out, _multiscale(plan), attributes=_origin(plan))
+        create_array(out, level_key(level), _spec(plan, level), array_format(plan))
+    create_multiscale(out, _multiscale(plan), format=plan.recipe.output.format, attributes=_origin(plan))
+
+
+def array_format(plan: SegmentPlan) -> str:
+    """Return the format of the arrays of the output."""
+    return ARRAY_FORMATS[plan.recipe.output.format]
+
+
+def check_output(plan: SegmentPlan) -> None:
+    """Raise where precomputed cannot hold the labels of `plan`, or cannot say where they lie.
+
+    Raises:
+        PlanError: with what would do.
+    """
+    if plan.recipe.output.format == "precomputed":
+        check_precomputed([_spec(plan, level) for level in range(len(plan.factors))], _multiscale(plan))
 
 
 def planned_volume(plan: SegmentPlan, level: int = 0) -> Volume:
@@ -55,7 +70,7 @@ def planned_volume(plan: SegmentPlan, level: int = 0) -> Volume:
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    return volume_from_spec(plan.out, FORMAT, _spec(plan, level), _multiscale(plan), level)
+    return volume_from_spec(plan.out, array_format(plan), _spec(plan, level), _multiscale(plan), level)
 
 
 def write_labels(plan: SegmentPlan, level: int, box: Box, labels: np.ndarray) -> str:
@@ -82,12 +97,13 @@ def coarse_labels(plan: SegmentPlan, level: int, box: Box) -> np.ndarray:
 
 def _spec(plan: SegmentPlan, level: int) -> ArraySpec:
     choice = plan.recipe.output
+    is_precomputed = choice.format == "precomputed"
     return ArraySpec(
         shape=plan.level_shape(level),
         dtype=plan.dtype,
         chunks=plan.chunk,
         shards=plan.shard,
-        codec=choice.codec,
+        codec=SEGMENTATION if is_precomputed else choice.codec,
         codec_level=choice.codec_level if choice.codec != "raw" else 0,
     )
 

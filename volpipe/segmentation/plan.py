@@ -18,6 +18,7 @@ from volpipe.geometry.levels import level_factors
 from volpipe.inference.output_plan import OutputPlan, Source
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
+from volpipe.volumes.formats.precomputed import even_chunk
 from volpipe.volumes.volume import Volume, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
@@ -117,6 +118,8 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
     wish = output.chunk if output.chunk != "auto" else (CHUNK,) * 3
     block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
     chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
+    if output.chunk == "auto" and output.format == "precomputed":
+        chunk = even_chunk((block[0], block[1], block[2]))
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(

@@ -90,7 +90,7 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     """Return the layer of one volume, its shades still to be found."""
     if not isinstance(place, Volume):
         folder = paths.locate(place)
-        if isinstance(folder, Path) and (info := _precomputed(folder)) is not None:
+        if isinstance(folder, Path) and (info := _precomputed(folder)) is not None and not _is_made_now(folder):
             return _own_format(folder, info)
         volume = open_volume(place)
     else:
@@ -113,6 +113,14 @@ def _layer(place: str | Path | Volume, notes: list[str]) -> Layer:
     )  # fmt: skip
 
 
+def _is_made_now(folder: Path) -> bool:
+    """Return whether a run writes the volume in `folder`; False where what it stored cannot be understood."""
+    try:
+        return watch(str(folder)) is not None
+    except RunError:  # which `_run_of` notes
+        return False
+
+
 def _run_of(volume: Volume, notes: list[str]) -> Watch | None:
     """Return the run that writes `volume`; None, with a note, where what it stored cannot be understood."""
     try:
@@ -131,6 +139,7 @@ def is_labels(volume: Volume) -> bool:
     ome = attributes.get("ome", attributes)
     declared = isinstance(ome, dict) and "image-label" in ome
     name = f"{Path(volume.path).stem}/{volume.key}".lower()
+    declared = declared or (volume.format == "precomputed" and attributes.get("type") == "segmentation")
     return declared or str(volume.dtype) in WIDE or any(word in name for word in ("label", "segment", "fragment"))
 
 

@@ -28,7 +28,11 @@ from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
-FOLDERS = {"n5": "n5", "zarr2": "zarr2", "zarr3": "zarr3", "ome-zarr-0.4": "zarr2", "ome-zarr-0.5": "zarr3"}
+FOLDERS = {
+    **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
+    "ome-zarr-0.4": "zarr2",
+    "ome-zarr-0.5": "zarr3",
+}
 TALLY_FILE = "copied.json"
 MAX_TALLY_BYTES = 2**24
 
@@ -39,7 +43,7 @@ class Target:
 
     Attributes:
         path: the container, a file or a folder.
-        key: the array, or the group of an OME-Zarr, in it.
+        key: the array, or the group of an OME-Zarr, in it; "" of precomputed.
         format: one of `convert.FORMATS`.
         spec: the array, (z, y, x) or (c, z, y, x).
         where: its voxel size and origin.
@@ -57,7 +61,7 @@ class Target:
 
     @property
     def is_group(self) -> bool:
-        return self.format.startswith("ome")
+        return self.format.startswith("ome") or self.format == "precomputed"
 
     @property
     def place(self) -> Location:
@@ -84,6 +88,12 @@ class Target:
         if self.is_folder or self.format == "hdf5":
             return (self.spec.shards or self.spec.chunks)[-3:]
         return (1, *self.spec.shape[-2:])
+
+    @property
+    def levels(self) -> Multiscale:
+        """The group of an OME-Zarr or precomputed, of one level."""
+        where, name = self.where, re.sub(r"\.zarr$", "", self.path.name)
+        return Multiscale((Level("s0"),), self.spec.axes, where.voxel_size_nm, where.origin_nm, name)
 
     def open(self) -> Writer:
         """Return this process's writer of the array, while it grows."""
@@ -196,12 +206,10 @@ def _discard(target: Target) -> None:
 
 
 def create_draft(target: Target, container: Location) -> None:
-    """Make the array in `container`, without voxels, and the group of an OME-Zarr; what is there already stays."""
+    """Make the array in `container`, without voxels, and its group, if any; what is there already stays."""
     create_array(container, target.array_key, target.spec, FOLDERS[target.format])
     if target.is_group:
-        where, name = target.where, re.sub(r"\.zarr$", "", target.path.name)
-        levels = Multiscale((Level("s0"),), target.spec.axes, where.voxel_size_nm, where.origin_nm, name)
-        create_multiscale(container, levels, format=target.format, key=target.key)
+        create_multiscale(container, target.levels, format=target.format, key=target.key)
 
 
 def _rename(target: Target, path: Path) -> bool:

@@ -28,7 +28,7 @@ import numpy as np
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
 from volpipe.volumes.atomic_copy import FOLDERS, Target, atomic_copy
-from volpipe.volumes.formats import hdf5, mrc, npy, tiff
+from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
 from volpipe.volumes.formats.container import absolute, inside
 from volpipe.volumes.formats.flat import Part, num_bytes
 from volpipe.volumes.identity import identify
@@ -41,15 +41,17 @@ from volpipe.volumes.volume import ArraySpec, Volume, open_volume
 CODECS = {
     **dict.fromkeys(FOLDERS, ("zstd", "gzip", "raw")),
     "n5": ("gzip", "zstd", "raw"),
+    "precomputed": ("gzip", "raw", precomputed.SEGMENTATION),
     "hdf5": ("gzip", "raw"),
     "tiff": ("raw", "gzip", "zstd"),
     "mrc": ("raw",),
     "npy": ("raw",),
-}  # the first is the default
+}  # the first is the default; of precomputed labels the last
 FORMATS = tuple(CODECS)
 SUFFIXES = {
     ".n5": "n5",
     ".zarr": "ome-zarr-0.5",
+    ".precomputed": "precomputed",
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), "hdf5"),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
     **dict.fromkeys((".mrc", ".map", ".rec"), "mrc"),
@@ -57,6 +59,7 @@ SUFFIXES = {
 }
 DEFAULT_KEY = "raw"
 CHUNK, SHARD = 64, 256
+SHARDED = ("zarr3", "precomputed")
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
 
@@ -70,8 +73,8 @@ class Choice:
     Attributes:
         format: one of FORMATS; "auto" goes by the suffix.
         chunk: voxels (z, y, x); None for 64 each.
-        shard: voxels (z, y, x), of Zarr v3; None for 256 each.
-        codec: "zstd", "gzip" or "raw"; "auto" takes what the format's readers all have.
+        shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
+        codec: "zstd", "gzip", "raw" or "compressed_segmentation"; "auto" takes what the format's readers all have.
     """
 
     format: str = "auto"
@@ -137,12 +140,17 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
             raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(FOLDERS)}")
     if key and not (format in FOLDERS or format == "hdf5"):
         raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
+    if key and format == "precomputed":
+        raise VolumeError(f"{path} would be a folder of one volume; leave out {key!r}, or name another folder")
     if not key and format in ("n5", "hdf5", "zarr2", "zarr3"):
         key = DEFAULT_KEY
     if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
     where = Place(volume.voxel_size_nm, volume.origin_nm)
     target = Target(path, key, format, _spec(volume, format, path, choice), where)
+    if format == "precomputed":
+        precomputed.check_spec(target.spec)
+        precomputed.check_place(target.levels)
     _check_free(target, volume)
     return target
 
@@ -166,13 +174,16 @@ def _place(out: Location, format: str) -> tuple[Location, str, str]:
 
 def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
     """Return the array of the copy in `format`; its voxel size is in its attributes, if the format keeps it there."""
-    codec = CODECS[format][0] if choice.codec == "auto" else choice.codec
+    is_labels = format == "precomputed" and volume.dtype.name in precomputed.LABELS and volume.num_channels == 1
+    codec = CODECS[format][-1 if is_labels else 0] if choice.codec == "auto" else choice.codec
     if codec not in CODECS[format]:
         raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(CODECS[format])}")
     if choice.chunk and format in ("tiff", "mrc", "npy"):
         raise VolumeError(f"{format} has no chunks; leave out chunk {choice.chunk}")
-    if choice.shard and FOLDERS.get(format) != "zarr3":
-        raise VolumeError(f"{format} has no shards; leave out shard {choice.shard}, or write ome-zarr-0.5 or zarr3")
+    if choice.shard and FOLDERS.get(format) not in SHARDED:
+        raise VolumeError(
+            f"{format} has no shards; leave out shard {choice.shard}, or write ome-zarr-0.5, zarr3 or precomputed"
+        )
     shape = volume.spatial_shape
     channels = (volume.num_channels,) if volume.num_channels > 1 else ()
     chunk = tuple(min(c, n) for c, n in zip(choice.chunk or (CHUNK,) * 3, shape, strict=True))
@@ -180,8 +191,8 @@ def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArrayS
     return ArraySpec(
         shape=(*channels, *shape),
         dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
-        chunks=(*(1 for _ in channels), *chunk),
-        shards=(*channels, *(choice.shard or shard)) if FOLDERS.get(format) == "zarr3" else None,
+        chunks=(*(channels if format == "precomputed" else (1 for _ in channels)), *chunk),
+        shards=(*channels, *(choice.shard or shard)) if FOLDERS.get(format) in SHARDED else None,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         codec=codec,
         attributes=_attributes(volume, format),

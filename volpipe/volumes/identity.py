@@ -110,6 +110,8 @@ def _hash(content: bytes) -> str:
 
 def _files(volume: Volume) -> tuple[Location, list[str]]:
     """Return the folder that names of the files of `volume` count from, and those of its metadata."""
+    if volume.format == "precomputed":
+        return volume.folder.parent, [METADATA_FILES[volume.format]]
     within = single_file.split(volume.folder)
     if within is not None:
         return within[0].parent, [within[0].name]
@@ -127,7 +129,8 @@ def _places(volume: Volume) -> Callable[[Box], str]:
 
     def name(box: Box) -> str:
         first = [box.start["zyx".index(axis)] if axis in "zyx" else 0 for axis in volume.axes]
-        return chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
+        file = chunk_files.name(tuple(i // n for i, n in zip(first, header.write_unit, strict=True)))
+        return f"{volume.folder.name}/{file}" if volume.format == "precomputed" else file
 
     return name
 

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAMED = 20
 UNKNOWN_SIZE = "voxel size unknown"
-METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json"}
+METADATA_FILES = {"n5": "attributes.json", "zarr2": ".zarray", "zarr3": "zarr.json", "precomputed": "info"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Volume:
     Attributes:
         path: the container, a file or a folder, absolute; in S3 its location with endpoint and region, where set.
         key: the array in it, "" where the path itself is the array.
-        format: "n5", "zarr2", "zarr3", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff" (a file, or a folder of slices), "mrc" or "npy".
         shape: as stored, C order (that of N5 is reversed).
         dtype: what is read, in native byte order; bool is read as uint8, 0 or 1.
         chunks: what is read and decoded at once, in stored axes.
@@ -317,7 +317,7 @@ class Reader:
 
         True also for an array of which only a read can tell.
         """
-        if not isinstance(self._array, tensorstore.TensorStoreArray):
+        if not isinstance(self._array, tensorstore.TensorStoreArray) or self._header.format == "precomputed":
             return True
         index = self.stored_index(self._mirrored(box)[1])
         with _naming(self.volume, box, self._header.folder):
@@ -524,7 +524,10 @@ def state(folder: Location) -> tuple[object, ...]:
     if within is not None:
         return paths.state(within[0].parent, [within[0].name])
     states = paths.state(folder, METADATA_FILES.values())
-    return states if states or not isinstance(folder, Path) else paths.state(folder.parent, [folder.name])
+    if states or not isinstance(folder, Path):
+        return states
+    names = ("info",) if folder.parent.suffix == ".precomputed" else ("info", folder.name)
+    return paths.state(folder.parent, names)
 
 
 def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArray:

@@ -36,7 +36,7 @@ from volpipe.volumes.reader import (
     open_writer,
 )
 from volpipe.volumes.storage import object_store, paths
-from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale, read_json
+from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale
 from volpipe.volumes.storage.paths import Location
 
 __all__ = [
@@ -66,8 +66,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
 
     Args:
-        location: an N5 or Zarr container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF slices, or a path into one;
-            on a disk, or for N5 and Zarr also s3://bucket/… or https://host/… .
+        location: an N5, Zarr or Neuroglancer precomputed container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF
+            slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
         view: what is read of the array, and where it lies, in place of what it says itself.
@@ -186,6 +186,8 @@ def _check_exists(container: Location, key: str) -> None:
         isinstance(container, Path) and container.is_file() and single_file.exists(container, key)
     ):
         return
+    if read_header(folder) is not None:  # a precomputed level of zeros alone, which has no folder
+        return
     if not paths.exists(container):
         raise VolumeError(f"no volume at {folder}")
     names = list(walk(container, enter_groups=False))
@@ -225,8 +227,8 @@ def _only_key(container: Location, key: str) -> str:
     if not names:
         raise VolumeError(
             f"no volume in {folder}: looked there and below for N5 (attributes.json with dimensions), "
-            "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales) and TIFF slices"
-            + _precomputed(folder)
+            "Zarr v2 (.zarray), Zarr v3 (zarr.json of an array), OME-Zarr (multiscales), Neuroglancer precomputed "
+            "(info with scales) and TIFF slices"
         )
     if len(names) > 1:
         raise _several(folder, f"holds {len(names)} volumes", names)
@@ -242,19 +244,6 @@ def typed(place: Location) -> str:
     """Return `place` as a user would type it: from the current folder, if it is in that."""
     here = Path.cwd()
     return str(place.relative_to(here) if isinstance(place, Path) and place.is_relative_to(here) else place)
-
-
-def _precomputed(folder: Location) -> str:
-    """Return what to say of a folder of Neuroglancer's own format, "" of any other."""
-    try:
-        tree = read_json(folder / "info") or {}
-    except VolumeError:
-        return ""
-    if not (str(tree.get("@type", "")).startswith("neuroglancer") or {"scales", "data_type"} <= set(tree)):
-        return ""
-    return (
-        "; it is Neuroglancer precomputed, which is not read: copy it to N5 or Zarr (tensorstore and cloud-volume can)"
-    )
 
 
 def _check_group(folder: Location, datasets: tuple[Dataset, ...]) -> list[Header]:

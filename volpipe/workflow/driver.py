@@ -31,7 +31,7 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import ARRAY_FORMATS, check_name, create_output, stored_box, write_displays
+from volpipe.inference.output import ARRAY_FORMATS, check_name, check_output, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
@@ -104,6 +104,7 @@ def prepare_for(volume: Volume, recipe: Recipe, out: str | Location, search_path
     check_apart(target, volume, "volume")
     if mask is not None:
         check_apart(target, mask, "mask")
+    check_output(plan)
     check_shapes(recipe.net, net, plan.window, str(search_path))
     check_geometry(recipe.net, net, plan.window, str(search_path))
     return plan

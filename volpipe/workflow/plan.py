@@ -12,20 +12,20 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import plan_evaluation
+from volpipe.inference.output import suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation.driver import plan_segmentation
+from volpipe.segmentation.output import check_output
 from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume, absolute, open_volume, with_view
 from volpipe.workflow.driver import prepare, prepare_for
 from volpipe.workflow.stages import LabelStage, RunStage, ScoreStage, StagePlan
-
-SUFFIXES = {"n5": ".n5"}  # by format of an output; others are .zarr
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ def _plan_stage(
     if isinstance(stage.choice, Comparison):
         return _plan_comparison(stage, stage.choice, feed, location, folder / f"{stage.name}.json")
     if isinstance(stage.choice, SegmentRecipe):
-        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}.zarr", search_path)
-    recipe, out = stage.choice, folder / f"{stage.name}{SUFFIXES.get(stage.choice.output.format, '.zarr')}"
+        ending = suffix_of(stage.choice.output.format)
+        return _plan_labels(stage, stage.choice, feed, location, folder / f"{stage.name}{ending}", search_path)
+    recipe, out = stage.choice, folder / f"{stage.name}{suffix_of(stage.choice.output.format)}"
     if feed is None:
         plan = prepare(location, recipe, out, search_path)
         given = plan.source.volume()
@@ -128,6 +129,7 @@ def _plan_labels(
     given = _fed(feed, recipe.input)
     check_offsets(given, recipe, feed.offsets)
     plan = fit(given, recipe, str(out), str(search_path))
+    check_output(plan)
     check_access(None, out)
     return LabelStage(stage.name, stage.reads, given, out, plan)
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from volpipe.errors import RemoteError, VolumeError
-from volpipe.volumes.formats import cosem, hdf5, n5, ome, single_file, tiff_folder, zarr
+from volpipe.volumes.formats import hdf5, n5, ome, precomputed, single_file, tiff_folder, zarr
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.metadata import (
@@ -27,8 +27,8 @@ from volpipe.volumes.storage.metadata import (
 )
 from volpipe.volumes.storage.paths import Location
 
-MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",)}
-SUFFIXES = (".n5", ".zarr")
+MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",), "precomputed": ("info",)}
+SUFFIXES = (".n5", ".zarr", ".precomputed")
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
 
@@ -36,8 +36,8 @@ MAX_FOLDERS = 10_000
 def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:
     """Return the container that `location` is, or lies in, and the key of what is meant in it.
 
-    A container is the nearest file, or folder named .n5 or .zarr, or else the topmost of the folders that say they are
-    groups.
+    A container is the nearest file, or folder named .n5, .zarr or .precomputed, or else the topmost of the folders
+    that say they are groups.
 
     Raises:
         VolumeError: `location` is a URL that volpipe does not read, or `key` leaves the container.
@@ -69,10 +69,17 @@ def _root(path: Location) -> Location:
         if folder.suffix.lower() in SUFFIXES or (isinstance(folder, Path) and folder.is_file()):
             return folder
     root = path
-    marks = [name for names in MARKS.values() for name in names]
-    while root != root.parent and any(paths.is_file(root.parent / name) for name in marks):
+    while root != root.parent and _is_group(root.parent):
         root = root.parent
     return root
+
+
+def _is_group(folder: Location) -> bool:
+    """Return whether `folder` says that it is a group; on the web, where each file costs a request, of N5 or Zarr."""
+    marks = [name for format, names in MARKS.items() for name in names if format != "precomputed"]
+    if any(paths.is_file(folder / name) for name in marks):
+        return True
+    return isinstance(folder, Path) and precomputed.read_info(folder) is not None
 
 
 def read_header(folder: Location) -> Header | None:
@@ -80,7 +87,7 @@ def read_header(folder: Location) -> Header | None:
     within = single_file.split(folder)
     if within is not None:
         return single_file.read_header(*within)
-    header = n5.read_header(folder) or zarr.read_header(folder)
+    header = n5.read_header(folder) or zarr.read_header(folder) or precomputed.read_header(folder)
     return header or (tiff_folder.read_header(folder) if isinstance(folder, Path) else None)
 
 
@@ -89,7 +96,7 @@ def read_attributes(folder: Location) -> Tree:
     within = single_file.split(folder)
     if within is not None:
         return single_file.read_attributes(*within)
-    return n5.read_attributes(folder) or zarr.read_attributes(folder)
+    return n5.read_attributes(folder) or zarr.read_attributes(folder) or precomputed.read_attributes(folder)
 
 
 def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
@@ -102,6 +109,7 @@ def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
     """
     within = single_file.split(folder)
     named = single_file.read_datasets(*within) if within else ome.read_datasets(read_attributes(folder), folder)
+    named = named or precomputed.read_datasets(folder)
     if named is not None:
         return named
     count = 0
@@ -126,6 +134,8 @@ def read_place(header: Header, container: Location) -> Place:
         return header.place
     if header.format == "hdf5":
         return hdf5.read_place(header)
+    if header.format == "precomputed":
+        return Place()
     if header.format != "n5":
         return zarr.read_place(header)
     parts = inside(header.folder, container)
@@ -187,7 +197,7 @@ def create_array(
         path: the container; made if need be.
         key: the array in it, "" for the container itself.
         spec: the array.
-        format: "n5", "zarr2" or "zarr3".
+        format: "n5", "zarr2", "zarr3", or "precomputed", where the array is a level.
 
     Raises:
         VolumeError: the format has no such array, or something else is there.
@@ -198,6 +208,10 @@ def create_array(
     within = single_file.split(container)
     if within is not None:
         raise VolumeError(f"{within[0]} is a file; {format} needs a folder: choose another place")
+    if format == "precomputed":
+        create_groups(container, key, format)
+        precomputed.create_array(container, key, spec)
+        return
     documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
     folder = container / key
     for name, tree in documents.items():
@@ -238,10 +252,16 @@ def create_groups(container: Location, key: str, format: str) -> None:
             return
         if read_header(folder) is not None:
             raise VolumeError(f"{folder} is an array; {key} cannot be made inside it")
-        empty = n5.group_documents(depth == 0) if format == "n5" else zarr.group_documents(int(format[-1]))
-        for name, tree in empty.items():
+        for name, tree in _group_documents(format, depth == 0).items():
             if not paths.is_file(folder / name):
                 write_json(folder / name, tree)
+
+
+def _group_documents(format: str, is_root: bool) -> dict[str, Tree]:
+    """Return the metadata of a new group, by file name; precomputed has none beside those of its levels."""
+    if format == "precomputed":
+        return {}
+    return n5.group_documents(is_root) if format == "n5" else zarr.group_documents(int(format[-1]))
 
 
 def create_multiscale(
@@ -257,15 +277,21 @@ def create_multiscale(
     Args:
         path: the container.
         multiscale: the levels, and where they lie.
-        format: "ome-zarr-0.5", "ome-zarr-0.4", "n5" (n5-viewer's, neuroglancer's and COSEM's dialects) or "zarr2"
-            (COSEM's).
+        format: "ome-zarr-0.5", "ome-zarr-0.4", "n5" (n5-viewer's, neuroglancer's and COSEM's dialects), "zarr2"
+            (COSEM's) or "precomputed".
         key: the group, "" for the container itself.
         attributes: JSON, kept in the group's attribute "volpipe": where the arrays came from.
 
     Raises:
         VolumeError: an array is missing, of another format or of other axes.
     """
-    formats = {"ome-zarr-0.5": "zarr3", "ome-zarr-0.4": "zarr2", "n5": "n5", "zarr2": "zarr2"}
+    formats = {
+        "ome-zarr-0.5": "zarr3",
+        "ome-zarr-0.4": "zarr2",
+        "n5": "n5",
+        "zarr2": "zarr2",
+        "precomputed": "precomputed",
+    }
     if format not in formats:
         raise VolumeError(f"format {format!r} is not known; use {', '.join(formats)}")
     container = absolute(path)
@@ -282,14 +308,16 @@ def _write_group(folder: Location, multiscale: Multiscale, format: str, own: Tre
         merge_json(folder / "zarr.json", {"attributes": old | ome.group_attributes(multiscale, "0.5", own)})
     elif format == "ome-zarr-0.4":
         merge_json(folder / ".zattrs", ome.group_attributes(multiscale, "0.4", own))
+    elif format == "precomputed":
+        precomputed.write_group(folder, multiscale, own)
     elif format == "n5":
         for level in multiscale.levels:
             merge_json(folder / level.key / n5.FILE, n5.array_attributes(multiscale, level))
         merge_json(folder / n5.FILE, n5.group_attributes(multiscale) | plain(own))
     else:
         for level in multiscale.levels if multiscale.voxel_size_nm else ():
-            merge_json(folder / level.key / ".zattrs", {"transform": cosem.transform(multiscale, level)})
-        merge_json(folder / ".zattrs", {"multiscales": [cosem.multiscale(multiscale)], **own})
+            merge_json(folder / level.key / ".zattrs", {"transform": n5.cosem_transform(multiscale, level)})
+        merge_json(folder / ".zattrs", {"multiscales": [n5.cosem_multiscale(multiscale)], **own})
 
 
 def _check_levels(folder: Location, multiscale: Multiscale, format: str) -> None:

@@ -1,8 +1,9 @@
-"""N5: metadata in its dialects, new arrays, and whole chunks written in bulk.
+"""N5: metadata in its dialects, COSEM's also of Zarr v2, new arrays, and whole chunks written in bulk.
 
 Not here: reading voxels (tensorstore). The only file that imports z5py. N5 counts axes x, y, z and its arrays are
 turned to C order here; no block holds more than its array, and a group need have no metadata at all. Specification:
-github.com/saalfeldlab/n5; dialects: the n5-ij wiki, and neuroglancer's N5 page.
+github.com/saalfeldlab/n5; dialects: the n5-ij wiki, neuroglancer's N5 page,
+and github.com/janelia-cosem/schemas, multiscale.md, whose lists follow their `axes`, in practice (z, y, x).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Grid
-from volpipe.volumes.formats import cosem
 from volpipe.volumes.storage import tensorstore
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
@@ -28,6 +28,7 @@ from volpipe.volumes.storage.metadata import (
     Tree,
     check_aligned,
     floats,
+    listed_place,
     mapping,
     named_axes,
     place,
@@ -125,7 +126,7 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     file of its own. Downsampling by f moves the centre of the first voxel by (f - 1) / 2 voxels of the finest level,
     unless the level states an `offset` of its own.
     """
-    result = cosem.read_place(header.attributes.get("transform"))
+    result = read_transform(header.attributes.get("transform"))
     if result is not None:
         return result
     axes = header.axes or usual_axes(len(header.shape))
@@ -140,6 +141,38 @@ def read_place(header: Header, parents: Sequence[Tree]) -> Place:
     if any(axis not in size for axis in axes if axis in "zyx"):
         return Place()
     return place(size, offset, units)
+
+
+def read_transform(tree: object) -> Place | None:
+    """Return the place in COSEM's attribute `transform`, None where it has none."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("axes"), list):
+        return None
+    axes = [str(name).lower() for name in tree["axes"]]
+    scale = floats(tree.get("scale"))
+    if scale is None or len(scale) != len(axes):
+        return None
+    return listed_place(axes, scale, tree.get("translate"), tree.get("units"))
+
+
+def cosem_transform(multiscale: Multiscale, level: Level) -> Tree:
+    """Return COSEM's `transform` of the array of `level`."""
+    return plain(
+        {
+            "axes": multiscale.axes,
+            "scale": multiscale.scale(level),
+            "translate": multiscale.shift(level),
+            "units": ["nm" if axis in "zyx" else "" for axis in multiscale.axes],
+        }
+    )
+
+
+def cosem_multiscale(group: Multiscale) -> Tree:
+    """Return the one entry of the `multiscales` of a group, as COSEM has it."""
+    datasets: list[Tree] = [{"path": level.key} for level in group.levels]
+    if group.voxel_size_nm is not None:
+        for dataset, level in zip(datasets, group.levels, strict=True):
+            dataset["transform"] = cosem_transform(group, level)
+    return {"name": group.name, "datasets": datasets}
 
 
 def _resolution(near: Sequence[Mapping[str, Any]], axes: tuple[str, ...]) -> tuple[dict[str, float], dict[str, str]]:
@@ -224,7 +257,7 @@ def group_documents(root: bool) -> dict[str, Tree]:
 def group_attributes(multiscale: Multiscale) -> Tree:
     """Return the attributes of a multiscale group, for n5-viewer, neuroglancer and COSEM's readers."""
     factors = [_whole(multiscale.factors(level)[::-1]) for level in multiscale.levels]
-    attributes: Tree = {"axes": multiscale.axes[::-1], "multiscales": [cosem.multiscale(multiscale)]}
+    attributes: Tree = {"axes": multiscale.axes[::-1], "multiscales": [cosem_multiscale(multiscale)]}
     if None not in factors:
         attributes["scales"] = factors
     return plain(attributes | _sizes(multiscale))
@@ -235,7 +268,7 @@ def array_attributes(multiscale: Multiscale, level: Level) -> Tree:
     factors = _whole(multiscale.factors(level)[::-1])
     attributes: Tree = {} if factors is None else {"downsamplingFactors": factors}
     if multiscale.voxel_size_nm is not None:
-        attributes["transform"] = cosem.transform(multiscale, level)
+        attributes["transform"] = cosem_transform(multiscale, level)
         attributes["pixelResolution"] = _sizes(multiscale)["pixelResolution"]
     return plain(attributes)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats import cosem
+from volpipe.volumes.formats import n5
 from volpipe.volumes.storage import decoded_size, object_store, paths
 from volpipe.volumes.storage.metadata import (
     MAX_RANK,
@@ -287,7 +287,7 @@ def read_place(header: Header) -> Place:
     The latter are lists in the array's own order of axes, in nanometres unless `units` says otherwise (funlib's habit).
     """
     attributes = header.attributes
-    result = cosem.read_place(attributes.get("transform"))
+    result = n5.read_transform(attributes.get("transform"))
     if result is not None:
         return result
     axes = header.axes or usual_axes(len(header.shape))

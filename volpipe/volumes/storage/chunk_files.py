@@ -6,6 +6,7 @@ Not here: voxels (tensorstore), or sampling (survey).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,12 @@ class ChunkFiles:
         return math.prod(Grid(self.header.shape, self.header.chunks).counts)
 
     def name(self, index: tuple[int, ...]) -> str:
-        """Return the name of the file at `index` of the grid, counted from the array's folder."""
+        """Return the name of the file at `index` of the grid, counted from the array's folder.
+
+        Of precomputed, "" where a shard is no box of the grid: its chunks are anywhere.
+        """
+        if self.header.format == "precomputed":
+            return _precomputed_name(self.header, index)
         prefix, separator = self._naming
         numbers = index[::-1] if self.header.format == "n5" else index
         return prefix + separator.join(map(str, numbers))
@@ -107,3 +113,33 @@ class ChunkFiles:
         at_end = settings.get("index_location", "end") == "end"
         data = paths.read_end(file, num_bytes + tail) if at_end else paths.read(file, num_bytes)
         return data[:num_bytes] if data is not None and len(data) >= num_bytes else None
+
+
+def _precomputed_name(header: Header, index: tuple[int, ...]) -> str:
+    """Return the name of the chunk or shard of a precomputed array at `index` of its grid, (c,) z, y, x."""
+    scale, place = header.known["scale_metadata"], index[:-4:-1]
+    if "sharding" not in scale:
+        axes = zip(place, scale["chunk_size"], scale["size"], scale["voxel_offset"], strict=True)
+        return "_".join(f"{i * c + first}-{min((i + 1) * c, n) + first}" for i, c, n, first in axes)
+    if header.shards is None:
+        return ""
+    bits, chunk = scale["sharding"], scale["chunk_size"]
+    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(scale["size"], chunk, strict=True)]
+    chunks = [i * n // c for i, n, c in zip(place, header.shards[::-1], chunk, strict=False)]
+    number = morton(chunks, per_axis) >> bits["preshift_bits"] + bits["minishard_bits"] if bits["shard_bits"] else 0
+    return f"{number:0{-(-bits['shard_bits'] // 4)}x}.shard"
+
+
+def morton(place: Sequence[int], per_axis: Sequence[int]) -> int:
+    """Return the number of the chunk at `place` (x, y, z), the bits of its places interleaved, x lowest."""
+    number, used = 0, [0] * len(place)
+    for bit, axis in enumerate(morton_bits(per_axis)):
+        number |= (place[axis] >> used[axis] & 1) << bit
+        used[axis] += 1
+    return number
+
+
+def morton_bits(per_axis: Sequence[int]) -> Iterator[int]:
+    """Yield the axis that each bit of a compressed Morton code is of, lowest first, given the bits of each axis."""
+    for level in range(max(per_axis)):
+        yield from (axis for axis, bits in enumerate(per_axis) if level < bits)

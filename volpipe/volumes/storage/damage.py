@@ -123,7 +123,7 @@ def file_of(header: Header, chunk: Sequence[int]) -> Location:
     """Return the file that holds the chunk of the array of `header` at the index `chunk`, stored axes."""
     if "names" in header.known:
         return header.folder / str(header.known["names"][chunk[0]])
-    if header.format in CHUNKED:
+    if header.format in CHUNKED or header.format == "precomputed":
         units = zip(chunk, header.chunks, header.write_unit, strict=True)
         return header.folder / ChunkFiles(header).name(tuple(i * c // unit for i, c, unit in units))
     file = header.known.get("file")
@@ -175,6 +175,8 @@ def _check_xz_chunks(place: str, header: Header, box: Box) -> None:
 def _blosc_offset(header: Header) -> int | None:
     """Return at which byte of a chunk's file the header of blosc stands, None where it is another codec."""
     known = header.known
+    if header.format == "precomputed":
+        return None
     if header.format == "n5":
         return N5_SIZES + 4 * len(header.shape) if known["compression"]["type"] == "blosc" else None
     if header.format == "zarr2":

@@ -33,7 +33,7 @@ MAX_CHUNK_BYTES = 2**36  # a chunk is held in memory whole
 MAX_JSON_BYTES = 2**24  # which takes up to 20 times that as objects
 AXES = ("t", "c", "z", "y", "x")
 SYNONYMS = {"channel": "c", "channels": "c", "time": "t"}
-MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22}
+MAX_LEVEL = {"raw": 0, "gzip": 9, "zstd": 22, "compressed_segmentation": 0}
 NANOMETRES = {
     **dict.fromkeys(("picometer", "pm"), 1e-3),
     **dict.fromkeys(("angstrom", "ångström", "å"), 0.1),
@@ -64,7 +64,7 @@ class Header:
 
     Attributes:
         folder: where it lies, in a file or a folder.
-        format: "n5", "zarr2", "zarr3", "hdf5", "tiff", "mrc" or "npy".
+        format: "n5", "zarr2", "zarr3", "precomputed", "hdf5", "tiff", "mrc" or "npy".
         shape, chunks, shards: as stored; `shards` is None where a chunk is a file of its own.
         dtype: in native byte order; bool is uint8, 0 or 1.
         codec: for people, such as "gzip 5".
@@ -186,8 +186,8 @@ class ArraySpec:
     """An array to be made; shapes in voxels, one entry per stored axis, C order.
 
     Attributes:
-        codec: "zstd", "gzip" or "raw".
-        codec_level: up to 22 for zstd and 9 for gzip; "raw" has none.
+        codec: "zstd", "gzip", "raw", or of precomputed labels "compressed_segmentation".
+        codec_level: up to 22 for zstd and 9 for gzip; others have none.
         fill: the value of voxels that were never written.
         attributes: JSON to be stored with the array.
     """
@@ -214,7 +214,7 @@ class ArraySpec:
             raise VolumeError(f"dtype {self.dtype} cannot be stored; use an integer or float type")
         if self.codec not in MAX_LEVEL:
             raise VolumeError(f"codec {self.codec!r} is not known; use {', '.join(MAX_LEVEL)}")
-        if self.codec != "raw" and not 0 <= self.codec_level <= MAX_LEVEL[self.codec]:
+        if MAX_LEVEL[self.codec] and not 0 <= self.codec_level <= MAX_LEVEL[self.codec]:
             raise VolumeError(f"{self.codec} has levels 0 to {MAX_LEVEL[self.codec]}, not {self.codec_level}")
         if self.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)

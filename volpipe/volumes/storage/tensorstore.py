@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
 Index = tuple[slice | int, ...]
-DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3"}
+DRIVERS = {"n5": "n5", "zarr2": "zarr", "zarr3": "zarr3", "precomputed": "neuroglancer_precomputed"}
 COUNTERS = ("bytes_read", "bytes_written")
 # Asked for these alone: tensorstore keeps for good what it tells, 0.6 KB a counter; of all 9 of a disk that is 5.5 KB a
 # call, and a driver of 10,000 datasets or a worker of a million tasks asks often (2026-11-23).
@@ -107,11 +108,15 @@ def open_array(
     """
     import tensorstore as ts
 
-    folder = header.folder
     if kvstore is None:
+        folder = header.folder
+        for _ in PurePosixPath(_scale_key(header)).parts:
+            folder = folder.parent
         on_disk = {"driver": "file", "path": f"{folder}/"}
         kvstore = object_store.kvstore(folder) if isinstance(folder, object_store.Remote) else on_disk
-    spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, "metadata": dict(header.known)}
+    is_precomputed = header.format == "precomputed"
+    known = dict(header.known) if is_precomputed else {"metadata": dict(header.known)}
+    spec = {"driver": DRIVERS[header.format], "kvstore": kvstore, **known}
     if cache_bytes:
         spec["recheck_cached_data"] = "open"  # a chunk in memory is not compared with its file
     own = context(cache_bytes)
@@ -119,8 +124,22 @@ def open_array(
         array = ts.open(spec, open=True, assume_metadata=True, read=True, write=write, context=own).result()
     except OverflowError as error:
         raise ValueError(f"a number is out of range: {error}") from error
-    turned = array.T if header.format == "n5" else array  # N5's axes are x, y, z
+    # N5's axes are x, y, z
+    turned = array.T if header.format == "n5" else _turned(array, len(header.shape)) if is_precomputed else array
     return TensorStoreArray(turned, sharded=header.shards is not None)
+
+
+def _scale_key(header: Header) -> str:
+    """Return the key of a precomputed level, below the folder that tensorstore opens; "" of other formats."""
+    return str(header.known["scale_metadata"]["key"]) if header.format == "precomputed" else ""
+
+
+def _turned(array: ts.TensorStore, rank: int) -> ts.TensorStore:
+    """Return a precomputed array, whose axes are x, y, z, channel, as (c,) z, y, x, each from 0."""
+    import tensorstore as ts
+
+    turned = array[ts.d[:].translate_to[0]].T
+    return turned if rank == 4 else turned[0]
 
 
 class ArrayInMemory:

@@ -1,0 +1,287 @@
+"""Neuroglancer precomputed: tensorstore reads what volpipe writes, volpipe what others write."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+from arrays import invented, write_all
+from command import IDENTITY, THREADS, Give, giver, set_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from volumes import fingerprint, noise
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box
+from volpipe.volumes.convert import Choice, convert
+from volpipe.volumes.formats import precomputed
+from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.storage.chunk_files import ChunkFiles
+from volpipe.volumes.storage.metadata import Level, Multiscale
+from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, create_multiscale, open_volume, with_view
+
+SIZE, ORIGIN = (30.0, 6.0, 8.0), (15.0, 63.0, 84.0)  # nm: the centres of voxels 0, 10 and 10
+LABELS = precomputed.SEGMENTATION
+
+
+@pytest.fixture
+def give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    return giver(tmp_path, monkeypatch, capsys)
+
+
+def by_tensorstore(folder: Path, level: int = 0) -> tensorstore.TensorStore:
+    """Return a level as tensorstore opens it from the folder alone, axes x, y, z, channel."""
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": f"file://{folder}/", "scale_index": level}
+    return tensorstore.open(spec, open=True).result()
+
+
+def made_by_tensorstore(folder: Path, data: np.ndarray, **scale: Any) -> Volume:  # Any: JSON
+    """Return `data` (z, y, x) as tensorstore writes it, in chunks of 8."""
+    known = {"size": data.shape[::-1], "resolution": SIZE[::-1], "chunk_size": [8, 8, 8], "encoding": "raw"}
+    spec = {
+        "driver": "neuroglancer_precomputed", "kvstore": f"file://{folder}/",
+        "multiscale_metadata": {"data_type": data.dtype.name, "num_channels": 1, "type": "image"},
+        "scale_metadata": known | {"voxel_offset": [10, 10, 0]} | scale,
+    }  # fmt: skip
+    tensorstore.open(spec, create=True).result()[..., 0].write(data.T).result()
+    return open_volume(folder)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> tuple[np.ndarray, ArraySpec]:
+    """Small arrays with one channel or two: any chunk, and shards of any power of two of them."""
+    channels = draw(st.sampled_from([(), (2,)]))
+    shape = tuple(draw(st.integers(1, 13)) for _ in range(3))
+    chunks, edge = tuple(draw(st.integers(2, 6)) for _ in range(3)), 2 ** draw(st.integers(0, 3))
+    codec = draw(st.sampled_from(["gzip", "raw", LABELS]))
+    dtypes = precomputed.LABELS if codec == LABELS else precomputed.DTYPES
+    data = invented((*channels, *shape), draw(st.sampled_from(dtypes)), draw(st.integers(0, 99)))
+    spec = ArraySpec(
+        data.shape, data.dtype, (*channels, *chunks), (*channels, *(c * edge for c in chunks)),
+        axes=("c", "z", "y", "x")[-data.ndim :], codec=codec,
+    )  # fmt: skip
+    return data, spec
+
+
+@settings(max_examples=20)
+@given(arrays())
+def test_arrays_come_back_and_tensorstore_reads_them(made: tuple[np.ndarray, ArraySpec]) -> None:
+    data, spec = made
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.precomputed"
+        create_array(path, "s0", spec, "precomputed")
+        write_all(path, "s0", data)  # shard by shard: a second write to one would lose the first
+        volume = open_volume(path)
+        assert (volume.key, volume.levels, volume.axes, volume.chunks) == ("s0", ("s0",), spec.axes, spec.chunks)
+        assert volume.shards == precomputed.stored_shards(spec)
+        np.testing.assert_array_equal(volume[...], data)
+        other = by_tensorstore(path).read().result().T
+        np.testing.assert_array_equal(other if data.ndim == 4 else other[0], data)
+
+
+@settings(max_examples=15)
+@given(arrays())
+def test_files_are_named_as_tensorstore_names_them(made: tuple[np.ndarray, ArraySpec]) -> None:
+    data, spec = made[0], made[1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.precomputed"
+        create_array(path, "s0", spec, "precomputed")
+        write_all(path, "s0", np.maximum(data, 1) if data.dtype.kind == "u" else np.ones_like(data))
+        header = read_header(path / "s0")
+        assert header is not None
+        files = ChunkFiles(header)
+        names = [files.name(files.grid.index(number)) for number in range(len(files.grid))]
+        assert sorted(names) == sorted(file.name for file in (path / "s0").iterdir())
+
+
+HASHED = {
+    "@type": precomputed.SHARDING, "hash": "murmurhash3_x86_128", "preshift_bits": 1, "minishard_bits": 1,
+    "shard_bits": 2, "minishard_index_encoding": "gzip", "data_encoding": "gzip",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sharding", [{}, {"sharding": HASHED}], ids=["files", "hashed"])
+def test_volumes_of_others_are_read_in_their_place(tmp_path: Path, sharding: dict[str, Any]) -> None:
+    data = noise((20, 19, 30))
+    volume = made_by_tensorstore(tmp_path / "image", data, key="8_6_30", **sharding)
+    assert (volume.key, volume.shards) == ("8_6_30", None)
+    assert (volume.voxel_size_nm, volume.origin_nm) == (SIZE, ORIGIN)
+    np.testing.assert_array_equal(volume[...], data)
+    np.testing.assert_array_equal(volume.crop(Box((3, 2, 1), (17, 15, 30)))[0], data[3:17, 2:15, 1:30])
+    assert open_volume(tmp_path / "image/8_6_30") == volume
+    copy = convert(volume, tmp_path / "b.zarr")
+    np.testing.assert_array_equal(copy[...], data)
+    assert (copy.voxel_size_nm, copy.origin_nm) == (SIZE, ORIGIN)
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path, give: Give) -> None:
+    data = noise((20, 19, 30))
+    source = made_by_tensorstore(tmp_path / "image", data)
+    volume = convert(source, tmp_path / "a.precomputed", Choice(chunk=(8, 8, 8), shard=(16, 16, 16)))
+    shard = max((tmp_path / "a.precomputed/s0").iterdir(), key=lambda file: file.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:40])
+    with pytest.raises(VolumeError, match=rf"a\.precomputed.*chunk .*{shard.name}"):
+        volume.open()[...]
+
+
+def test_levels_and_place_are_what_tensorstore_finds(tmp_path: Path) -> None:
+    shapes, levels = [(8, 20, 24), (8, 10, 12)], (Level("s0"), Level("s1", (1.0, 2.0, 2.0)))
+    for level, shape in zip(levels, shapes, strict=True):
+        spec = ArraySpec(shape, np.dtype("uint8"), (4, 4, 4), (8, 8, 8), codec="gzip")
+        create_array(tmp_path / "a.precomputed", level.key, spec, "precomputed")
+    group = Multiscale(levels, voxel_size_nm=SIZE, origin_nm=ORIGIN)
+    create_multiscale(tmp_path / "a.precomputed", group, format="precomputed", attributes={"recipe": "x"})
+    for number, (size, offset) in enumerate([((8, 6, 30), (10, 10, 0)), ((16, 12, 30), (5, 5, 0))]):
+        array, volume = (
+            by_tensorstore(tmp_path / "a.precomputed", number),
+            open_volume(tmp_path / "a.precomputed", level=number),
+        )
+        assert [unit.multiplier for unit in array.dimension_units[:3]] == list(size)
+        assert (array.origin[:3], array.shape[:3]) == (offset, shapes[number][::-1])
+        assert volume.voxel_size_nm == size[::-1]
+        assert volume.origin_nm == tuple((o + 0.5) * v for o, v in zip(offset[::-1], size[::-1], strict=True))
+    assert json.loads((tmp_path / "a.precomputed/info").read_text())["volpipe"] == {"recipe": "x"}
+
+
+def test_an_origin_between_voxels_comes_back_and_is_shown_within_half_a_voxel(tmp_path: Path) -> None:
+    source = with_view(made_by_tensorstore(tmp_path / "image", noise((8, 9, 10))), View(origin_nm=(0.0, 4.0, 39.0)))
+    copy = convert(source, tmp_path / "a.precomputed")
+    assert copy.origin_nm == (0.0, 4.0, 39.0)
+    assert by_tensorstore(tmp_path / "a.precomputed").origin[:3] == (4, 0, 0)  # centres 36, 3 and 15 nm
+    info = json.loads((tmp_path / "a.precomputed/info").read_text())
+    info["scales"][0]["voxel_offset"] = [100, 0, 0]  # somebody moved it: what volpipe wrote is stale
+    (tmp_path / "a.precomputed/info").write_text(json.dumps(info))
+    assert open_volume(tmp_path / "a.precomputed").origin_nm == (15.0, 3.0, 804.0)
+
+
+def test_runs_write_levels_that_others_read(tmp_path: Path, give: Give) -> None:
+    data = noise((32, 40, 56))
+    made_by_tensorstore(tmp_path / "a.precomputed", data)
+    windows = set_each("windows.shape=[16,16,16]", "windows.block=[2,2,2]", "output.levels=1", "output.chunk=[8,8,8]")
+    run = ("run", *THREADS, *IDENTITY, *windows)
+    assert give(*run, "-o", "b.precomputed", "a.precomputed").code == 0
+    assert give(*run, "-o", "c.zarr", "a.precomputed").code == 0
+    for level in range(2):
+        ours, zarr = open_volume(tmp_path / "b.precomputed", level=level), open_volume(tmp_path / "c.zarr", level=level)
+        assert (ours.voxel_size_nm, ours.origin_nm) == (zarr.voxel_size_nm, zarr.origin_nm)
+        np.testing.assert_array_equal(by_tensorstore(tmp_path / "b.precomputed", level).read().result().T[0], zarr[...])
+    np.testing.assert_array_equal(open_volume(tmp_path / "b.precomputed")[...], data)
+    before = fingerprint(tmp_path / "b.precomputed")
+    assert give(*run, "-o", "b.precomputed", "a.precomputed").code == 0
+    assert fingerprint(tmp_path / "b.precomputed") == before
+    assert give("verify", "b.precomputed").code == 0
+    shard = next((tmp_path / "b.precomputed/s0").iterdir())
+    shard.unlink()
+    assert shard.name in give("verify", "b.precomputed").out
+
+
+def test_labels_are_a_segmentation_to_others(tmp_path: Path, give: Give) -> None:
+    inside = np.zeros((24, 32, 40), np.uint8)
+    inside[4:20, 4:14, 4:36] = inside[4:20, 18:28, 4:36] = 255
+    made_by_tensorstore(tmp_path / "a.precomputed", inside)
+    choices = set_each("input.kind=foreground", "objects.background=0.5", "output.block=[16,16,16]", "output.levels=1")
+    labels = {}
+    for out in ("b.precomputed", "c.zarr"):
+        assert give("segment", *THREADS, *choices, "-o", out, "a.precomputed").code == 0
+        labels[out] = [open_volume(tmp_path / out, level=level)[...] for level in range(2)]
+    assert set(np.unique(labels["c.zarr"][0])) == {0, 1, 2}
+    info = json.loads((tmp_path / "b.precomputed/info").read_text())
+    assert (info["type"], info["data_type"]) == ("segmentation", "uint32")
+    assert {scale["encoding"] for scale in info["scales"]} == {LABELS}
+    for level in range(2):
+        np.testing.assert_array_equal(labels["b.precomputed"][level], labels["c.zarr"][level])
+        stored = by_tensorstore(tmp_path / "b.precomputed", level).read().result().T[0]
+        np.testing.assert_array_equal(stored, labels["c.zarr"][level])
+    assert give("verify", "b.precomputed").code == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "dtype", "choice", "expected"),
+    [
+        ("a.precomputed", "float64", Choice(), "precomputed has no float64 voxels; it has uint8, .* float32"),
+        ("a.precomputed", "int64", Choice(), "precomputed has no int64 voxels"),
+        ("a.precomputed", "uint16", Choice(codec=LABELS), "is for uint32 and uint64, the voxels are uint16; use gzip"),
+        ("a.precomputed", "uint8", Choice(codec="zstd"), "precomputed is not written with codec 'zstd'; use gzip, raw"),
+        ("a.precomputed", "uint8", Choice(chunk=(8, 8, 8), shard=(8, 16, 16)), r"use shard \(16, 16, 16\)"),
+        ("a.precomputed", "uint8", Choice(chunk=(8, 8, 8), shard=(24, 24, 24)), r"use shard \(32, 32, 32\)"),
+        ("a.precomputed/em", "uint8", Choice(), "would be a folder of one volume; leave out 'em'"),
+        ("there.precomputed", "uint8", Choice(), "exists already; remove it"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_hold_is_refused(tmp_path: Path, out: str, dtype: str, choice: Choice, expected: str) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((40, 41, 42), dtype))
+    (tmp_path / "there.precomputed").write_text("in the way")
+    source = open_volume(tmp_path / "a.npy", view=View(voxel_size_nm=SIZE))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(VolumeError, match=expected):
+        convert(source, tmp_path / out, choice)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_an_unknown_voxel_size_is_refused(tmp_path: Path, give: Give) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((20, 20, 20), np.uint8))
+    for ended in (
+        give("convert", "a.npy", "b.precomputed"),
+        give("run", *THREADS, *IDENTITY, "-o", "b.precomputed", "a.npy"),
+    ):
+        assert ended.code == 2
+        assert "voxel size is unknown, and precomputed cannot do without" in " ".join(ended.err.split())
+
+
+def test_zeros_alone_are_stored_by_no_file_and_come_back(tmp_path: Path, give: Give) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((20, 20, 20), np.uint8))
+    assert give("convert", "--voxel-size", "30x6x8nm", "a.npy", "b.precomputed").code == 0
+    assert [path.name for path in (tmp_path / "b.precomputed").iterdir()] == ["info"]
+    volume = open_volume(tmp_path / "b.precomputed")
+    assert open_volume(volume.path, volume.key) == volume
+    assert volume.open().is_stored(Box((0, 0, 0), (8, 8, 8)))  # which only a read can tell
+    assert not volume[...].any()
+
+
+def test_an_output_whose_levels_lie_between_voxels_is_refused(tmp_path: Path, give: Give) -> None:
+    made_by_tensorstore(tmp_path / "a.precomputed", noise((16, 64, 64)), voxel_offset=[0, 0, 0])
+    run = ("run", *THREADS, *IDENTITY, *set_each("windows.shape=[16,16,16]", "output.levels=2"), "-o", "b.precomputed")
+    refused = give(*run, "--set", "input.roi=0:16,3:35,0:32", "a.precomputed")
+    assert refused.code == 2
+    assert "axis y: the first voxel is number 3 from the origin, no multiple of the 2" in " ".join(refused.err.split())
+    assert give(*run, "--set", "input.roi=0:16,4:36,0:32", "a.precomputed").code == 0
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path, give: Give) -> None:
+    made_by_tensorstore(tmp_path / "a.precomputed", noise((16, 16, 16)))
+    for command in ("run", "segment"):
+        refused = give(command, "--set", "output.format=precomputed", "-o", "b.zarr", "a.precomputed")
+        assert refused.code == 2
+        assert "give a name that ends in .precomputed" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"data_type": "float64"}, "data_type 'float64' is not one that volpipe reads"),
+        ({"scales": []}, "has 0 scales"),
+        ({"scales": [{"encoding": "jxl"}]}, "encoding 'jxl' is not read; volpipe reads raw, jpeg, png"),
+        ({"scales": [{"key": "../outside"}]}, "the key '../outside' of a level is no folder inside"),
+        ({"scales": [{"voxel_offset": [0.5, 0, 0]}]}, "voxel_offset .* is not three integers"),
+        ({"scales": [{"sharding": {"preshift_bits": -1}}]}, "the bits of its sharding"),
+    ],
+)
+def test_broken_descriptions_are_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    made_by_tensorstore(tmp_path / "a.precomputed", noise((8, 8, 8)))
+    info = json.loads((tmp_path / "a.precomputed/info").read_text())
+    scales = [info["scales"][0] | scale for scale in changes.get("scales", [{}])]
+    (tmp_path / "a.precomputed/info").write_text(json.dumps(info | changes | {"scales": scales}))
+    with pytest.raises(VolumeError, match=expected):
+        open_volume(tmp_path / "a.precomputed")
+
+
+def test_a_file_named_info_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "info").write_text("notes of the microscope")
+    convert(made_by_tensorstore(tmp_path / "image", noise((8, 8, 8))), tmp_path / "b.zarr")
+    np.save(tmp_path / "a.npy", noise((8, 8, 8)))
+    assert open_volume(tmp_path / "b.zarr").shape == open_volume(tmp_path / "a.npy").shape == (8, 8, 8)

@@ -1,0 +1,385 @@
+"""Neuroglancer precomputed: the file `info` of a folder, its levels as arrays in C order, and new ones, sharded.
+
+Not here: voxels (tensorstore), or file names (chunk_files). Axes are stored x, y, z, channel, and turned here; a chunk
+has all channels. A voxel at index i reaches from i to i + 1 times the resolution, in nm. Specification:
+github.com/google/neuroglancer, src/datasource/precomputed: volume.md and sharded.md (read 2026-11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from volpipe.errors import RemoteError, VolumeError
+from volpipe.geometry.grid import Triple
+from volpipe.volumes.formats.ome import Dataset
+from volpipe.volumes.storage.chunk_files import morton_bits
+from volpipe.volumes.storage.metadata import (
+    ArraySpec,
+    Header,
+    Lengths,
+    Level,
+    Multiscale,
+    Place,
+    Tree,
+    floats,
+    lengths,
+    mapping,
+    plain,
+    read_json,
+    voxels,
+    write_json,
+)
+from volpipe.volumes.storage.object_store import Remote
+from volpipe.volumes.storage.paths import Location
+
+FILE = "info"
+SUFFIX = ".precomputed"
+TYPE = "neuroglancer_multiscale_volume"
+SHARDING = "neuroglancer_uint64_sharded_v1"
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
+LABELS = ("uint32", "uint64")  # the types that compressed_segmentation has
+SEGMENTATION = "compressed_segmentation"
+ENCODINGS = ("raw", "jpeg", "png", SEGMENTATION)  # those that tensorstore has
+SETTINGS = ("encoding", "jpeg_quality", "png_level", "compressed_segmentation_block_size")
+KEY_PARTS = 2  # of a level, at most
+MAX_LEVELS = 100
+EVEN_CHUNK = 40_000  # between 32³ and 64³
+MINISHARD_BITS = 9  # chunks below a minishard's index, as powers of two: 512, as tensorstore has it
+ORIGIN = "volpipe_origin_nm"  # (z, y, x), centre of the first voxel, with the half voxel that voxel_offset lacks
+
+
+def read_info(folder: Location) -> Tree | None:
+    """Return what the file `info` in `folder` says of a volume, None where there is none that describes one.
+
+    Raises:
+        VolumeError: a folder named .precomputed has a broken one.
+    """
+    try:
+        tree = read_json(folder / FILE)
+    except RemoteError:
+        raise
+    except VolumeError:
+        if folder.suffix == SUFFIX:
+            raise
+        return None  # a file of that name may be anybody's
+    is_volume = tree is not None and isinstance(tree.get("scales"), list) and "data_type" in tree
+    return tree if is_volume else None
+
+
+def read_header(folder: Location) -> Header | None:
+    """Return the header of the level at `folder`, None where the folders around it name none.
+
+    Raises:
+        VolumeError: its metadata are broken, or say what volpipe cannot read.
+    """
+    depth = 1 if isinstance(folder, Remote) else KEY_PARTS  # each costs a request there
+    for root in folder.parents[:depth]:
+        info = read_info(root)
+        parts = folder.parts[len(root.parts) :]
+        for scale in _scales(info, root) if info is not None else ():
+            if PurePosixPath(str(scale.get("key"))).parts == parts:
+                return _header(folder, root, info or {}, scale)
+    return None
+
+
+def read_datasets(folder: Location) -> tuple[Dataset, ...] | None:
+    """Return the levels of the volume at `folder`, finest first; None where there is none.
+
+    Raises:
+        VolumeError: its metadata are broken.
+    """
+    info = read_info(folder)
+    if info is None:
+        return None
+    keys = [scale.get("key") for scale in _scales(info, folder)]
+    for key in keys:
+        if not isinstance(key, str) or not _is_inner(key):
+            raise VolumeError(f"{folder / FILE}: the key {str(key)[:60]!r} of a level is no folder inside; mend it")
+    return tuple(Dataset(str(key)) for key in keys)
+
+
+def read_attributes(folder: Location) -> Tree:
+    """Return what the volume at `folder` says of itself, beside its levels; {} where there is none."""
+    return {key: value for key, value in (read_info(folder) or {}).items() if key != "scales"}
+
+
+def _is_inner(key: str) -> bool:
+    path = PurePosixPath(key)
+    return 1 <= len(path.parts) <= KEY_PARTS and ".." not in path.parts and not path.is_absolute()
+
+
+def _scales(info: Tree, root: Location) -> list[Tree]:
+    scales = info["scales"]
+    if not 1 <= len(scales) <= MAX_LEVELS:
+        raise VolumeError(f"{root / FILE} has {len(scales)} scales; volpipe reads 1 to {MAX_LEVELS}")
+    return [mapping(scale, "scales", root / FILE) for scale in scales]
+
+
+def _header(folder: Location, root: Location, info: Tree, scale: Tree) -> Header:
+    file = root / FILE
+    dtype, encoding = info.get("data_type"), scale.get("encoding")
+    if dtype not in DTYPES:
+        raise VolumeError(f"{file}: data_type {str(dtype)[:20]!r} is not one that volpipe reads: {', '.join(DTYPES)}")
+    if encoding not in ENCODINGS:
+        raise VolumeError(
+            f"{file}: encoding {str(encoding)[:30]!r} is not read; volpipe reads {', '.join(ENCODINGS)}: copy it to "
+            "one of them by cloud-volume"
+        )
+    size = voxels(scale.get("size"), "size", file, rank=3)
+    sizes = scale.get("chunk_sizes")
+    chunk = voxels(sizes[0] if isinstance(sizes, list) and sizes else None, "chunk_sizes", file, rank=3)
+    (count,) = voxels([info.get("num_channels", 1)], "num_channels", file)
+    offset = _offset(scale, file)
+    sharding = _sharding(scale, file)
+    known = {
+        "multiscale_metadata": {"data_type": dtype, "num_channels": count, "type": str(info.get("type", "image"))},
+        "scale_metadata": {
+            "key": scale["key"], "size": size, "chunk_size": chunk, "voxel_offset": offset,
+            "resolution": floats(scale.get("resolution")) or (1.0, 1.0, 1.0),
+            **{name: scale[name] for name in SETTINGS if name in scale},
+            **({} if sharding is None else {"sharding": sharding}),
+        },
+    }  # fmt: skip
+    channels = (count,) if count > 1 else ()
+    box = None if sharding is None else shard_box(size, chunk, sharding)
+    return Header(
+        folder=folder,
+        format="precomputed",
+        shape=(*channels, *size[::-1]),
+        dtype=np.dtype(dtype),
+        chunks=(*channels, *chunk[::-1]),
+        shards=None if box is None else (*channels, *box[::-1]),
+        codec=_codec(encoding, sharding),
+        axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
+        known=plain(known),
+        place=_place(info, scale, offset),
+    )
+
+
+def _codec(encoding: str, sharding: Tree | None) -> str:
+    is_packed = sharding is not None and sharding.get("data_encoding") == "gzip"
+    return "gzip" if encoding == "raw" and is_packed else encoding
+
+
+def _offset(scale: Tree, file: Location) -> tuple[int, ...]:
+    offset = scale.get("voxel_offset", [0, 0, 0])
+    if not isinstance(offset, list) or len(offset) != 3 or not all(isinstance(n, int) for n in offset):
+        raise VolumeError(f"{file}: voxel_offset {str(offset)[:60]} is not three integers")
+    return tuple(offset)
+
+
+def _sharding(scale: Tree, file: Location) -> Tree | None:
+    sharding = scale.get("sharding")
+    if sharding is None:
+        return None
+    tree = mapping(sharding, "sharding", file)
+    bits = [tree.get(name) for name in ("preshift_bits", "minishard_bits", "shard_bits")]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= 64 for n in bits):
+        raise VolumeError(f"{file}: the bits of its sharding, {str(bits)[:60]}, are not three numbers from 0 to 64")
+    return tree
+
+
+def shard_box(size: Sequence[int], chunk: Sequence[int], sharding: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the voxels (x, y, z) of a shard; None where shards are no boxes.
+
+    A chunk's number interleaves the bits of its place along x, y and z. Where it is not hashed, a shard has the chunks
+    whose numbers share all but the lowest bits: along each axis a power of two of them.
+    """
+    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
+    low, high = sharding["preshift_bits"] + sharding["minishard_bits"], sharding["shard_bits"]
+    if high and (sharding.get("hash") != "identity" or low + high < sum(per_axis)):
+        return None
+    box = list(chunk)
+    for axis in list(morton_bits(per_axis))[: low if high else None]:
+        box[axis] *= 2
+    return tuple(box)
+
+
+def _place(info: Tree, scale: Tree, offset: Sequence[int]) -> Place:
+    """Return the place of a level, its first voxel's centre half a voxel into it; exactly where ORIGIN says it."""
+    size = floats(scale.get("resolution"))
+    if size is None or len(size) != 3 or min(size) <= 0:
+        return Place(reason=f"it says {str(scale.get('resolution'))[:40]}")
+    centres = [(n + 0.5) * v for n, v in zip(offset, size, strict=True)]
+    stored, fine = lengths(info.get(ORIGIN)), floats(info["scales"][0].get("resolution"))
+    if stored is not None and fine is not None and len(fine) == 3:
+        shift = [o + (v - f) / 2 for o, v, f in zip(stored[::-1], size, fine, strict=True)]
+        if all(abs(a - b) <= f / 2 * (1 + 1e-6) for a, b, f in zip(shift, centres, fine, strict=True)):
+            centres = shift
+    return Place((size[2], size[1], size[0]), (centres[2], centres[1], centres[0]))
+
+
+def create_array(root: Location, key: str, spec: ArraySpec) -> None:
+    """Add the level `key` to the volume at `root`, at first of 1 nm; what is there already, made alike, stays.
+
+    Raises:
+        VolumeError: the format has no such array, or another is there.
+    """
+    check_spec(spec)
+    old = read_json(root / FILE)
+    new = {
+        "@type": TYPE,
+        "type": "segmentation" if spec.codec == SEGMENTATION else "image",
+        "data_type": spec.dtype.name,
+        "num_channels": spec.shape[0] if len(spec.shape) == 4 else 1,
+    }
+    info, scale = old or {**new, "scales": []}, plain(_scale(spec, key))
+    for name in ("data_type", "num_channels"):
+        _check_same(root / FILE, name, info.get(name), new[name])
+    known = next((entry for entry in info["scales"] if entry.get("key") == key), None)
+    if known is None:
+        write_json(root / FILE, info | {"scales": [*info["scales"], scale]})
+        return
+    for name in ("size", "chunk_sizes", "encoding", "sharding"):
+        _check_same(root / FILE, name, known.get(name), scale[name])
+
+
+def _check_same(file: Location, name: str, was: object, value: object) -> None:
+    if was != value:
+        raise VolumeError(
+            f"{file} exists already, with {name} {was!r} instead of {value!r}; remove it, or write to another place"
+        )
+
+
+def check_spec(spec: ArraySpec) -> None:
+    """Raise unless precomputed has arrays such as `spec`.
+
+    Raises:
+        VolumeError: with its value, and those that fit.
+    """
+    if spec.dtype.name not in DTYPES:
+        raise VolumeError(
+            f"precomputed has no {spec.dtype} voxels; it has {', '.join(DTYPES)}: choose one of them for the output, "
+            "or write OME-Zarr"
+        )
+    if spec.axes not in (("z", "y", "x"), ("c", "z", "y", "x")):
+        raise VolumeError(f"precomputed has axes (c,) z, y, x, not {', '.join(spec.axes)}")
+    if spec.codec not in ("gzip", "raw", SEGMENTATION):
+        raise VolumeError(f"precomputed is not written with codec {spec.codec!r}; use gzip, raw or {SEGMENTATION}")
+    if spec.codec == SEGMENTATION and spec.dtype.name not in LABELS:
+        raise VolumeError(
+            f"{SEGMENTATION} is for {' and '.join(LABELS)}, the voxels are {spec.dtype}; use gzip, or another type"
+        )
+    if spec.fill != 0:
+        raise VolumeError(f"precomputed fills with 0, not with {spec.fill}")
+    shard_exponent(spec)
+
+
+def shard_exponent(spec: ArraySpec) -> int:
+    """Return k where a shard of `spec` has 2^k chunks along each axis, or all that there are.
+
+    Only such shards are boxes at every level: chunks are numbered in Morton order.
+
+    Raises:
+        VolumeError: with the shard, the chunk, and a shard that fits.
+    """
+    shape, chunks, shards = (values[-3:] for values in (spec.shape, spec.chunks, spec.shards or spec.chunks))
+    counts = [-(-n // c) for n, c in zip(shape, chunks, strict=True)]
+    wish = [min(s // c, n) for s, c, n in zip(shards, chunks, counts, strict=True)]
+    for k in range(max(counts).bit_length() + 1):
+        if all(min(2**k, n) == w for n, w in zip(counts, wish, strict=True)):
+            return k
+    k = max(0, round(math.log2(max(s / c for s, c in zip(shards, chunks, strict=True)))))
+    raise VolumeError(
+        f"a shard {shards} of precomputed has as many chunks {chunks} along z as along y and x, 1, 2, 4, 8 …; use "
+        f"shard {tuple(c * 2**k for c in chunks)}, or another chunk"
+    )
+
+
+def even_chunk(shard: Triple) -> Triple:
+    """Return the chunk of which `shard` has the same power of two along each axis, EVEN_CHUNK voxels or more."""
+    z, y, x = shard
+    while not (z % 2 or y % 2 or x % 2) and z * y * x // 8 >= EVEN_CHUNK:
+        z, y, x = z // 2, y // 2, x // 2
+    return z, y, x
+
+
+def stored_shards(spec: ArraySpec) -> tuple[int, ...]:
+    """Return the shards of `spec`, per stored axis, as they are read back: no more chunks than a power of two needs."""
+    scale = _scale(spec, "")
+    box = shard_box(scale["size"], scale["chunk_sizes"][0], scale["sharding"]) or ()
+    return (*spec.chunks[:-3], *box[::-1])
+
+
+def _scale(spec: ArraySpec, key: str) -> Tree:
+    shape, chunks = spec.shape[-3:], spec.chunks[-3:]
+    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(shape, chunks, strict=True)]
+    k = shard_exponent(spec)
+    inside = sum(min(k, bits) for bits in per_axis)
+    preshift = min(inside, MINISHARD_BITS)
+    is_labels = spec.codec == SEGMENTATION
+    return {
+        "key": key,
+        "size": shape[::-1],
+        "resolution": [1, 1, 1],
+        "voxel_offset": [0, 0, 0],
+        "chunk_sizes": [chunks[::-1]],
+        "encoding": SEGMENTATION if is_labels else "raw",
+        **({"compressed_segmentation_block_size": [8, 8, 8]} if is_labels else {}),
+        "sharding": {
+            "@type": SHARDING,
+            "hash": "identity",
+            "preshift_bits": preshift,
+            "minishard_bits": inside - preshift,
+            "shard_bits": sum(per_axis) - inside,
+            "minishard_index_encoding": "gzip",
+            "data_encoding": "raw" if spec.codec == "raw" else "gzip",
+        },
+    }
+
+
+def check_place(multiscale: Multiscale) -> None:
+    """Raise unless precomputed can say where the levels lie.
+
+    Raises:
+        VolumeError: the voxel size is unknown, or the first voxel of a coarser level is none of its grid from 0.
+    """
+    list(_places(multiscale))
+
+
+def write_group(root: Location, multiscale: Multiscale, own: Tree) -> None:
+    """Write where the levels of the volume at `root` lie, and `own` beside; the arrays must exist."""
+    info = read_json(root / FILE) or {}
+    by_key = {scale["key"]: scale for scale in info.get("scales", [])}
+    scales = [by_key[level.key] | place for level, place in _places(multiscale)]
+    kind = {"type": "segmentation"} if multiscale.is_labels else {}
+    new = info | kind | plain(own) | {ORIGIN: list(multiscale.origin_nm), "scales": scales}
+    if new != info:
+        write_json(root / FILE, new)
+
+
+def _places(multiscale: Multiscale) -> Iterator[tuple[Level, Tree]]:
+    """Yield resolution and voxel_offset (x, y, z) of each level.
+
+    The offset is in whole voxels, so that a first voxel whose centre is at 0 is shown half a voxel from there.
+    """
+    size = multiscale.voxel_size_nm
+    if size is None:
+        raise VolumeError(
+            "the voxel size is unknown, and precomputed cannot do without; give it: --set input.voxel_size_nm=16x8x8nm "
+            "for a run, --voxel-size 16x8x8nm for a copy"
+        )
+    corner = _corner(multiscale.origin_nm, size)
+    for level in multiscale.levels:
+        for axis, n, f in zip("zyx", corner, level.factor, strict=True):
+            if n % f:
+                raise VolumeError(
+                    f"axis {axis}: the first voxel is number {n} from the origin, no multiple of the {f:g} that level "
+                    f"{level.key} joins, and precomputed counts voxels of every level from the origin; begin at "
+                    f"{int(n - n % f)} or {int(n - n % f + f)}, make fewer levels (output.levels), set "
+                    "input.origin_nm=0,0,0nm, or write OME-Zarr"
+                )
+        offset = [int(n // f) for n, f in zip(corner, level.factor, strict=True)]
+        resolution = [f * v for f, v in zip(level.factor, size, strict=True)]
+        yield level, {"resolution": resolution[::-1], "voxel_offset": offset[::-1]}
+
+
+def _corner(origin_nm: Lengths, size: Lengths) -> Triple:
+    """Return the number of the voxel (z, y, x) in which the centre at `origin_nm` lies, the later one on a border."""
+    z, y, x = (math.floor(o / v + 1e-6) for o, v in zip(origin_nm, size, strict=True))
+    return z, y, x
