@@ -27,13 +27,21 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "tests" / "support"
 TEST_PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SUPPORT, SUPPORT / "clusters", SUPPORT / "faults")))
-LONGEST = tuple(f"test_{name}.py" for name in ("slurm", "k8s", "site_check", "train", "tune", "sweep", "sites"))
+# The longest first, by the time that they took on 2 cores.
+LONGEST = tuple(
+    f"test_{name}.py"
+    for name in (
+        "slurm", "k8s", "site_check", "node_cache_runs", "sites", "resume", "chaos", "parsl", "segment_kill", "convert",
+        "sweep", "tune", "train", "distributed", "workflow_s3", "faults_of_works", "segment", "fuzz", "decoded_size",
+    )
+)  # fmt: skip
 SHARED = ROOT.parent / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(scope="session", autouse=True)

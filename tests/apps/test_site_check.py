@@ -132,7 +132,7 @@ def test_a_worker_that_lacks_nothing_is_well_and_only_one_block_starts(trial: Tr
     ("package", "code", "is_fault", "said"),
     [
         ("volpipe", "__version__ = '0.0.1'", True, "cpu: volpipe is 0.0.1 on "),
-        ("zarr", "__version__ = '2.18.0'", True, "cpu: zarr is 2.18.0 on "),
+        pytest.param("zarr", "__version__ = '2.18.0'", True, "cpu: zarr is 2.18.0 on ", marks=pytest.mark.long),
         ("z5py", "__version__ = '3.0.999'", False, "note: cpu: z5py is 3.0.999 on "),
         ("volpipe", "import nothing_of_that_name", True, "cpu: volpipe cannot be imported on "),
         ("torch", "raise OSError('libcudart.so.12: not found')", True, "cpu: torch cannot be imported on "),
@@ -185,7 +185,9 @@ def test_another_parsl_is_named_although_no_task_can_reach_it(trial: Trial) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("label", "gpus"), [("gpu", []), ("gpu_h200", []), ("cpu", ["none"])])
+@pytest.mark.parametrize(
+    ("label", "gpus"), [("gpu", []), pytest.param("gpu_h200", [], marks=pytest.mark.long), ("cpu", ["none"])]
+)
 def test_a_gpu_executor_without_a_gpu_is_named(trial: Trial, label: str, gpus: list[str]) -> None:
     trial.label, trial.gpus, trial.init = label, gpus, "export CUDA_VISIBLE_DEVICES="
     ended = trial.check()

@@ -92,6 +92,9 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
         wait_until(lambda: not processes_in(slow.folder), 3)
         assert slow.computed(slow.num_sessions).total() >= 16
         assert not before & slow.computed(slow.num_sessions).keys()
+        assert "stopping: what runs may finish within 20 s" in ended.err
+        assert slow.marked() - before == slow.computed(slow.num_sessions).keys()  # what was begun was finished
+        assert len(slow.marked()) < NUM_BLOCKS
     slow.begin()
     slow.wait_for_calls(1)
     worker_killed = max(slow.workers(), key=lambda process: sum(process.cpu_times()[:2]))
@@ -106,16 +109,7 @@ def test_interrupted_by_a_signal_a_run_says_so_and_leaves_no_process(
 
 
 @pytest.mark.slow
-def test_one_ctrl_c_lets_tasks_finish_and_a_second_does_not(tmp_path: Path) -> None:
-    slow = Slow(tmp_path / "once", mode="streamed")
-    slow.begin()
-    slow.wait_for_calls(16)
-    slow.interrupt(signal.SIGINT, group=True)
-    ended = slow.finish()
-    assert ended.code == INTERRUPTED
-    assert "stopping: what runs may finish within 20 s" in ended.err
-    assert slow.marked() == slow.computed(1).keys()
-    assert len(slow.marked()) < NUM_BLOCKS
+def test_after_a_second_signal_no_task_is_waited_for(tmp_path: Path) -> None:
     endless = Slow(tmp_path / "twice", seconds=100, mode="streamed")
     endless.begin()
     endless.wait_for_calls(1)

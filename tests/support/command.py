@@ -115,9 +115,15 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 
 
 def wait_until(fact: Callable[[], object], seconds: float) -> float:
-    """Return how long it took until `fact` gave something true; fail after `seconds`."""
+    """Return how long it took until `fact` gave something true; fail after `seconds`.
+
+    A fact that costs much, such as a look at all processes, is asked for less often: what is awaited needs the cores.
+    """
     started = time.monotonic()
-    while not fact():
-        assert time.monotonic() - started < seconds, f"still not so after {seconds} s"
-        time.sleep(0.02)
-    return time.monotonic() - started
+    while True:
+        began = time.monotonic()
+        if fact():
+            return began - started
+        now = time.monotonic()
+        assert now - started < seconds, f"still not so after {seconds} s"
+        time.sleep(min(max(0.02, 3 * (now - began)), 0.5))

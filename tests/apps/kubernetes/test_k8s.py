@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 SOON = 60.0  # seconds within which a run that cannot complete ends
 SHORTLY = 20.0  # seconds within which nothing is left of a driver that was killed
+ONE_CORE = {"VOLPIPE_K8S_CORES": "1"}  # where a second worker would tell nothing more
 
 
 @pytest.fixture(scope="module", params=["double", pytest.param("real", marks=pytest.mark.k8s)])
@@ -85,6 +86,7 @@ def kill_all(base: Path) -> None:
 
 def finish_well(slow: SlowPods, undisturbed: str) -> None:
     """Wait until the run is complete, and see that its bytes are right and that nothing is left."""
+    slow.hurry()
     ended = slow.finish()
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == undisturbed
@@ -106,7 +108,7 @@ def finish_badly(slow: SlowPods) -> tuple[Ended, str]:
 def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
-    one_each = {"VOLPIPE_K8S_GPUS": "1", "VOLPIPE_K8S_CORES": "1"}
+    one_each = ONE_CORE | {"VOLPIPE_K8S_GPUS": "1"}
     slow = SlowPods(base / "plain", seconds=0, cluster=cluster, settings=one_each)
     slow.begin()
     names = wait_for_pods(cluster, "Running", 2, SOON)
@@ -119,9 +121,24 @@ def test_pods_of_two_kinds_make_the_same_bytes_as_this_machine(
 OFTEN = ("deleted", "evicted", "manager killed")
 
 
-@pytest.mark.parametrize(
-    "harm", [pytest.param(harm, marks=[] if harm in OFTEN else [pytest.mark.long]) for harm in HARMS]
-)
+def test_a_run_goes_on_whatever_happens_to_one_pod_after_another(
+    base: Path, cluster: AnyCluster, undisturbed: str
+) -> None:
+    slow = SlowPods(base / "often", seconds=0.2, cluster=cluster)
+    log = slow.run / "volpipe.log"
+    slow.begin()
+    for harm in OFTEN:
+        slow.wait_for_calls(len(slow.calls(1)) + 10)
+        (name,) = cluster.names("Running")
+        known = len(log.read_text())
+        getattr(cluster, HARMS[harm].method)(name)
+        wait_until(lambda: re.search(HARMS[harm].said, log.read_text()[known:]), SOON)  # noqa: B023
+        wait_until(lambda: name not in cluster.names("Running"), SOON)  # noqa: B023
+    finish_well(slow, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("harm", [harm for harm in HARMS if harm not in OFTEN])
 def test_a_run_goes_on_whatever_happens_to_a_pod(base: Path, cluster: AnyCluster, undisturbed: str, harm: str) -> None:
     method = HARMS[harm].method
     cluster.check(method)
@@ -193,7 +210,7 @@ def test_half_of_the_pods_lost_again_and_again_cost_a_task_each_at_the_most(
 def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, cluster: AnyCluster) -> None:
     if not isinstance(cluster, Cluster):
         pytest.skip("the API server of a real cluster is not stopped")
-    slow = SlowPods(base / "silent", seconds=0.03, cluster=cluster)
+    slow = SlowPods(base / "silent", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
     slow.wait_for_calls(10)
     (name,) = cluster.names("Running")
@@ -214,7 +231,7 @@ def test_a_run_that_ends_while_nobody_answers_says_what_is_left(base: Path, clus
 
 
 def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "interchange", seconds=0.03, cluster=cluster)
+    slow = SlowPods(base / "interchange", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
     slow.wait_for_calls(10)
     (interchange,) = [p for p in processes_in(slow.folder) if "interchange" in p.name()]
@@ -227,7 +244,7 @@ def test_a_killed_interchange_ends_the_run_in_a_sentence(base: Path, cluster: An
 def test_a_killed_driver_leaves_no_process_and_its_pods_go_when_the_run_goes_on(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
-    slow = SlowPods(base / "driver", seconds=0.03, cluster=cluster)
+    slow = SlowPods(base / "driver", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
     slow.wait_for_calls(20)
     (name,) = cluster.names("Running")
@@ -265,7 +282,7 @@ def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
     base: Path, cluster: AnyCluster, what: str
 ) -> None:
     settings, words = HOPELESS[what]
-    told = {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
+    told = ONE_CORE | {f"VOLPIPE_K8S_{name}": value for name, value in settings.items()}
     slow = SlowPods(base / what, cluster=cluster, pending=3, settings=told)
     if what in ("quota", "limits", "rights", "command"):
         if not isinstance(cluster, Cluster):
@@ -285,7 +302,7 @@ def test_pods_that_cannot_start_end_the_run_in_the_words_of_kubernetes(
 
 
 def test_interrupting_a_run_removes_its_pods(base: Path, cluster: AnyCluster) -> None:
-    slow = SlowPods(base / "interrupted", seconds=0.03, cluster=cluster)
+    slow = SlowPods(base / "interrupted", seconds=0.03, cluster=cluster, settings=ONE_CORE)
     slow.begin()
     slow.wait_for_calls(10)
     slow.interrupt(signal.SIGTERM)
@@ -304,14 +321,15 @@ def check_site(slow: SlowPods, wait: float = 120, out: Path | None = None) -> tu
 
 
 def test_a_check_of_pods_finds_nothing_where_all_is_well(base: Path, cluster: AnyCluster) -> None:
-    assert check_site(SlowPods(base / "well", cluster=cluster)) == (0, [])
+    assert check_site(SlowPods(base / "well", cluster=cluster, settings=ONE_CORE)) == (0, [])
 
 
 def test_a_check_names_a_gpu_that_a_pod_does_not_see(base: Path, cluster: AnyCluster) -> None:
     """The double's node counts GPUs and has none."""
     if not isinstance(cluster, Cluster):
         pytest.skip("a real cluster has real GPUs")
-    code, (sentence,) = check_site(SlowPods(base / "no-gpu", cluster=cluster, settings={"VOLPIPE_K8S_GPUS": "1"}))
+    one_gpu = ONE_CORE | {"VOLPIPE_K8S_GPUS": "1"}
+    code, (sentence,) = check_site(SlowPods(base / "no-gpu", cluster=cluster, settings=one_gpu))
     assert code == 1
     assert sentence.startswith("gpu: no GPU is seen on ")
 
@@ -336,6 +354,7 @@ def test_a_check_names_a_volume_that_is_on_no_claim_of_the_pods(base: Path, tmp_
     assert f"cpu: {base}/in.n5:raw cannot be read on " in sentence
 
 
+@pytest.mark.long
 def test_a_check_names_a_full_disk(base: Path, tmp_path: Path) -> None:
     out = base / "disk"
     out.mkdir()

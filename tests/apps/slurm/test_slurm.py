@@ -75,6 +75,7 @@ def pools(slow: Slow) -> list[psutil.Process]:
 
 
 def check_complete(slow: Slow, slurm: Slurm, undisturbed: str) -> None:
+    slow.hurry()
     ended = slow.finish(240)
     assert ended.code == 0, ended.err
     assert fingerprint(slow.out) == undisturbed
@@ -154,13 +155,18 @@ def disturbed(folder: Path, slurm: Slurm, disturb: Callable[[Slow, Slurm], None]
     return slow
 
 
-@pytest.mark.parametrize("disturb", [cancel_a_job, kill_a_pool, kill_a_worker])
-def test_a_run_survives_the_loss_of_workers(
-    place: Path, slurm: Slurm, undisturbed: str, disturb: Callable[[Slow, Slurm], None]
+def test_a_run_survives_the_loss_of_a_worker_then_of_a_pool_then_of_a_job(
+    place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
-    slow = disturbed(place / disturb.__name__, slurm, disturb)
+    slow = on_slurm(place / "losses", slurm, 0.3)
+    log = slow.run / "volpipe.log"
+    slow.begin()
+    for disturb, error in ((kill_a_worker, "WorkerLost"), (kill_a_pool, "ManagerLost"), (cancel_a_job, "ManagerLost")):
+        slow.wait_for_calls(len(slow.calls(1)) + 10)
+        known = len(log.read_text())
+        disturb(slow, slurm)
+        wait_until(lambda: error in log.read_text()[known:], 60)  # noqa: B023
     check_complete(slow, slurm, undisturbed)
-    assert ("WorkerLost" if disturb is kill_a_worker else "ManagerLost") in (slow.run / "volpipe.log").read_text()
 
 
 def elements(slurm: Slurm, *states: str) -> list[str]:
@@ -542,6 +548,7 @@ def test_a_check_of_a_site_on_slurm_names_a_volume_that_nodes_do_not_see(place: 
     assert all(f"{volume}:raw cannot be read on " in sentence for sentence in of_both(named))
 
 
+@pytest.mark.long
 def test_a_check_of_a_site_on_slurm_names_a_full_disk(place: Path, slurm: Slurm) -> None:
     (place / "disk").mkdir()
     with small_disk(place / "disk", "size=1m"):

@@ -117,6 +117,7 @@ class Round:
 
     def finish(self, whole: str) -> None:
         """Give the command again, undisturbed, and look at what is left: bytes, files and processes."""
+        self.slow.hurry()
         self._end_session()
         self.slow.begin()
         ended = self.slow.finish(END_SECONDS)

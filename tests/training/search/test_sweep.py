@@ -210,7 +210,7 @@ def test_a_training_that_is_asked_to_stop_says_so_and_goes_on(
 
 @pytest.mark.slow
 def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(folder: Path) -> None:
-    settings = ("train.steps=600", "train.checkpoint_every=5")  # some seconds, in which one is killed
+    settings = ("train.steps=400", "train.checkpoint_every=5")  # some seconds, in which one is killed
     rows = swept(folder, Threads(2), *settings)
     options = [part for setting in settings for part in ("--set", setting)]
     process = begin(folder, "sweep", "recipe.toml", *options, VOLPIPE_WORKERS="2")
@@ -233,10 +233,10 @@ def test_the_command_sweeps_on_processes_of_this_machine_one_of_which_is_killed(
         "state",
     ]
     assert [line[:4] for line in lines[1:5]] == [
-        ["000", "0.001", "4", "600"],
-        ["001", "0.001", "6", "600"],
-        ["002", "0.01", "4", "600"],
-        ["003", "0.01", "6", "600"],
+        ["000", "0.001", "4", "400"],
+        ["001", "0.001", "6", "400"],
+        ["002", "0.01", "4", "400"],
+        ["003", "0.01", "6", "400"],
     ]
     for row in rows:
         name = f"{row.number:03}"
