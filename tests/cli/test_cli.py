@@ -472,13 +472,13 @@ def test_sizes_and_times_are_for_people() -> None:
     [
         (
             ["run", *THREADS, *IDENTITY, "in.n5"],
-            "volpipe.workflow.driver.execute",
+            "volpipe.api.runs.execute",
             "the same command again goes on from here",
         ),
         (["run", *THREADS, *IDENTITY, "in.n5"], "volpipe.apps.pool.on_site", "the same command again goes on"),
         (
             ["train", "train_affinities.toml"],
-            "volpipe.training.driver.run_training",
+            "volpipe.api.training.run_training",
             "the same command again goes on from the newest checkpoint",
         ),
         (
@@ -486,8 +486,8 @@ def test_sizes_and_times_are_for_people() -> None:
             "volpipe.api.training.load_training",
             "",
         ),  # before it could say what the command does
-        (["sweep", "mine.toml"], "volpipe.training.search.grid.load_sweep", ""),
-        (["tune", "mine.toml"], "volpipe.training.search.optuna.load_tuning", ""),
+        (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
+        (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
         (["sites", "check", "threads"], "volpipe.apps.site_check.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
