@@ -58,7 +58,7 @@ def test_a_run_says_where_its_result_is_and_what_it_took(tmp_path: Path) -> None
     first, waited, driver, workers = map(float, took.groups())
     assert 0 <= waited < first < 60
     assert 50 < driver < 2000
-    assert workers == driver  # threads are in the driver
+    assert abs(workers - driver) < 1  # threads are in the driver; the kernel adds up pages of threads now and then
     assert np.array_equal(voxels(out), noise(SHAPE))
 
 

@@ -29,7 +29,7 @@ FILES = {
     "empty.tif": "",
     "cut.tif": "II*\0\x08\0",
 }
-FOLDER_OF_CHUNKS = "which is a folder of chunks, OME-Zarr (.zarr) or N5 (.n5)"
+FOLDER_OF_CHUNKS = "which is a folder of chunks, OME-Zarr (.zarr), N5 (.n5) or Neuroglancer's (.precomputed)"
 
 MISTAKES = [
     # volumes
@@ -59,7 +59,7 @@ MISTAKES = [
     ("run --recipe segment in.n5 -o no/seg", "/no; make it first, or give --parents"),
     ("plan --recipe segment in.n5 -o seg.tif", ".tif is no format of an output"),
     ("segment in.n5 -o l.tif", ".tif is no format of an output"),
-    ("segment in.n5 -o l.n5", "labels are written as OME-Zarr; give a name that ends in .zarr"),
+    ("segment in.n5 -o l.n5", "labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or"),
     ("segment in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
     ("segment in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),
     ("evaluate in.n5 in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),

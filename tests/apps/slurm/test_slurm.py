@@ -159,13 +159,15 @@ def test_a_run_survives_the_loss_of_a_worker_then_of_a_pool_then_of_a_job(
     place: Path, slurm: Slurm, undisturbed: str
 ) -> None:
     slow = on_slurm(place / "losses", slurm, 0.3)
-    log = slow.run / "volpipe.log"
+    log, journal = slow.run / "volpipe.log", slow.run / "journal.jsonl"
     slow.begin()
     for disturb, error in ((kill_a_worker, "WorkerLost"), (kill_a_pool, "ManagerLost"), (cancel_a_job, "ManagerLost")):
         slow.wait_for_calls(len(slow.calls(1)) + 10)
         known = len(log.read_text())
         disturb(slow, slurm)
         wait_until(lambda: error in log.read_text()[known:], 60)  # noqa: B023
+        left = len(journal.read_bytes().splitlines()) + 20
+        wait_until(lambda: len(journal.read_bytes().splitlines()) >= left, 60)  # noqa: B023  # else one unit loses all
     check_complete(slow, slurm, undisturbed)
 
 
