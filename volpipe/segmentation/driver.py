@@ -53,7 +53,7 @@ from volpipe.segmentation.tasks import (
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import open_volume
 
 __all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
 
@@ -186,18 +186,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             return ""
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
-    def volumes(self) -> dict[str, Volume]:
-        """Return what the plan reads, by what it is."""
-        return {"volume": self.plan.source.volume()}
-
     def schedule(self) -> SegmentSchedule:
         """Return the stages of the segmentation."""
         return SegmentSchedule(self.plan, self.feed, self.readers)
-
-    @property
-    def num_due(self) -> int:
-        """Number of shards of all levels."""
-        return sum(len(self.plan.shards(level)) for level in range(len(self.plan.factors)))
 
     def verify(self) -> Verdict:
         """Compare every file of the labels, and their table, with what their tasks noted."""
