@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -59,7 +59,8 @@ class ParslPool:
     def __init__(self, watch: Watch) -> None:
         executors = watch.executors
         self.watch, self.labels = watch, {kind: _with_label(executors, kind) for kind in LABELS}
-        self.slots = {
+        self.shared = self.labels["cpu"] == self.labels["gpu"]
+        self.slots: Mapping[str, int] = {
             kind: sum(_num_workers(e) for e in executors if e.label in chosen) for kind, chosen in self.labels.items()
         }
         self.prioritised = {e.label for e in executors if isinstance(e, HighThroughputExecutor)}
@@ -67,17 +68,10 @@ class ParslPool:
         named = [e.node_directory for e in executors if isinstance(e, ResilientExecutor)]
         self.node_directory = next(filter(None, named or [os.environ.get(VARIABLE)]), None)
         self.address = _address(executors)
+        self.is_here = self.address == LOOPBACK
         for_nets = [e for e in executors if e.label in self.labels["gpu"]]
         self.worker_threads, self.on_gpu = _worker_threads(for_nets), all(map(_has_gpu, for_nets))
         self._apps = {kind: python_app(perform, executors=chosen) for kind, chosen in self.labels.items()}
-
-    @property
-    def shared(self) -> bool:
-        return self.labels["cpu"] == self.labels["gpu"]
-
-    @property
-    def is_here(self) -> bool:
-        return self.address == LOOPBACK
 
     def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the future record of the app of that name; its errors are translated for the user.

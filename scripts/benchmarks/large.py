@@ -16,6 +16,7 @@ from benchmarks import inputs
 from benchmarks.row import Outcome, Row, Setting
 from benchmarks.session import environment, remove, run_folder
 from volpipe.estimation.forecast import forecast
+from volpipe.inference.plan import Plan
 from volpipe.runs.run_folder import RunFolder
 
 SETTINGS = ("net.name=identity", "windows.blend=hann")
@@ -84,7 +85,7 @@ def measure(setting: Setting, repeats: int) -> Iterator[Outcome]:
     peaks = watched(location, out)
     seconds = time.perf_counter() - started
     folder = RunFolder(run_folder(out))
-    plan = folder.load_plan()
+    plan = folder.load(Plan)
     assert plan is not None
     planned = forecast(plan, folder).estimate.memory_bytes
     sides = {

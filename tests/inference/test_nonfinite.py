@@ -89,7 +89,7 @@ def test_what_is_kept_is_in_the_output_in_the_journal_and_told(tmp_path: Path, g
     expected = data.astype(np.float32)
     expected[3, 4, 5], expected[6, 2, 7], expected[1, 1, 1] = np.nan, np.inf, -np.inf
     np.testing.assert_allclose(out, expected, rtol=1e-6)
-    plan = RunFolder(tmp_path / "out.zarr.run").load_plan()
+    plan = RunFolder(tmp_path / "out.zarr.run").load(Plan)
     assert plan is not None
     results = read_results(tmp_path / "out.zarr.run" / "journal.jsonl", RESULTS, Inferred)
     counted = [entry for result in results for entry in result.nonfinite]

@@ -15,6 +15,7 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 from volpipe.errors import ChunkError, PlanError
 from volpipe.geometry.grid import Box
+from volpipe.inference.plan import Plan
 from volpipe.inference.roi import find_part
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
@@ -205,7 +206,7 @@ def test_a_disk_that_fails_is_tried_again_and_a_damaged_chunk_is_not(
     tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(give, CROP).code == 0
-    plan = RunFolder.from_output(tmp_path / "out.zarr").load_plan()
+    plan = RunFolder.from_output(tmp_path / "out.zarr").load(Plan)
     assert plan is not None
     job = Job(str(tmp_path / "out.zarr.run"), plan.identity)
 

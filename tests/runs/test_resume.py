@@ -15,6 +15,7 @@ from disturbance import NUM_BLOCKS, Slow, blocks_by_window, made_in_one_go
 from volumes import fingerprint
 
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, SAME_SECONDS
+from volpipe.inference.plan import Plan
 from volpipe.runs import worker
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.worker import Job
@@ -163,7 +164,7 @@ def test_a_worker_writes_nothing_for_a_driver_whose_place_another_has_taken(
     command = [part if part != "local" else "threads" for part in slow.command]
     give = giver(slow.folder, monkeypatch, capsys)
     assert give(*command, "--keep-tensors").code == 0
-    plan = RunFolder(slow.run).load_plan()
+    plan = RunFolder(slow.run).load(Plan)
     assert plan is not None
     before = fingerprint(slow.folder)
     session = (slow.run / "lock").read_text().strip()

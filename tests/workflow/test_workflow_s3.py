@@ -16,6 +16,7 @@ from volumes import write_volume
 
 from volpipe.errors import PlanError, RunError, VolumeError
 from volpipe.estimation import limits
+from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.recipes.workflow import find_flow
 from volpipe.runs.provenance import read_origin
@@ -191,7 +192,7 @@ def test_flows_into_two_places_know_nothing_of_each_other(bucket: Bucket, folder
     for plan in (first, second):
         for stage in plan.stages[:2]:
             assert RunFolder.from_output(stage.out) == stage.folder
-        assert plan.stages[0].folder.load_plan() == plan.stages[0].plan
+        assert plan.stages[0].folder.load(Plan) == plan.stages[0].plan
 
 
 def test_a_stage_that_is_taken_away_from_a_bucket_is_made_again_with_its_scores(bucket: Bucket, folder: Path) -> None:

@@ -18,7 +18,6 @@ class Feed:
     """Shards of one level of an output.
 
     Attributes:
-        level: of the output.
         is_open: whether its metadata are there, so that it can be opened.
         is_closed: whether no shard will be added any more.
     """
@@ -39,10 +38,6 @@ class Feed:
         self._written.add(shard)
         for stage, unit in self._waiting.pop(shard, ()):
             stage.offer(unit)
-
-    def close(self) -> None:
-        """Take note that nothing more will be written."""
-        self.is_closed = True
 
     def lacks(self, stage: Stage, unit: int, box: Box) -> bool:
         """Return whether voxels of `box` (z, y, x) are still to be written; `unit` is then offered to `stage` later.

@@ -54,7 +54,6 @@ class Beater:
 
     Attributes:
         unit: the first of the task's units.
-        num_units: that it has.
         count: returns how many windows all of them have; called once, where somebody listens.
     """
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 from volpipe.blockwise.usage import Usage
 from volpipe.errors import RunError
@@ -23,26 +23,14 @@ Kinds = tuple[type, ...]  # classes of results that a journal may hold: frozen d
 KEYS = {"stage", "done", "failed"}  # of a line, beside those of its usage and its result
 
 
-@runtime_checkable
-class Finisher(Protocol):
-    """A result of a task that finished units of other stages too."""
-
-    @property
-    def finished(self) -> Iterable[tuple[str, int]]:
-        """Stage and number of each of them."""
-        ...
-
-
 @dataclass(frozen=True)
 class Record(Generic[R_co]):
     """The outcome of one task, as it travels back from its worker.
 
     Attributes:
-        stage: name of the stage.
         done: units finished, ascending.
         failed: unit and reason of each that could not be; in a journal, of those that were set aside.
         result: of the units that were finished, of a class that each kind of task has for it; None where it has none.
-        usage: what the task took.
         permanent: those of `failed` that another attempt would not help, as long as the input is what it is.
         warnings: of its worker, for the log.
         fatal: whether no task can do better: its worker's net is not the plan's, or another driver has its folder.
@@ -59,9 +47,8 @@ class Record(Generic[R_co]):
 
     @property
     def units(self) -> Iterator[tuple[str, int]]:
-        """Stage and number of every unit that was finished, of other stages too."""
-        if isinstance(self.result, Finisher):
-            yield from self.result.finished
+        """Stage and number of every unit that was finished, of other stages too: those that a result has `finished`."""
+        yield from getattr(self.result, "finished", ())
         yield from ((self.stage, unit) for unit in self.done)
 
     def to_line(self) -> str:

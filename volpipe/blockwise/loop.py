@@ -37,7 +37,6 @@ def perform(work: Work[R], start: Callable[[], AbstractContextManager[WorkerPool
     """Do `work`, and return its result.
 
     Args:
-        work: what to do.
         start: starts the pool when a work first asks for it, and stops it on every way out.
 
     Raises:
@@ -84,9 +83,7 @@ class _Loop:
         self._start, self._stack = start, stack
         self._pool: WorkerPool | None = None
         self._nodes: list[_Node] = []  # each after the one that it belongs to
-        self._arrived: queue.SimpleQueue[tuple[_Node, Phase, Stage, list[int], Future[Record[Any]]]] = (
-            queue.SimpleQueue()
-        )
+        self._arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._in_flight: Counter[str] = Counter()  # workers that tasks in flight take, by label
         self._reported: set[str] = set()
         self._ended: Ended[Any] | None = None

@@ -6,11 +6,13 @@ Not here: how much memory a plan needs (estimation.estimate).
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
 LARGEST_INT = 2**31 - 1
 
 
+@cache
 def share_heap() -> None:
     """Let all threads take memory from one heap; those that have one of their own by now keep it.
 

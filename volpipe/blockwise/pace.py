@@ -89,10 +89,10 @@ class Pace:
         if now - first_task < LEAST_SECONDS or self._steps < LEAST_STEPS:
             return None
         speed = self._speed(now, first_task, weights)
-        if speed <= 0:
-            return self._shown(now)
-        left = sum(reading.left * weights[name] for name, reading in readings.items()) / speed
-        return self._smoothed(now, now + left)
+        if speed > 0:
+            left = sum(reading.left * weights[name] for name, reading in readings.items()) / speed
+            self._smooth(now, now + left)
+        return None if self._end is None else max(0.0, self._end - now)
 
     def _weight(self, name: str, reading: Reading) -> float:
         """Return the seconds that a worker takes for a unit, 0 where that is unknown."""
@@ -120,24 +120,19 @@ class Pace:
         if len(self._samples) > MOST_SAMPLES:
             del self._samples[1:-1:2]
 
-    def _smoothed(self, now: float, end: float) -> float:
+    def _smooth(self, now: float, end: float) -> None:
         if self._end is None:
             self._end = end
         else:
             step = (now - self._last) / max(LEAST_SMOOTHING, SMOOTHING * (end - now))
             self._end += min(1.0, step) * (end - self._end)
         self._last = now
-        return max(0.0, self._end - now)
-
-    def _shown(self, now: float) -> float | None:
-        return None if self._end is None else max(0.0, self._end - now)
 
 
 @dataclass
 class _Flight:
     """A task in flight: its units, when it was sent, and when a worker took it; None while it waits."""
 
-    stage: str
     units: int
     sent: float
     began: float | None
@@ -145,20 +140,16 @@ class _Flight:
 
 @dataclass
 class Flights:
-    """Tasks in flight: as many as there are workers are under way, the others wait, first come first served.
+    """Tasks in flight: as many as there are workers are under way, the others wait, first come first served."""
 
-    Attributes:
-        slots: workers by label.
-    """
-
-    slots: Mapping[str, int]
+    slots: Mapping[str, int]  # workers by label
     _tasks: dict[str, dict[tuple[str, int], _Flight]] = field(default_factory=dict)
 
     def add(self, label: str, stage: str, unit: int, num_units: int, now: float) -> None:
         """Take note of a task that was sent, whose first unit is `unit`."""
         tasks = self._tasks.setdefault(label, {})
         under_way = sum(task.began is not None for task in tasks.values())
-        tasks[stage, unit] = _Flight(stage, num_units, now, now if under_way < self.slots[label] else None)
+        tasks[stage, unit] = _Flight(num_units, now, now if under_way < self.slots[label] else None)
 
     def remove(self, label: str, stage: str, unit: int, now: float) -> None:
         """Take note of a task that came back; one that waited begins."""

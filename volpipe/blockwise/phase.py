@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from volpipe.blockwise.failures import failure_kind, last_line, message_of
@@ -74,11 +74,11 @@ class Progress:
 Show = Callable[[Progress], None]
 
 
+@dataclass(eq=False)
 class Phase:
     """Stages whose tasks are under way at the same time.
 
     Args:
-        schedule: what there is to do.
         submit: sends units of a stage to a worker.
         journal: where what was done is marked; None where nothing needs to be.
         show: called with progress at every change and every half second; what it raises ends the work.
@@ -91,39 +91,29 @@ class Phase:
         reasons: of the latest failure of each unit that failed, by stage and unit.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        submit: Submit,
-        journal: Journal | None = None,
-        show: Show = lambda progress: None,
-        *,
-        only: Sequence[str] = (),
-        tolerated: float = TOLERATED_SHARE,
-        prospect: Prospect | None = None,
-        on_record: Callable[[Sequence[int], Record[Any]], None] = lambda units, record: None,
-    ) -> None:
-        self.schedule = schedule
-        self.stages = [stage for stage in schedule.stages if not only or stage.name in only]
-        self.submit = submit
-        self.journal = journal
-        self.show = show
-        self.tolerated = tolerated
-        self.on_record = on_record
-        self.progress = Progress(schedule.shown, time.perf_counter())
+    schedule: Schedule
+    submit: Submit
+    journal: Journal | None = None
+    show: Show = lambda progress: None
+    _: KW_ONLY
+    only: Sequence[str] = ()
+    tolerated: float = TOLERATED_SHARE
+    prospect: Prospect = field(default_factory=Prospect)
+    on_record: Callable[[Sequence[int], Record[Any]], None] = lambda units, record: None
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        self.stages = [stage for stage in schedule.stages if not self.only or stage.name in self.only]
+        self.progress = Progress(schedule.shown, time.perf_counter(), num_windows=self.prospect.num_windows)
         self.progress.totals = {stage.name: Totals() for stage in (*schedule.shown, *schedule.stages)}
         self.reasons: dict[tuple[str, int], str] = {}
         self.num_in_flight = 0
         self._attempts: Counter[tuple[str, int]] = Counter()
         self._costs: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._broken: defaultdict[str, Counter[str]] = defaultdict(Counter)  # units set aside, by stage and kind
-        self._reported: set[str] = set()
-        self._slots: Mapping[str, int] = {}
         self._units_in_flight: Counter[str] = Counter()
         self._pace: dict[str, float] = {}  # seconds per unit and stage, the latest tasks above all
-        self._prospect = prospect or Prospect()
-        self.progress.num_windows = self._prospect.num_windows
-        self._forecast = Pace(self._prospect.planned)
+        self._forecast = Pace(self.prospect.planned)
         self._looked, self._beats = 0.0, dict[int, Beat]()
 
     def begin(self, slots: Mapping[str, int], reported: set[str]) -> None:
@@ -163,7 +153,30 @@ class Phase:
         self._units_in_flight[stage.name] -= len(units)
         self.progress.running[stage.name] -= 1
         self._flights.remove(stage.label, stage.name, units[0], time.time())
-        self._receive(stage, units, future)
+        error = future.exception()
+        if error is not None:
+            failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
+            record: Record[Any] = Record(stage.name, (), failed)
+        else:
+            record = future.result()
+        self.progress.totals[stage.name].add(record)
+        self._learn(record)
+        self._log_warnings(record)
+        self.progress.first_task = self.progress.first_task or record.usage.started
+        self.progress.scratch_bytes += record.usage.scratch_bytes
+        self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
+        if self.journal is not None and stage.marked and record.done:
+            self.journal.append(dataclasses.replace(record, failed=()))
+        for name, unit in record.units:
+            self.schedule.finish(self.schedule.by_name[name], unit)
+        self.on_record(units, record)
+        if record.fatal:
+            reason = record.failed[0][1]
+            log.error("%s", reason)
+            raise RunStopped(f"the work stops: {message_of(reason)}", reason)
+        cost = LOSS_COSTS.get(type(error), FAILURE_COST)
+        for unit, reason in record.failed:
+            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
 
     def tell(self) -> None:
         """Tell of progress; how far tasks under way are is looked up now and then."""
@@ -177,8 +190,8 @@ class Phase:
     def _look(self) -> None:
         """Follow tasks under way, and the time left that comes of it."""
         now, progress = time.time(), self.progress
-        if self._prospect.beats is not None:
-            self._beats = read_beats(self._prospect.beats)
+        if self.prospect.beats is not None:
+            self._beats = read_beats(self.prospect.beats)
         beats = self._beats
         begun = progress.first_task or min((beat.at - beat.seconds for beat in beats.values()), default=0.0)
         if not begun:
@@ -213,32 +226,6 @@ class Phase:
         if record.done:
             latest = record.usage.seconds / len(record.done)
             self._pace[record.stage] = (self._pace.get(record.stage, latest) + latest) / 2
-
-    def _receive(self, stage: Stage, units: list[int], future: Future[Record[Any]]) -> None:
-        error = future.exception()
-        if error is not None:
-            failed = tuple((unit, f"{type(error).__name__}: {error}") for unit in units)
-            record: Record[Any] = Record(stage.name, (), failed)
-        else:
-            record = future.result()
-        self.progress.totals[stage.name].add(record)
-        self._learn(record)
-        self._log_warnings(record)
-        self.progress.first_task = self.progress.first_task or record.usage.started
-        self.progress.scratch_bytes += record.usage.scratch_bytes
-        self.progress.most_scratch_bytes = max(self.progress.most_scratch_bytes, self.progress.scratch_bytes)
-        if self.journal is not None and stage.marked and record.done:
-            self.journal.append(dataclasses.replace(record, failed=()))
-        for name, unit in record.units:
-            self.schedule.finish(self.schedule.by_name[name], unit)
-        self.on_record(units, record)
-        if record.fatal:
-            reason = record.failed[0][1]
-            log.error("%s", reason)
-            raise RunStopped(f"the work stops: {message_of(reason)}", reason)
-        cost = LOSS_COSTS.get(type(error), FAILURE_COST)
-        for unit, reason in record.failed:
-            self._retry(stage, unit, reason, HOPELESS_COST if unit in record.permanent else cost)
 
     def _log_warnings(self, record: Record[object]) -> None:
         """Log a worker's warnings, once for all workers of its node."""

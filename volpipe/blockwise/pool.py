@@ -17,47 +17,28 @@ Submit = Callable[[str, Sequence[int]], "Future[Record[Any]]"]  # of a stage and
 
 
 class WorkerPool(Protocol):
-    """Workers of a site that were started, in whatever way."""
+    """Workers of a site that were started, in whatever way.
 
-    @property
-    def slots(self) -> Mapping[str, int]:
-        """How many tasks of "cpu" and of "gpu" apps run at a time."""
-        ...
+    Attributes:
+        slots: how many tasks of "cpu" and of "gpu" apps run at a time.
+        shared: whether the workers of "cpu" and of "gpu" apps are the same ones.
+        worker_bytes: memory of each worker, None where it is not known.
+        worker_threads: cores of each worker that runs nets without a GPU, None where the site does not say.
+        on_gpu: whether all workers that run nets see a GPU, their own or a shared one.
+        node_directory: folder on the nodes' own disks in which workers keep chunks of the input, None where they do
+            not.
+        is_here: whether all workers are on the driver's machine.
+        address: at which workers reach the driver, and ranks of a training each other.
+    """
 
-    @property
-    def shared(self) -> bool:
-        """Whether the workers of "cpu" and of "gpu" apps are the same ones."""
-        ...
-
-    @property
-    def worker_bytes(self) -> int | None:
-        """Memory of each worker, None where it is not known."""
-        ...
-
-    @property
-    def worker_threads(self) -> int | None:
-        """Cores of each worker that runs nets without a GPU, None where the site does not say."""
-        ...
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether all workers that run nets see a GPU, their own or a shared one."""
-        ...
-
-    @property
-    def node_directory(self) -> str | None:
-        """Folder on the nodes' own disks in which workers keep chunks of the input, None where they do not."""
-        ...
-
-    @property
-    def is_here(self) -> bool:
-        """Whether all workers are on the driver's machine."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Address at which workers reach the driver, and ranks of a training each other."""
-        ...
+    slots: Mapping[str, int]
+    shared: bool
+    worker_bytes: int | None
+    worker_threads: int | None
+    on_gpu: bool
+    node_directory: str | None
+    is_here: bool
+    address: str
 
     def submit(self, app: str, *arguments: Any) -> Future[Record[Any]]:  # Any: the app's own
         """Return the record to come of the app of that name (see apps/), on a worker.
@@ -65,7 +46,6 @@ class WorkerPool(Protocol):
         Raises:
             RunStopped, SiteError: no worker can answer any more.
         """
-        ...
 
 
 Start = Callable[[Path], AbstractContextManager[WorkerPool]]  # of a folder for the site's files

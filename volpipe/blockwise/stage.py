@@ -157,9 +157,7 @@ def bundle_size(pace: float, row: int = 0, num_workers: int = 1) -> int:
 class Schedule:
     """Stages, and which of their units may start now; of a single stage, units wait for nothing.
 
-    Attributes:
-        stages: in the order in which they get a turn: later ones first, which frees scratch.
-        by_name: the same by name.
+    They get a turn in their order: later ones first, which frees scratch.
     """
 
     def __init__(self, *stages: Stage) -> None:

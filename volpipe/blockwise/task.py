@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import TypeVar
 
 from volpipe.blockwise.journal import Record
@@ -27,7 +26,7 @@ def work(
 ) -> Record[R]:
     """Return the record of a task that goes through the `outcomes` of its `units`; its `result` is asked at the end."""
     if is_alone():
-        _settle()
+        share_heap()
     done: list[int] = []
     failed: dict[int, str] = {}
     permanent: list[int] = []
@@ -67,8 +66,6 @@ def work_each(
     """Return the record of a task that does `function` for each of its `units`.
 
     Args:
-        stage: name of the stage.
-        units: their numbers.
         function: returns what a unit gives.
         joined: returns the result of the task from those of the units that did not fail.
         check: called before each unit; what it raises is that unit's failure.
@@ -91,11 +88,6 @@ def work_each(
 def work_once(stage: str, unit: int, function: Callable[[], R]) -> Record[R]:
     """Return the record of a task of one unit, which `function` does; its result is what that returns."""
     return work_each(stage, [unit], lambda unit: function(), lambda results: results[0] if results else None)
-
-
-@lru_cache(maxsize=1)
-def _settle() -> None:
-    share_heap()
 
 
 def _reason(error: Exception) -> str:

@@ -32,7 +32,6 @@ class Usage:
             side by side, since the last of them ended, so that the sum over tasks is true.
         scratch_bytes: by how much the run's scratch grew; below zero where it shrank.
         device: what the net ran on, "" where there was none; with the seconds that it computed and its peak memory.
-        host, pid: where.
     """
 
     started: float = 0.0
@@ -76,7 +75,7 @@ class _Counters:
 
     @classmethod
     def now(cls) -> _Counters:
-        return cls(transferred(), grown(), _device()[1])
+        return cls(transferred(), _grown, _device()[1])
 
 
 class _Shares:
@@ -109,12 +108,7 @@ class _Shares:
 
 _shares = _Shares()
 _lock = threading.Lock()
-_grown = 0
-
-
-def grown() -> int:
-    """Return by how many bytes this process has made scratch grow so far."""
-    return _grown
+_grown = 0  # bytes by which this process has made scratch grow so far
 
 
 @contextmanager

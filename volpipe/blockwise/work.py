@@ -57,7 +57,6 @@ class Together:
 
     Attributes:
         works: begun in order, as workers get free.
-        on_end: called as each ends.
         at_once: how many may be open at a time.
         latest_first: whether tasks of later works go before those of earlier ones.
         on_tick: called now and then meanwhile.
@@ -97,7 +96,6 @@ class Work(Protocol[R_co]):
         Raises:
             VolpipeError: it cannot be done.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,8 @@ def each(
 
     Args:
         name: of the stage, for messages.
-        app: its name.
         arguments: of the task of each number.
-        num: of tasks.
-        label: of the executors that run them.
-        show: as of `Phase`.
+        label, show: as of `Stage` and `Phase`.
 
     Raises:
         RunStopped: a task fails for good; what that stops is the caller's to say.

@@ -163,15 +163,24 @@ def check_limits(plan: Plan, estimate: Estimate, limits: Limits, share_left: flo
             f"{_smaller(plan)}, or run fewer workers at a time"
         )
     num_files = share_left * (estimate.output_files + estimate.scratch_files)
+    num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes) if estimate.is_measured else 0.0
+    check_room("output and scratch", num_files, num_bytes, plan.out, limits)
+
+
+def check_room(what: str, num_files: float, num_bytes: float, out: Location | str, limits: Limits) -> None:
+    """Refuse files and bytes of `what` that the disk of `out` has no room for.
+
+    Raises:
+        PlanError: with what is needed, and what there is.
+    """
     if limits.free_files is not None and num_files > limits.free_files:
         raise PlanError(
-            f"output and scratch need {num_files:,.0f} files and {plan.out} may have {limits.free_files:,}"
+            f"{what} need {num_files:,.0f} files and {out} may have {limits.free_files:,}"
             f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another --out"
         )
-    num_bytes = share_left * (estimate.output_bytes + estimate.scratch_bytes)
-    if limits.free_bytes is not None and estimate.is_measured and num_bytes > limits.free_bytes:
+    if limits.free_bytes is not None and num_bytes > limits.free_bytes:
         raise PlanError(
-            f"output and scratch need {num_bytes / GIB:.1f} GiB and {plan.out} has {limits.free_bytes / GIB:.1f} free"
+            f"{what} need {num_bytes / GIB:.1f} GiB and {out} has {limits.free_bytes / GIB:.1f} free"
             f"{of_quota(limits.bytes_by)}; free some, choose another --out, or store less (output.dtype, "
             "output.codec_level)"
         )

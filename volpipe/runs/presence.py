@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from volpipe.volumes.storage.lock import find_holder
 from volpipe.volumes.storage.paths import whole_file
@@ -94,19 +94,18 @@ class Presence:
         self, stages: Mapping[str, StageNote], part: float | None = None, seconds_left: float | None = None
     ) -> None:
         """Take note of how far the stages are, and write that now and then."""
-        progress = {"stages": {**self.note.stages, **stages}, "part": part, "seconds_left": seconds_left}
-        self.note = _changed(self.note, **progress)
+        self.note = replace(self.note, stages={**self.note.stages, **stages}, part=part, seconds_left=seconds_left)
         if time.monotonic() - self._last >= SECONDS:
             self._write()
 
     def leave(self, ended: str) -> None:
         """Say how the work ended."""
-        self.note = _changed(self.note, ended=ended, seconds_left=None)
+        self.note = replace(self.note, ended=ended, seconds_left=None)
         self._write()
 
     def _write(self) -> None:
         self._last = time.monotonic()
-        self.note = _changed(self.note, at=time.time())
+        self.note = replace(self.note, at=time.time())
         with suppress(OSError), whole_file(self.path, lasting=False) as partial:
             partial.write_bytes(json.dumps(asdict(self.note)).encode())
 
@@ -127,10 +126,6 @@ def present(folder: Path, session: str) -> Iterator[Presence]:
     presence.leave("ended")
 
 
-def _changed(note: Note, **fields: Any) -> Note:  # Any: those of Note
-    return Note(**{name: getattr(note, name) for name in Note.__dataclass_fields__} | fields)
-
-
 def read_note(folder: Path) -> Note | None:
     """Return what a driver said last in `folder`; None where it said nothing, or another version did."""
     try:
@@ -146,7 +141,6 @@ class Driver:
     """The driver of a run, as it is seen from here.
 
     Attributes:
-        state: whether it works.
         process, host, since: which it is or was; "" where nobody says.
         note: what it said last, None where it said nothing.
         silent_seconds: since its last sign of life, None where there was none.

@@ -136,21 +136,23 @@ def _version(package: str) -> str | None:
 
 def stored_fingerprint(output: str | Path) -> str:
     """Return the fingerprint of the input that `output` names, "" where there is no output, or none that says it."""
-    try:
-        source = read_provenance(output).get("input")
-    except RunError:
-        return ""
-    return str(source.get("fingerprint", "")) if isinstance(source, dict) else ""
+    return str(_stored(output, "input", "fingerprint") or "")
 
 
 def stored_offsets(output: str | Path) -> object:
     """Return the offsets that `output` names for its channels, None where it is no output, or names none."""
+    return _stored(output, "recipe", "net", "offsets")
+
+
+def _stored(output: str | Path, *keys: str) -> object:
+    """Return the value that `output` has under `keys`, one inside the other; None where there is none."""
     try:
-        recipe = read_provenance(output).get("recipe")
+        value: object = read_provenance(output)
     except RunError:
         return None
-    net = recipe.get("net") if isinstance(recipe, dict) else None
-    return net.get("offsets") if isinstance(net, dict) else None
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 class Origin(BaseModel):
@@ -193,12 +195,7 @@ class RunOrigin(Origin):
 
 
 def changes(origin: RunOrigin, runner: Runner) -> list[str]:
-    """Return a sentence for each change since an output was made that may change its voxels.
-
-    Args:
-        origin: what the output says.
-        runner: the net as it is loaded now.
-    """
+    """Return a sentence for each change since the output of `origin` was made that may change its voxels."""
     label, sentences = origin.net["label"], []
     for what, now in (("weights", runner.weights_sha256), ("code", runner.code_sha256)):
         if now != origin.net[f"{what}_sha256"]:
@@ -243,7 +240,7 @@ def read_provenance(output: str | Path) -> dict[str, Any]:  # Any: JSON
     Raises:
         RunError: there is no output.
     """
-    place = paths.locate(output if "://" in str(output) else Path(output).absolute())
+    place = paths.locate(output)
     if not paths.exists(place):
         raise RunError(f"there is nothing at {output}; name an output of `volpipe run` or `volpipe segment`")
     outer, inner = (read_attributes(group).get("volpipe") for group in (place, place / RUN_KEY))

@@ -46,6 +46,16 @@ NOTES = (Session, Metadata)  # the journal of sessions holds them
 
 
 @dataclass(frozen=True)
+class _Inside:
+    """The path of what lies in a run's folder under `name`."""
+
+    name: str
+
+    def __get__(self, folder: RunFolder, kind: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """The folder at `path`; it need not exist yet."""
 
@@ -87,54 +97,17 @@ class RunFolder:
             return cls.from_output(out)
         return cls(cls.for_stages(out.parent).path / f"{out.name}.run")
 
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def sessions(self) -> Path:
-        """A journal of the drivers that worked here, and of the output's metadata when they left."""
-        return self.path / "sessions.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "volpipe.log"
-
-    @property
-    def parsl(self) -> Path:
-        return self.path / "parsl"
-
-    @property
-    def discards(self) -> Path:
-        """Exists once tensors may have been discarded."""
-        return self.path / "discards"
-
-    @property
-    def rehearsal(self) -> Path:
-        return self.path / "rehearsal"
-
-    @property
-    def rates_file(self) -> Path:
-        return self.path / "rates.json"
-
-    @property
-    def scan(self) -> Path:
-        """The journal of the scan, until the selection is complete."""
-        return self.path / "scan.jsonl"
-
-    @property
-    def selection_file(self) -> Path:
-        """The selected cells, once they are known."""
-        return self.path / SELECTION_FILE
-
-    @property
-    def inputs(self) -> Path:
-        """The identities of the volume and the mask when the run was begun."""
-        return self.path / "inputs.json"
-
-    @property
-    def plan_file(self) -> Path:
-        return self.path / Plan.FILE
+    journal = _Inside("journal.jsonl")
+    sessions = _Inside("sessions.jsonl")  # a journal of drivers, and of the output's metadata when they left
+    log = _Inside("volpipe.log")
+    parsl = _Inside("parsl")
+    discards = _Inside("discards")  # exists once tensors may have been discarded
+    rehearsal = _Inside("rehearsal")
+    rates_file = _Inside("rates.json")
+    scan = _Inside("scan.jsonl")  # the journal of the scan, until the selection is complete
+    selection_file = _Inside(SELECTION_FILE)  # the selected cells, once they are known
+    inputs = _Inside("inputs.json")  # the identities of the volume and the mask when the run was begun
+    plan_file = _Inside(Plan.FILE)
 
     def load(self, kind: type[P]) -> P | None:
         """Return the plan of that kind that was stored here, or None.
@@ -151,10 +124,6 @@ class RunFolder:
             raise RunError(
                 f"{path} cannot be understood (written by another version?); use --fresh to start over"
             ) from error
-
-    def load_plan(self) -> Plan | None:
-        """Return the plan of a run of a net that was stored here; see `load`."""
-        return self.load(Plan)
 
     def load_selection(self, plan: Plan) -> Selection | None:
         """Return what is wanted of `plan`, or None where a scan has still to tell.
@@ -196,12 +165,8 @@ class RunFolder:
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"no folder can be made at {self.path}: {error.strerror}; choose another --out") from error
-        with _unwritable_by_others(self.path):
-            yield from self._locked()
-
-    def _locked(self) -> Iterator[str]:
         session = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')} ({time.time_ns()})"
-        with held(self.path, session, RunError):
+        with _unwritable_by_others(self.path), held(self.path, session, RunError):
             for path in partial_files(self.path):
                 path.unlink(missing_ok=True)
             yield session

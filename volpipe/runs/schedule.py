@@ -9,28 +9,102 @@ the driver's memory stays flat. Dependants are counted by looking at their few n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.stage import Stage, Unit
 from volpipe.geometry.grid import Box
+from volpipe.inference.output_plan import OutputPlan
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 
+P = TypeVar("P", bound=OutputPlan)
 
-class RunSchedule(FedSchedule):
-    """The stages of a plan and what releases what.
+
+class OutputSchedule(FedSchedule, Generic[P]):
+    """The stages that make an output: those of its voxels, which write the shards of level 0, and a stage per level.
 
     Args:
-        plan: the plan.
+        stages: that make level 0, in the order in which they get a turn.
+        due: by level, a flag for each shard, whether it is written in the end; None where all of the level are.
+        feed: the volume, where other work is still writing it.
+        readers: of the output's levels, where other work reads them meanwhile.
+    """
+
+    def __init__(
+        self,
+        plan: P,
+        stages: Sequence[Stage],
+        due: Sequence[np.ndarray | None],
+        feed: Feed | None,
+        readers: Sequence[Feed],
+    ) -> None:
+        self.plan, self.due, self.readers = plan, due, readers
+        self.pyramid = [
+            Stage(f"pyramid {i}", len(plan.shards(i)), waits=partial(self._lacks_finer, i), active=due[i])
+            for i in range(1, len(plan.factors))
+        ]
+        super().__init__(*reversed(self.pyramid), *stages, feed=feed)
+
+    def open_readers(self) -> None:
+        """Let other work read the output, whose metadata are there now."""
+        for reader in self.readers:
+            level, shards = reader.level, self.plan.shards(reader.level)
+            reader.open(
+                shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
+            )
+
+    def _is_due(self, level: int, shard: int) -> bool:
+        """Return whether `shard` of `level` is written in the end."""
+        flags = self.due[level]
+        return flags is None or bool(flags[shard])
+
+    def _finish_shard(self, level: int, shard: int) -> None:
+        for reader in self.readers:
+            if reader.level == level:
+                reader.add(shard)
+        if level < len(self.pyramid):
+            for coarser in self._coarser(level + 1, shard):
+                self.pyramid[level].offer(coarser)
+
+    def _coarser_kept_back(self, lost: Set[int]) -> Iterator[tuple[Stage, int]]:
+        """Yield the units of coarser levels that cannot be done without the shards of level 0 that are `lost`."""
+        for level, stage in enumerate(self.pyramid, 1):
+            lost = {coarser for shard in lost for coarser in self._coarser(level, shard)}
+            yield from ((stage, shard) for shard in sorted(lost))
+            lost |= stage.failed
+
+    def _coarser(self, level: int, shard: int) -> Iterable[int]:
+        """Return the shard of `level` that shows `shard` of the level before."""
+        start, step = self.plan.shards(level - 1).box(shard).start, self.plan.step(level)
+        corner = tuple(a // s for a, s in zip(start, step, strict=True))
+        return self.plan.shards(level).touching(Box(corner, tuple(c + 1 for c in corner)))
+
+    def _lacks_finer(self, level: int, shard: int) -> bool:
+        box = self.plan.shards(level).box(shard).scaled(self.plan.step(level))
+        finer = self.plan.shards(level - 1).touching(box)
+        return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
+
+    @abstractmethod
+    def _is_first_written(self, shard: int) -> bool:
+        """Return whether `shard` of level 0 is there."""
+
+    def _is_written(self, level: int, shard: int) -> bool:
+        return bool(self.pyramid[level - 1].done[shard]) if level else self._is_first_written(shard)
+
+
+class RunSchedule(OutputSchedule[Plan]):
+    """The stages of a run and what releases what; `plan`, `feed` and `readers` are as of `OutputSchedule`.
+
+    Args:
         selection: what of it is selected; all of its region where it is not given.
         keep_tensors: whether window tensors and block tensors stay.
         most_waiting: blocks of windows that may wait for the net at a time, beside those that it failed on.
-        feed: the volume, where other work is still writing it.
-        readers: of the output's levels, where other work reads them meanwhile.
     """
 
     def __init__(
@@ -43,33 +117,27 @@ class RunSchedule(FedSchedule):
         feed: Feed | None = None,
         readers: Sequence[Feed] = (),
     ) -> None:
-        self.plan = plan
         selection = selection or Selection(plan)
         self.keep_tensors = keep_tensors
         self.most_waiting = most_waiting
         num_blocks, stored = len(plan.blocks), plan.mode == "stored"
         blocks, num_sums = selection.blocks, selection.num_sums
-        self.written = [selection.shards(level) for level in range(len(plan.factors))]
+        due = [selection.shards(level) for level in range(len(plan.factors))]
         self.factor = Stage("factor", num_blocks, active=blocks) if stored else Stage("factor", 0)
         waits = self._lacks_windows if stored else None
         row = plan.blocks.counts[2] if num_sums else 0
         self.infer = Stage("infer", num_blocks, label="gpu", waits=waits, active=blocks, row=row)
         num_shards = len(plan.shards()) if num_sums else 0
-        active = self.written[0] if num_sums else None
+        active = due[0] if num_sums else None
         self.reassemble = Stage("reassemble", num_shards, num_sums, waits=self._lacks_sums, active=active)
-        self.pyramid = [
-            Stage(f"pyramid {i}", len(plan.shards(i)), waits=partial(self._lacks_finer, i), active=self.written[i])
-            for i in range(1, len(plan.factors))
-        ]
         self.discards = {
             what: Stage(f"discard {what}", size, waits=lambda unit: True, marked=False)
             for what, size in (("windows", num_blocks), ("sum", num_blocks * len(plan.sum_parts)))
         }
         self._num_outside = 0  # blocks, not seen by the net, that this session leaves alone
         fed(self.factor if stored else self.infer, feed, selection.input_box)
-        self.readers = readers
-        stages = (*reversed(self.pyramid), self.reassemble, *self.discards.values(), self.infer, self.factor)
-        super().__init__(*stages, feed=feed)
+        stages = (self.reassemble, *self.discards.values(), self.infer, self.factor)
+        super().__init__(plan, stages, due, feed, readers)
 
     @property
     def shown(self) -> list[Stage]:
@@ -87,14 +155,6 @@ class RunSchedule(FedSchedule):
         self.factor.leave_out(self.infer.done[: self.factor.size])
         for stage in (self.infer, self.reassemble, *self.pyramid):
             stage.look_again()
-
-    def open_readers(self) -> None:
-        """Let other work read the output, whose metadata are there now."""
-        for reader in self.readers:
-            level, shards = reader.level, self.plan.shards(reader.level)
-            reader.open(
-                shards, (n for n in range(len(shards)) if not self._is_due(level, n) or self._is_written(level, n))
-            )
 
     def limit(self, box: Box) -> None:
         """Compute in this session only the blocks that the shards in `box` of the output need; call it after `resume`.
@@ -140,12 +200,7 @@ class RunSchedule(FedSchedule):
         yield from ((self.infer, block) for block in sorted(lost - self.infer.failed))
         lost = {shard for block in lost for shard in plan.shards_of_block(block) if self._is_due(0, shard)}
         yield from ((self.reassemble, shard) for shard in sorted(lost) if not plan.is_direct(shard))
-        lost |= self.reassemble.failed
-        for level, stage in enumerate(self.pyramid, 1):
-            boxes = [plan.shards(level - 1).box(shard) for shard in lost]
-            lost = {shard for box in boxes for shard in self._coarser(level, box)}
-            yield from ((stage, shard) for shard in sorted(lost))
-            lost |= stage.failed
+        yield from self._coarser_kept_back(lost | self.reassemble.failed)
 
     @property
     def share_left(self) -> float:
@@ -165,19 +220,6 @@ class RunSchedule(FedSchedule):
                 self._finish_shard(0, shard)
             else:
                 self.reassemble.offer(shard)
-
-    def _finish_shard(self, level: int, shard: int) -> None:
-        for reader in self.readers:
-            if reader.level == level:
-                reader.add(shard)
-        if level < len(self.pyramid):
-            for coarser in self._coarser(level + 1, self.plan.shards(level).box(shard)):
-                self.pyramid[level].offer(coarser)
-
-    def _coarser(self, level: int, box: Box) -> Iterable[int]:
-        """Return the shard of `level` that shows a shard's `box` of the level before."""
-        corner = tuple(a // s for a, s in zip(box.start, self.plan.step(level), strict=True))
-        return self.plan.shards(level).touching(Box(corner, tuple(c + 1 for c in corner)))
 
     def _discard_sum(self, block: int) -> None:
         """Discard what nobody needs any more of the tensor of `block`: parts are numbered block by block."""
@@ -209,20 +251,7 @@ class RunSchedule(FedSchedule):
         blocks = self.plan.blocks_of_shard(shard)
         return len(blocks) == 1 or not all(self.infer.done[block] for block in blocks if self.infer.has(block))
 
-    def _lacks_finer(self, level: int, shard: int) -> bool:
-        plan = self.plan
-        box = plan.shards(level).box(shard).scaled(plan.step(level))
-        finer = plan.shards(level - 1).touching(box)
-        return not all(self._is_written(level - 1, s) for s in finer if self._is_due(level - 1, s))
-
-    def _is_due(self, level: int, shard: int) -> bool:
-        """Return whether `shard` of `level` holds a selected voxel."""
-        flags = self.written[level]
-        return flags is None or bool(flags[shard])
-
-    def _is_written(self, level: int, shard: int) -> bool:
-        if level > 0:
-            return bool(self.pyramid[level - 1].done[shard])
+    def _is_first_written(self, shard: int) -> bool:
         blocks = self.plan.blocks_of_shard(shard)
         return bool(self.infer.done[blocks[0]] if len(blocks) == 1 else self.reassemble.done[shard])
 

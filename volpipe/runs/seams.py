@@ -10,9 +10,10 @@ the net's stride times its scale, one voxel for most. A score is the ratio of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import read_voxels
 from volpipe.inference.plan import AXES, Plan
 from volpipe.inference.selection import Selection
+
+T = TypeVar("T")
 
 MOST_SAMPLES = 32  # per axis
 EDGE = 64  # output voxels of a sample along the other axes
@@ -51,7 +54,6 @@ class Profile:
     """How much neighbouring voxels differ by their distance from the faces across one axis.
 
     Attributes:
-        axis: z, y or x.
         distances: of a pair from the face, in voxels of the output; 0 is the pair across it.
         differences: mean square of each pair's difference.
         step: of the net's own grid; a score takes the pairs at -step and at step as inside.
@@ -67,65 +69,71 @@ class Profile:
 
 def seam_scores(selection: Selection) -> list[Score]:
     """Return the scores of the written output of `selection`; no axis without faces, and none for labels."""
-    if selection.plan.recipe.output.kind == "labels":
-        return []
-    rng = np.random.default_rng(SEED)
-    scores = (_score(selection, axis, rng) for axis in range(3))
-    return [score for score in scores if score is not None]
-
-
-def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score | None:
-    plan = selection.plan
-    step = plan.net.stride[axis] * plan.net.scale[axis]
-    faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
-    across, inside, num_pairs, level = 0.0, 0.0, 0, 0.0
-    chosen = rng.choice(faces, size=MOST_SAMPLES) if faces else ()
-    boxes = [_sample(plan, axis, int(face), step, rng) for face in chosen]
-    for data in _each_read(plan, [box for box in boxes if _is_selected(selection, box)]):
-        lines = np.moveaxis(data, axis + 1, 0).astype(np.float64)
-        if not np.isfinite(lines).all():
-            continue
-        before, at, after = (np.square(lines[i + 1] - lines[i]) for i in (0, step, 2 * step))
-        across += at.sum()
-        inside += (before.sum() + after.sum()) / 2
-        num_pairs += at.size
-        level += np.square(lines[step]).sum()
-    if num_pairs < FEWEST:
-        return None
-    least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * level / num_pairs + np.finfo(np.float64).tiny
-    return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
+    return _by_axis(selection, _score)
 
 
 def seam_profiles(selection: Selection) -> list[Profile]:
     """Return profiles from the same samples as `seam_scores`; no axis without faces, and none for labels."""
+    return _by_axis(selection, _profile)
+
+
+def _by_axis(selection: Selection, judge: Callable[[Selection, int, np.random.Generator], T | None]) -> list[T]:
     if selection.plan.recipe.output.kind == "labels":
         return []
     rng = np.random.default_rng(SEED)
-    profiles = (_profile(selection, axis, rng) for axis in range(3))
-    return [profile for profile in profiles if profile is not None]
+    results = (judge(selection, axis, rng) for axis in range(3))
+    return [result for result in results if result is not None]
+
+
+def _score(selection: Selection, axis: int, rng: np.random.Generator) -> Score | None:
+    plan, step = selection.plan, _step(selection.plan, axis)
+    sums, counts, level = _squares(selection, axis, step, rng)
+    if (num_pairs := int(counts[step])) < FEWEST:
+        return None
+    across, inside = sums[step], (sums[0] + sums[2 * step]) / 2
+    least = ROUNDING if plan.dtype.kind != "f" else 1e-12 * level / num_pairs + np.finfo(np.float64).tiny
+    return Score(AXES[axis], float((across / num_pairs + least) / (inside / num_pairs + least)), num_pairs)
 
 
 def _profile(selection: Selection, axis: int, rng: np.random.Generator) -> Profile | None:
-    plan = selection.plan
-    step = plan.net.stride[axis] * plan.net.scale[axis]
+    plan, step = selection.plan, _step(selection.plan, axis)
     reach = max(step, min(MOST_REACH, plan.lattice.stride[axis] * plan.net.scale[axis] // 2))
-    faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
-    chosen = [int(face) for face in rng.choice(faces, size=MOST_SAMPLES)] if faces else []
-    samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
-    boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
-    sums, counts = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64)
-    for (face, _), box, data in zip(samples, boxes, _each_read(plan, boxes), strict=True):
-        pairs = np.square(np.diff(np.moveaxis(data, axis + 1, 0).astype(np.float64), axis=0))
-        energy = pairs.reshape(len(pairs), -1)
-        first = box.start[axis] - (face - 1 - reach)  # the place of the box's first pair
-        if np.isfinite(energy).all():
-            sums[first : first + len(energy)] += energy.sum(axis=1)
-            counts[first : first + len(energy)] += energy.shape[1]
+    sums, counts, _ = _squares(selection, axis, reach, rng)
     if counts[reach] < FEWEST:
         return None
     known = np.flatnonzero(counts)
     distances = tuple(int(place) - reach for place in known)
     return Profile(AXES[axis], distances, tuple((sums[known] / counts[known]).tolist()), step, int(counts[reach]))
+
+
+def _step(plan: Plan, axis: int) -> int:
+    """Return the step of the net's own grid in voxels of the output."""
+    return plan.net.stride[axis] * plan.net.scale[axis]
+
+
+def _squares(
+    selection: Selection, axis: int, reach: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the sums (2 * reach + 1,) of squared differences of pairs from -`reach` to `reach` off the faces.
+
+    With them come the numbers of pairs, and the sum of squares of the voxels before the faces.
+    """
+    plan, step = selection.plan, _step(selection.plan, axis)
+    faces = [face for face in _faces(plan, axis) if step < face < plan.out_shape[axis] - step]
+    chosen = [int(face) for face in rng.choice(faces, size=MOST_SAMPLES)] if faces else []
+    samples = [(face, box) for face in chosen if _is_selected(selection, box := _sample(plan, axis, face, step, rng))]
+    boxes = [_longer(selection, axis, box, reach - step) for _, box in samples]
+    sums, counts, level = np.zeros(2 * reach + 1), np.zeros(2 * reach + 1, np.int64), 0.0
+    for (face, _), box, data in zip(samples, boxes, _each_read(plan, boxes), strict=True):
+        lines = np.moveaxis(data, axis + 1, 0).astype(np.float64)
+        if not np.isfinite(lines).all():
+            continue
+        energy = np.square(np.diff(lines, axis=0)).reshape(len(lines) - 1, -1)
+        first = box.start[axis] - (face - 1 - reach)  # the place of the box's first pair
+        sums[first : first + len(energy)] += energy.sum(axis=1)
+        counts[first : first + len(energy)] += energy.shape[1]
+        level += np.square(lines[reach - first]).sum()
+    return sums, counts, level
 
 
 def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
@@ -134,7 +142,7 @@ def _longer(selection: Selection, axis: int, box: Box, more: int) -> Box:
     start[axis] = max(0, start[axis] - more)
     stop[axis] = min(selection.plan.out_shape[axis], stop[axis] + more)
     longer = Box(tuple(start), tuple(stop))
-    return longer if _is_selected(selection, longer) else box
+    return longer if longer == box or _is_selected(selection, longer) else box
 
 
 def _is_selected(selection: Selection, box: Box) -> bool:

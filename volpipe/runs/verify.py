@@ -105,18 +105,20 @@ def check_present(output: str, shards: Sequence[Shard]) -> None:
     """
     rng, most = np.random.default_rng(0), LOOKS if isinstance(paths.locate(output), Path) else REMOTE_LOOKS
     chosen = rng.choice(len(shards), size=min(most, len(shards)), replace=False)
-    gone, num_files = [], 0
-    for shard in (shards[i] for i in sorted(chosen)):
-        header = open_writer(output, level_key(shard.level)).header
-        for file, crc in zip(checksums.stored_files(header, shard.stored), checksums.split(shard.sums), strict=True):
-            if crc != checksums.ABSENT:
-                num_files += 1
-                gone += [] if paths.exists(file) else [file]
+    files = [file for i in sorted(chosen) for file, _ in _files(output, shards[i])]
+    gone = [file for file in files if not paths.exists(file)]
     if gone:
         raise RunError(
-            f"{output} has lost files that its run wrote, such as {gone[0]} ({len(gone)} of {num_files} that were "
+            f"{output} has lost files that its run wrote, such as {gone[0]} ({len(gone)} of {len(files)} that were "
             "looked at); `volpipe verify` names them all: put them back, or use --fresh to start over"
         )
+
+
+def _files(output: str, shard: Shard) -> list[tuple[paths.Location, int]]:
+    """Return the files of `shard` that were written, each with its checksum."""
+    files = checksums.stored_files(open_writer(output, level_key(shard.level)).header, shard.stored)
+    noted = zip(files, checksums.split(shard.sums), strict=True)
+    return [(file, crc) for file, crc in noted if crc != checksums.ABSENT]
 
 
 def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int], num_levels: int) -> Verdict:
@@ -126,7 +128,6 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
         output: with levels s0, s1 and so on.
         shards: that were written.
         metadata: checksum by name; where there are none, a driver may be at work, and nothing counts as extra.
-        num_levels: of the output.
 
     Raises:
         RunError: there is no output.
@@ -154,15 +155,10 @@ def check_files(output: str, shards: Iterable[Shard], metadata: Mapping[str, int
 
 def _compare(output: str, shard: Shard) -> tuple[list[str], list[Difference]]:
     """Return the names in `output` of the files of `shard`, and those that are not as was noted."""
-    out, key = paths.locate(output), level_key(shard.level)
-    header = open_writer(output, key).header
-    names: list[str] = []
-    differences: list[Difference] = []
-    for file, crc in zip(checksums.stored_files(header, shard.stored), checksums.split(shard.sums), strict=True):
-        if crc != checksums.ABSENT:
-            names.append(str(file.relative_to(out)))  # type: ignore[arg-type]  # both are of a kind
-            judge(differences, file, crc, f"{key} {shard.box}")
-    return names, differences
+    out, differences, files = paths.locate(output), list[Difference](), _files(output, shard)
+    for file, crc in files:
+        judge(differences, file, crc, f"{level_key(shard.level)} {shard.box}")
+    return [str(file.relative_to(out)) for file, _ in files], differences  # type: ignore[arg-type]  # both are of a kind
 
 
 def judge(differences: list[Difference], file: paths.Location, crc: int, box: str) -> None:

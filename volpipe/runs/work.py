@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
@@ -196,9 +198,6 @@ class FolderWork(HeldWork[R]):
     """Work whose folder holds its journal as well.
 
     Args:
-        folder: that folder.
-        options: of the command.
-        listener: whom to tell.
         feed: the input, where other work is still writing it.
 
     Attributes:
@@ -332,9 +331,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def name(self) -> str:
         return self.plan.out
 
-    @abstractmethod
     def volumes(self) -> dict[str, Volume]:
         """Return what the work reads, by what it is."""
+        return {"volume": self.plan.source.volume()}
 
     @property
     def remark(self) -> str:
@@ -351,10 +350,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Return `box` of the output (z, y, x) in the axes of its arrays."""
         return box
 
-    @property
-    @abstractmethod
-    def num_due(self) -> int:
-        """Number of shards of all levels that are written in the end."""
+    def due(self, level: int) -> np.ndarray | None:
+        """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
+        return None
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
@@ -381,7 +379,9 @@ class OutputWork(FolderWork[R], Generic[P, R]):
                 f"the {self.what} in {self.folder.path} has not written anything yet; `{self.goes_on}` goes on"
             )
         verdict = check_files(self.plan.out, shards, metadata_of(self.folder), len(self.plan.factors))
-        verdict.num_unwritten = self.num_due - len(shards)
+        levels = [(self.due(level), len(self.plan.shards(level))) for level in range(len(self.plan.factors))]
+        num_due = sum(num if due is None else int(due.sum()) for due, num in levels)
+        verdict.num_unwritten = num_due - len(shards)
         return verdict
 
     @abstractmethod

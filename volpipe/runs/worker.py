@@ -34,7 +34,6 @@ from volpipe.volumes.node_cache import through_cache
 from volpipe.volumes.storage.lock import check_holder
 from volpipe.volumes.volume import AS_STORED, View, Volume, open_volume
 
-PLAN_FILE = "plan.json"
 SELECTION_FILE = "wanted.npy"
 
 
@@ -43,7 +42,6 @@ class Job:
     """What the driver sends with every task.
 
     Attributes:
-        folder: the run's folder.
         identity: of the plan in it.
         shift, scale: the normalisation, once it is known.
         bins: ends of the histogram of a second measuring pass, where there is one.
@@ -61,12 +59,12 @@ class Job:
 
     @property
     def plan(self) -> Plan:
-        return load_plan(str(Path(self.folder) / PLAN_FILE), self.identity)
+        return load_plan(str(Path(self.folder) / Plan.FILE), self.identity)
 
     @property
     def selection(self) -> Selection:
         folder = Path(self.folder)
-        return load_selection(str(folder / PLAN_FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
+        return load_selection(str(folder / Plan.FILE), self.identity, str(folder / SELECTION_FILE), self.cells)
 
     @property
     def normalise(self) -> Affine:
@@ -273,7 +271,7 @@ def window_source(job: Job) -> WindowSource:
 
 @lru_cache(maxsize=4)
 def _stored_windows(identity: str, folder: str) -> Volume:
-    tensors = Tensors(load_plan(str(Path(folder) / PLAN_FILE), identity), Path(folder))
+    tensors = Tensors(load_plan(str(Path(folder) / Plan.FILE), identity), Path(folder))
     return tensors.source_volume()
 
 

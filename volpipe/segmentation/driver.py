@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from volpipe.blockwise.failures import Missing
-from volpipe.blockwise.feed import FedSchedule, Feed, fed
+from volpipe.blockwise.feed import Feed, fed
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_results
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
@@ -31,6 +31,7 @@ from volpipe.geometry.grid import Box
 from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
+from volpipe.runs.schedule import OutputSchedule
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport, WorkSession
 from volpipe.segmentation import tasks
@@ -52,7 +53,7 @@ from volpipe.segmentation.tasks import (
 from volpipe.segmentation.verify import recompute_labels
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
-from volpipe.volumes.volume import Volume, open_volume
+from volpipe.volumes.volume import open_volume
 
 __all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
 
@@ -65,27 +66,17 @@ APPS = {
 }  # fmt: skip
 
 
-class SegmentSchedule(FedSchedule):
-    """The stages of a segmentation, and what releases what.
-
-    Args:
-        plan: of the segmentation.
-        feed: the volume, where other work is still writing it.
-        readers: of the labels' levels, where other work reads them meanwhile.
-    """
+class SegmentSchedule(OutputSchedule[SegmentPlan]):
+    """The stages of a segmentation, and what releases what; arguments as of `OutputSchedule`."""
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
-        self.plan, self.readers, num_blocks = plan, readers, len(plan.blocks)
+        num_blocks = len(plan.blocks)
         self.pieces = fed(Stage("pieces", num_blocks), feed, self._around)
         self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
         self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
-        self.pyramid = [
-            Stage(f"pyramid {n}", len(plan.shards(n)), waits=partial(self._lacks_finer, n))
-            for n in range(1, len(plan.factors))
-        ]
-        stages = (*reversed(self.pyramid), self.paint, self.graph, self.edges, self.pieces)
-        super().__init__(*stages, feed=feed)
+        stages = (self.paint, self.graph, self.edges, self.pieces)
+        super().__init__(plan, stages, [None] * len(plan.factors), feed, readers)
 
     @property
     def fed_stages(self) -> list[Stage]:
@@ -105,15 +96,8 @@ class SegmentSchedule(FedSchedule):
         elif stage not in (self.edges, self.graph):
             self._finish_shard([self.paint, *self.pyramid].index(stage), unit)
 
-    def _finish_shard(self, level: int, shard: int) -> None:
-        for reader in self.readers:
-            if reader.level == level:
-                reader.add(shard)
-        if level < len(self.pyramid):
-            step = self.plan.step(level + 1)
-            corner = tuple(a // s for a, s in zip(self.plan.shards(level).box(shard).start, step, strict=True))
-            for coarser in self.plan.shards(level + 1).touching(Box(corner, tuple(c + 1 for c in corner))):
-                self.pyramid[level].offer(coarser)
+    def _is_first_written(self, shard: int) -> bool:
+        return bool(self.paint.done[shard])
 
     def box(self, stage: Stage, unit: int) -> Box:
         """Return the box of the task `unit` in voxels (z, y, x) of its level."""
@@ -126,19 +110,7 @@ class SegmentSchedule(FedSchedule):
         yield from self.starved()
         if self.pieces.num_done < self.pieces.num_units or self.edges.num_done < self.edges.num_units:
             yield self.graph, 0
-        lost = self.paint.failed
-        for level, stage in enumerate(self.pyramid, 1):
-            boxes = [self.plan.shards(level - 1).box(shard) for shard in lost]
-            corners = [tuple(a // s for a, s in zip(b.start, self.plan.step(level), strict=True)) for b in boxes]
-            lost = {n for c in corners for n in self.plan.shards(level).touching(Box(c, tuple(a + 1 for a in c)))}
-            yield from ((stage, shard) for shard in sorted(lost))
-            lost |= stage.failed
-
-    def open_readers(self) -> None:
-        """Let other work read the labels, whose metadata are there now."""
-        for reader in self.readers:
-            stage = [self.paint, *self.pyramid][reader.level]
-            reader.open(self.plan.shards(reader.level), (n for n in range(stage.size) if stage.done[n]))
+        yield from self._coarser_kept_back(self.paint.failed)
 
     def _around(self, block: int) -> Box:
         """Return the box that the tasks of `block` read, which is clipped to the volume."""
@@ -148,11 +120,6 @@ class SegmentSchedule(FedSchedule):
 
     def _lacks_fragments(self, block: int) -> bool:
         return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self._around(block)))
-
-    def _lacks_finer(self, level: int, shard: int) -> bool:
-        box = self.plan.shards(level).box(shard).scaled(self.plan.step(level))
-        finer = self.paint if level == 1 else self.pyramid[level - 2]
-        return not all(finer.done[n] for n in self.plan.shards(level - 1).touching(box))
 
 
 @dataclass
@@ -219,18 +186,9 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             return ""
         return f"{result.num_objects:,} objects; what each is, is in {self.folder.path / TABLE}"
 
-    def volumes(self) -> dict[str, Volume]:
-        """Return what the plan reads, by what it is."""
-        return {"volume": self.plan.source.volume()}
-
     def schedule(self) -> SegmentSchedule:
         """Return the stages of the segmentation."""
         return SegmentSchedule(self.plan, self.feed, self.readers)
-
-    @property
-    def num_due(self) -> int:
-        """Number of shards of all levels."""
-        return sum(len(self.plan.shards(level)) for level in range(len(self.plan.factors)))
 
     def verify(self) -> Verdict:
         """Compare every file of the labels, and their table, with what their tasks noted."""

@@ -59,7 +59,6 @@ class BatchPlan:
     """Datasets that can be run, a row for each, and the batch's folder.
 
     Attributes:
-        folder: of the batch.
         datasets, rows, identities: of the same length; of each plan a hash of what decides the output's bytes.
         notes: sentences about all of them.
     """
@@ -88,11 +87,8 @@ def plan_batch(
     """Return the plan of all `datasets`; whatever is wrong with any of them is refused together.
 
     Args:
-        folder: of the batch.
-        datasets: what to do.
         prepare: returns the plan of a dataset.
-        mistakes: of those that could not be listed.
-        options: for every dataset.
+        mistakes: of datasets that could not be listed.
         check_out: refuses the place of an output.
         on_dataset: called with the number of datasets that are planned.
 
@@ -113,7 +109,7 @@ def plan_batch(
                 wrong.append((_name(dataset), str(error)))
             on_dataset(number)
     notes: list[str] = []
-    wrong += [*places.mistakes(), *_check_room(rows, options.at_once, notes)]
+    wrong += [*places.mistakes(), *(("all datasets", why) for why in _check_room(rows, options.at_once, notes))]
     if wrong:
         num = "1 thing is" if len(wrong) == 1 else f"{len(wrong):,} things are"
         raise BatchError(f"{num} wrong, and nothing was begun", wrong)
@@ -217,7 +213,7 @@ def _inputs(plan: Plan | FlowPlan) -> Iterator[str]:
         yield from (volume.path for volume, _ in stage.others())
 
 
-def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[Mistake]:
+def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> Iterator[str]:
     """Yield what file systems have no room for, all datasets together; what may become too much goes to `notes`.
 
     Bytes count only of datasets whose blocks were tried: the compression of others is not known.
@@ -235,20 +231,14 @@ def _check_room(rows: Sequence[DatasetRow], at_once: int, notes: list[str]) -> I
         )
         if limits.free_files is not None and files > limits.free_files:
             yield (
-                "all datasets",
-                (
-                    f"they need {files:,.0f} files and {place} may have {limits.free_files:,}"
-                    f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another out"
-                ),
+                f"they need {files:,.0f} files and {place} may have {limits.free_files:,}"
+                f"{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or another out"
             )
         if limits.free_bytes is None:
             continue
         free = f"{place} has {limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}"
         if (known := _most_bytes([row for row in group if row.is_measured], at_once)) > limits.free_bytes:
-            yield (
-                "all datasets",
-                (f"they need {known / GIB:.1f} GiB and {free}; free some, give another out, or fewer datasets"),
-            )
+            yield f"they need {known / GIB:.1f} GiB and {free}; free some, give another out, or fewer datasets"
         elif (most := _most_bytes(group, at_once)) > limits.free_bytes:
             notes.append(f"where nothing compresses, outputs and scratch take {most / GIB:.1f} GiB, and {free}")
 
@@ -293,10 +283,8 @@ def execute_batch(
     What fails of one dataset is its own: the others go on.
 
     Args:
-        plan: as `plan_batch` made it.
         start: starts the workers once, where anything is to be done; it is given a folder for their files.
         prepare: returns the plan of a dataset, when its turn comes.
-        options: for every dataset.
         on_begin, on_end: called with the number and the row of a dataset.
         on_progress: called with the number of a dataset, its stage, "" where it has no several, and how far that is.
 
@@ -354,10 +342,7 @@ class DatasetWork:
     def __init__(self, batch: BatchWork, number: int) -> None:
         self.batch, self.number, self.began = batch, number, time.monotonic()
         self.row = batch.table.rows[number]
-
-    @property
-    def name(self) -> str:
-        return self.row.volume
+        self.name = self.row.volume
 
     def steps(self) -> Steps[dict[str, Any]]:  # Any: values of a row
         """Do what is left, and return what the dataset's row says of that."""

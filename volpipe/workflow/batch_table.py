@@ -191,7 +191,6 @@ class BatchReport:
 
     Attributes:
         rows: in the order of the batch.
-        folder: of the batch.
         seconds: of this session.
         notes: sentences about all datasets.
     """

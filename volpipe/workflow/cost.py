@@ -1,23 +1,51 @@
 """Forecast of a flow: each of its stages, before its input exists, and all of them together.
 
-Not here: the arithmetic of one stage (estimation.estimate), the limits of disks (limits), or stored times (timings).
+Not here: what one stage takes (stages, estimation.estimate), or the limits of disks (limits). Times of labellings and
+evaluations are stored: the plan of a flow measures them, its run need not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.work import POOL, Errand, Steps
-from volpipe.errors import PlanError
-from volpipe.estimation.limits import GIB, disk_limits, of_quota
+from volpipe.estimation.limits import check_room, disk_limits
+from volpipe.evaluation.estimate import ScoreTime
 from volpipe.recipes.workflow import named
+from volpipe.segmentation.estimate import SegmentTimes
+from volpipe.volumes.storage.metadata import write_json
 from volpipe.workflow.plan import FlowPlan
 from volpipe.workflow.stages import NOTHING, ResourceNeeds, StageCost, StagePlan
-from volpipe.workflow.timings import known_times, store_times
+
+TIMES_FILE = "times.json"
+
+StageTimes = SegmentTimes | ScoreTime
+
+
+class StoredTimes(BaseModel):
+    """Times of a stage, measured on a few of its blocks; `of` identifies its work."""
+
+    model_config = ConfigDict(frozen=True)
+
+    of: str
+    times: Annotated[StageTimes, Field(union_mode="left_to_right")]
+
+
+class Times(BaseModel):
+    """Times of labellings and evaluations by the name of the stage, on `num_workers`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_workers: int
+    stages: Mapping[str, StoredTimes]
 
 
 @dataclass(frozen=True)
@@ -66,21 +94,9 @@ class FlowCost:
             if cost.forecast is not None:
                 with named(cost.stage.name):
                     cost.forecast.check(cost.share_left)
-        limits = disk_limits(self.plan.out)
         files = sum(share * needs.most_files for needs, share in self._known)
-        if limits.free_files is not None and files > limits.free_files:
-            raise PlanError(
-                f"outputs and scratch of all stages need {files:,.0f} files and {self.plan.out} may have "
-                f"{limits.free_files:,}{of_quota(limits.files_by)}; use larger output.shard or output.chunk, or "
-                "another --out"
-            )
         needed = sum(share * needs.most_bytes for needs, share in self._known if needs.is_measured)
-        if limits.free_bytes is not None and needed > limits.free_bytes:
-            raise PlanError(
-                f"outputs and scratch of all stages need {needed / GIB:.1f} GiB and {self.plan.out} has "
-                f"{limits.free_bytes / GIB:.1f} free{of_quota(limits.bytes_by)}; free some, choose another --out, or "
-                "store less (output.dtype, output.codec_level)"
-            )
+        check_room("outputs and scratch of all stages", files, needed, self.plan.out, disk_limits(self.plan.out))
 
 
 def forecast_flow(plan: FlowPlan, pool: WorkerPool | None = None) -> FlowCost:
@@ -97,7 +113,6 @@ def forecast_stages(plan: FlowPlan, pool: WorkerPool | None, *, tries: bool) -> 
     """Return the forecast of the stages of `plan`.
 
     Args:
-        plan: made by `plan_flow`.
         pool: the workers; without them neither their memory nor any time is known.
         tries: whether blocks of each stage are tried on them; else times stored for as many workers count.
 
@@ -128,8 +143,27 @@ def preview_flow(plan: FlowPlan, start: Start) -> FlowCost:
         with plan.folder.locked(), logging_to(plan.folder.log):
             pool: WorkerPool = yield POOL
             result = yield from forecast_stages(plan, pool, tries=True)
-            times = [(cost.stage, cost.times) for cost in result.stages if cost.times is not None]
-            store_times(plan, times, pool.slots["cpu"])
+            stages = {
+                cost.stage.name: StoredTimes(of=cost.stage.plan.identity, times=cost.times)
+                for cost in result.stages
+                if cost.times is not None
+            }
+            times = Times(num_workers=pool.slots["cpu"], stages=stages)
+            write_json(plan.folder.path / TIMES_FILE, times.model_dump(mode="json"))
             return result
 
     return perform(Errand("plan", steps), partial(start, plan.folder.parsl))
+
+
+def known_times(plan: FlowPlan, num_workers: int) -> dict[str, StageTimes]:
+    """Return the stored times of stages with the same work on as many workers, by name."""
+    try:
+        stored = Times.model_validate_json((plan.folder.path / TIMES_FILE).read_bytes())
+    except (OSError, ValidationError):  # none, or another version's
+        return {}
+    stages = {stage.name: stage for stage in plan.stages}
+    return {
+        name: entry.times
+        for name, entry in stored.stages.items()
+        if stored.num_workers == num_workers and name in stages and stages[name].plan.identity == entry.of
+    }

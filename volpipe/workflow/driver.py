@@ -10,10 +10,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from volpipe.blockwise.heartbeat import listening
 from volpipe.blockwise.journal import Journal, Kinds
@@ -62,7 +65,6 @@ class Report(WorkReport):
     """How a run ended.
 
     Attributes:
-        plan: of the run.
         num_held: blocks that were to be left alone in this session.
         clipped: voxels of the output, of all sessions, that were clipped to its type, and their share of it.
         normalise: how grey levels were mapped; None where nothing was done.
@@ -124,9 +126,9 @@ class RunWork(OutputWork[Plan, Report]):
     kinds: ClassVar[Kinds] = RESULTS
 
     def volumes(self) -> dict[str, Volume]:
-        """Return what the plan reads, by what it is."""
-        plan, inputs = self.plan, {"volume": self.plan.source.volume()}
-        return inputs if plan.mask is None else inputs | {"mask": open_volume(plan.mask.path, plan.mask.key)}
+        """Return volume and mask."""
+        mask = self.plan.mask
+        return super().volumes() | ({} if mask is None else {"mask": open_volume(mask.path, mask.key)})
 
     @property
     def journal(self) -> Path:
@@ -156,12 +158,9 @@ class RunWork(OutputWork[Plan, Report]):
         """Return `box` of the output (z, y, x) in the axes of its arrays."""
         return stored_box(self.plan, box)
 
-    @property
-    def num_due(self) -> int:
-        """Number of shards of all levels that hold something selected."""
-        flags = [self._selected().shards(level) for level in range(len(self.plan.factors))]
-        grids = [self.plan.shards(level) for level in range(len(flags))]
-        return sum(len(grid) if due is None else int(due.sum()) for grid, due in zip(grids, flags, strict=True))
+    def due(self, level: int) -> np.ndarray | None:
+        """Return which shards hold something selected; see `OutputWork`."""
+        return self._selected().shards(level)
 
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:
         """Yield random blocks that went through the net again; see `OutputWork`."""
@@ -244,8 +243,6 @@ class RunWork(OutputWork[Plan, Report]):
             num_held=schedule.infer.num_held,
             most_scratch_bytes=phase.progress.most_scratch_bytes,
             estimate=forecast.estimate,
-            kept=kept_in(session.journal),
-            clipped=clipped_in(session.journal, selection),
             normalise=normalise,
         )
 
@@ -267,24 +264,22 @@ class RunWork(OutputWork[Plan, Report]):
     def closed(self, session: WorkSession, report: Report | None) -> Report:
         """Return the report, after scratch was deleted and the output was given what it says of how its run ended."""
         selection, was_complete = self._selected(), report is None
-        if report is None:
-            journal = session.journal
-            report = Report(self.plan, self.folder.path, kept=kept_in(journal), clipped=clipped_in(journal, selection))
+        report = report or Report(self.plan, self.folder.path)
+        report.kept, report.clipped = kept_in(session.journal), clipped_in(session.journal, selection)
         is_whole = not (report.missing or report.num_held)
         if is_whole:
-            self._delete_scratch()
+            self.clean()
+            if not self.options.keep_tensors:
+                Tensors(self.plan, self.folder.path).remove()
         if not (was_complete and is_sealed(self.folder)):
             if is_whole:
                 self._know_input(selection, report)
-                report.seams = _seams(selection)
-                _write_displays(self.plan)
+                with _warned("no seam score"):
+                    report.seams = seam_scores(selection)
+                with _warned("no windows of channels for viewers"):
+                    write_displays(self.plan)
             seal(self.folder, self.plan, ARRAY_FORMATS[self.plan.recipe.output.format], RESULTS, _findings(report))
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
-
-    def _delete_scratch(self) -> None:
-        self.clean()
-        if not self.options.keep_tensors:
-            Tensors(self.plan, self.folder.path).remove()
 
     def _know_input(self, selection: Selection, report: Report) -> None:
         """Note what the input is, which other work has written by now."""
@@ -299,9 +294,7 @@ def execute(plan: Plan, start: Start, *, listener: Listener = SILENT, **options:
     """Run `plan`, or resume it, until its output is whole or what is left cannot be done; return how it ended.
 
     Args:
-        plan: as `prepare` made it.
         start: starts the workers, and stops them on every way out; it is given a folder for their files.
-        listener: whom to tell.
         options: those of `Options`.
 
     Raises:
@@ -333,21 +326,13 @@ def preview(plan: Plan, start: Start | None, on_try: OnTry = lambda seconds, mos
     return perform(Errand("plan", steps), partial(start, folder.parsl))
 
 
-def _seams(selection: Selection) -> list[Score]:
-    """Return the seam scores of a complete output; none where it cannot be read, which is no reason to fail."""
+@contextmanager
+def _warned(lack: str) -> Iterator[None]:
+    """Warn of what a complete output lacks because it cannot be read, which is no reason to fail."""
     try:
-        return seam_scores(selection)
+        yield
     except VolpipeError as error:
-        log.warning("no seam score: %s", error)
-        return []
-
-
-def _write_displays(plan: Plan) -> None:
-    """Note how viewers may show a complete output; one that cannot be read is left as it is, without an error."""
-    try:
-        write_displays(plan)
-    except VolpipeError as error:
-        log.warning("no windows of channels for viewers: %s", error)
+        log.warning("%s: %s", lack, error)
 
 
 def _findings(report: Report) -> dict[str, object]:

@@ -47,7 +47,6 @@ class StageReport:
     """How one stage ended.
 
     Attributes:
-        report: of its work.
         seconds: that it took in this session.
         is_new: whether all of it was done in this session.
     """
@@ -137,45 +136,34 @@ class StageWork:
     """The work of a stage, begun when what it reads has begun to be written."""
 
     def __init__(self, stage: StagePlan, options: Options, listener: FlowListener, source: Feed | None) -> None:
-        self.stage, self.listener, self.source = stage, listener, source
+        self.name, self.stage, self.listener, self.source = stage.name, stage, listener, source
         options = dataclasses.replace(options, fresh=False, is_outside=stage.reads == VOLUME)
         self.work = stage.work(options, listener.of_stage(stage), source)
-        self.began = 0.0
-
-    @property
-    def name(self) -> str:
-        return self.stage.name
 
     def steps(self) -> Steps[StageReport | None]:
         """Do the work and return how it ended; None where what it reads was never begun."""
         try:
-            return (yield from self._steps())
+            with named(self.stage.name):
+                source = self.source
+                if source is not None:
+                    yield Until(lambda: source.is_closed or (source.is_open and not self.work.needs_all))
+                    if not source.is_open:
+                        return None
+                    _check_given(self.stage)
+                is_new = not self.work.is_begun
+                self.listener.on_stage(self.stage)
+                began = time.monotonic()
+                report = yield from self.work.steps()
+            return StageReport(self.stage, report, time.monotonic() - began, is_new)
         finally:
             for reader in self.work.readers:
-                reader.close()
-
-    def _steps(self) -> Steps[StageReport | None]:
-        with named(self.stage.name):
-            source = self.source
-            if source is not None:
-                yield Until(lambda: source.is_closed or (source.is_open and not self.work.needs_all))
-                if not source.is_open:
-                    return None
-                _check_given(self.stage)
-            is_new = not self.work.is_begun
-            self.listener.on_stage(self.stage)
-            self.began = time.monotonic()
-            report = yield from self.work.steps()
-        return StageReport(self.stage, report, time.monotonic() - self.began, is_new)
+                reader.is_closed = True
 
 
 class FlowWork(HeldWork[FlowReport]):
     """The stages of a plan that are not complete, side by side.
 
-    Args:
-        plan: as `plan_flow` made it.
-        options: for every stage; `fresh` deletes the outputs of all and the runs that made them.
-        listener: whom to tell.
+    Of the options, which are for every stage, `fresh` deletes the outputs of all and the runs that made them.
     """
 
     def __init__(self, plan: FlowPlan, options: Options = PLAIN, listener: FlowListener = QUIET) -> None:
@@ -238,9 +226,7 @@ def execute_flow(plan: FlowPlan, start: Start, *, listener: FlowListener = QUIET
     """Run the stages of `plan` that are not complete, and return how that ended.
 
     Args:
-        plan: as `plan_flow` made it.
         start: starts the workers once, and stops them on every way out; it is given a folder for their files.
-        listener: whom to tell.
         options: those of `Options`.
 
     Raises:
@@ -309,7 +295,7 @@ def find_entries(output: str | Path) -> list[Entry] | None:
     Raises:
         RunError: what is stored there is damaged.
     """
-    place = paths.locate(output) if "://" in str(output) else Path(output).absolute()
+    place = paths.locate(output)
     is_folder = isinstance(place, Path) and (place / FLOW_FILE).is_file()
     path = place / FLOW_FILE if is_folder else RunFolder.for_stages(place).path / FLOW_FILE
     tree = read_json(path)

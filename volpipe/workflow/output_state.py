@@ -21,7 +21,6 @@ from volpipe.runs.verify import check_present
 from volpipe.runs.work import OutputWork
 from volpipe.volumes.identity import changes, identify, is_alike, read_identities
 from volpipe.volumes.storage import paths
-from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import Volume
 from volpipe.workflow.plan import FlowPlan, stages_of
 from volpipe.workflow.stages import RunStage, StagePlan
@@ -73,7 +72,9 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
     """Return the state of the output of `work`; of an input that other work of ours makes, nothing is compared."""
     plan, folder, out = work.plan, work.folder, paths.locate(work.plan.out)
     if not ((folder.path / plan.FILE).is_file() and folder.journal.is_file()):
-        return _state_of_nothing(out, folder)
+        if paths.exists(out):
+            raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
+        return "new", ""
     try:
         old = folder.load(type(plan))
     except RunError as error:
@@ -93,27 +94,16 @@ def _state_of_work(work: OutputWork[Any, Any], *, same_input: bool, is_outside: 
         check_present(plan.out, shards)
     except RunError as error:
         return "files lost", str(error)
-    return _state_by_version(out)
+    version = read_provenance(plan.out).get("version")
+    if version != volpipe.__version__:
+        return "other version", f"it was made by {version or 'an earlier one'}, this is {volpipe.__version__}"
+    return "unchanged", ""
 
 
 def _left(work: OutputWork[Any, Any]) -> str:
     progress = work.progress()
     left = "; ".join(f"{s.name} {s.num_done:,} of {s.num_units:,}" for s in progress.schedule.shown)
     return left + (f"; {len(progress.missing):,} parts failed" if progress.missing else "")
-
-
-def _state_of_nothing(out: Location, folder: RunFolder) -> tuple[State, str]:
-    if paths.exists(out):
-        raise RunError(f"{out} exists and no run in {folder.path} made it; give another out, or move it away")
-    return "new", ""
-
-
-def _state_by_version(out: Location) -> tuple[State, str]:
-    """Return the state of a complete output, by the version that made it."""
-    version = read_provenance(str(out)).get("version")
-    if version != volpipe.__version__:
-        return "other version", f"it was made by {version or 'an earlier one'}, this is {volpipe.__version__}"
-    return "unchanged", ""
 
 
 def _kind(changed: Sequence[str]) -> State:

@@ -69,8 +69,6 @@ def plan_flow(flow: Flow, location: str, out: str | Path, search_path: Path) -> 
     """Return the plan of all stages of `flow` for the volume at `location`, before any of them has run.
 
     Args:
-        flow: what to do.
-        location: of the volume.
         out: the folder that gets an output of each stage, named after it; also in S3.
         search_path: folder that the recipes' relative names count from.
 

@@ -27,7 +27,7 @@ from volpipe.inference.output import planned_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, OutputWork
 from volpipe.segmentation import output
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
@@ -55,6 +55,7 @@ class StagePlan(ABC):
     """
 
     kind: ClassVar[str]
+    maker: ClassVar[type[OutputWork[Any, Any]]]  # of an output
     makes_volume: ClassVar[bool] = True
 
     name: str
@@ -71,16 +72,17 @@ class StagePlan(ABC):
     @property
     def level(self) -> int:
         """Which level it reads of what an earlier stage makes."""
-        return 0
+        level: int = self.plan.recipe.input.level
+        return level
 
     @property
     @abstractmethod
     def num_blocks(self) -> int:
         """Number of blocks that it computes."""
 
-    @abstractmethod
     def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> FolderWork[Any]:
         """Return its work; arguments as of `FolderWork`."""
+        return self.maker(self.plan, options, listener, feed, self.folder)
 
     @property
     def is_complete(self) -> bool:
@@ -155,6 +157,7 @@ class RunStage(StagePlan):
     """A run of a net; that of a plan without a flow has no name."""
 
     kind = "run"
+    maker = RunWork
     plan: Plan
 
     @classmethod
@@ -163,16 +166,8 @@ class RunStage(StagePlan):
         return cls("", VOLUME, plan.source.volume(), paths.locate(plan.out), plan)
 
     @property
-    def level(self) -> int:
-        return self.plan.recipe.input.level
-
-    @property
     def num_blocks(self) -> int:
         return self.plan.num_active
-
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> RunWork:
-        """Return the run; see `StagePlan`."""
-        return RunWork(self.plan, options, listener, feed, self.folder)
 
     def volume(self, level: int = 0) -> Volume:
         """Return the volume that the net makes."""
@@ -242,19 +237,12 @@ class LabelStage(StagePlan):
     """A segmentation."""
 
     kind = "label"
+    maker = SegmentWork
     plan: SegmentPlan
-
-    @property
-    def level(self) -> int:
-        return self.plan.recipe.input.level
 
     @property
     def num_blocks(self) -> int:
         return len(self.plan.blocks)
-
-    def work(self, options: Options = PLAIN, listener: Listener = SILENT, feed: Feed | None = None) -> SegmentWork:
-        """Return the segmentation; see `StagePlan`."""
-        return SegmentWork(self.plan, options, listener, feed, self.folder)
 
     def volume(self, level: int = 0) -> Volume:
         """Return the labels."""
@@ -284,6 +272,7 @@ class ScoreStage(StagePlan):
 
     kind = "evaluate"
     makes_volume = False
+    level = 0
     num_blocks = 0
     plan: Evaluation
 
@@ -371,7 +360,6 @@ class StageCost:
     """Forecast of one stage.
 
     Attributes:
-        stage: the stage.
         need: None of an evaluation, which reads and writes next to nothing.
         forecast: of its run; None of a labelling or an evaluation.
         share_left: of the work that is still to be done.

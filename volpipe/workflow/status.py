@@ -39,14 +39,9 @@ class Status:
     """How far the work on an output is.
 
     Attributes:
-        kind: what it is.
         output: that is made, or the folder of a training.
-        is_complete: whether nothing is left to do.
-        driver: who works on it, or did.
-        stages: how far each is.
         totals: what their tasks took, over all sessions.
         missing: what failed when it was last tried.
-        remark: what else there is to say.
         parts: the stages of several, in their order.
         datasets: of a batch.
     """
@@ -90,14 +85,8 @@ class Status:
             "folder": (note.folder or None) if note is not None else None,
             "done": note.part if note is not None else None,
             "seconds_left": note.seconds_left if note is not None else None,
-            "stages": {
-                name: {"done": n.done, "all": n.all, "in_flight": n.in_flight, "failed": n.failed}
-                for name, n in self.stages.items()
-            },
-            "missing": [
-                {"stage": part.stage, "unit": part.unit, "box": str(part.box), "reason": part.reason}
-                for part in self.missing
-            ],
+            "stages": {name: asdict(stage) for name, stage in self.stages.items()},
+            "missing": [asdict(part) | {"box": str(part.box)} for part in self.missing],
             "parts": [part.to_json() for part in self.parts],
             "datasets": [asdict(row) for row in self.datasets],
         }
@@ -150,8 +139,7 @@ def _of_stages(output: str) -> Status | None:
     entries = find_entries(output)
     if entries is None:
         return None
-    place = paths.locate(output) if "://" in output else Path(output).absolute()
-    own = RunFolder.for_stages(place)
+    own = RunFolder.for_stages(paths.locate(output))
     folder = own.path if own.path.is_dir() else Path(output)
     parts = tuple(map(_of_entry, entries))
     driver = find_driver(folder, RunFolder(folder).log)
