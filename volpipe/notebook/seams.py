@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError, VolpipeError
-from volpipe.notebook.pictures import Curve, Drawn, curves_png, grid_html
+from volpipe.notebook.pictures import Curve, Drawn, curves_png
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores
+from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
 from volpipe.workflow.execute import find_work
 
@@ -77,7 +78,7 @@ class Seams(Drawn):
                 [axis, "no faces, or too few", "", ""] if score is None
                 else [axis, f"{score.value:.3f}", f"{score.num_pairs:,}", "may be seen" if score.is_seam else "none"]
             )  # fmt: skip
-        return grid_html(f"seams of {self.output}", ("axis", "score", "pairs of voxels", "seam"), rows)
+        return html_table(("axis", "score", "pairs of voxels", "seam"), rows, caption=f"seams of {self.output}")
 
 
 def seams(result: Report | str | Path) -> Seams:

@@ -10,7 +10,7 @@ repeating its voxels, along z for instance::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel, panels_png, table_html
+from volpipe.notebook.pictures import Drawn, Panel
 from volpipe.notebook.slices import (
     channel_note,
     error_panel,
@@ -30,8 +30,10 @@ from volpipe.notebook.slices import (
     limits_of,
     slices_of,
 )
-from volpipe.notebook.try_out import TryOut
+from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
 from volpipe.segmentation.driver import SegmentationResult
+from volpipe.tables import html_facts
+from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import Report
@@ -100,7 +102,7 @@ class SideBySide(Drawn):
 
     def __repr__(self) -> str:
         enlarged = "".join(
-            f", {name} enlarged {' × '.join(map(str, factor))}"
+            f", {name} enlarged {shape(factor)}"
             for name, factor in zip(CALLED, self.factors, strict=True)
             if factor != (1, 1, 1)
         )
@@ -117,28 +119,20 @@ class SideBySide(Drawn):
         bad = f", {self.num_nonfinite:,} voxels are not finite" if self.num_nonfinite else ""
         return f"RMSE {self.rmse:.4g}{noise}, largest {self.largest:.4g}, {100 * self.share:.3g} % differ{bad}"
 
-    def panels(self) -> list[Panel]:
-        """Return slices of `a`, `b` and their difference, three of a size."""
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield slices of `a`, `b` and their difference, three of a size."""
         a, b, change = (first_channel(data) for data in (self.a, self.b, self.difference))
         limits = limits_of(a, b)
-        panels = []
         for part in slices_of(a.shape, self.box.start):
             nm, shown = part.nm(self.voxel_size_nm), change[part.index]
             about = f"{self.names[0]}{channel_note(self.a)}\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
-            panels.append(grey_panel(about, a[part.index], limits, nm))
-            panels.append(grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm))
             largest = float(np.nanmax(np.abs(shown), initial=0.0, where=np.isfinite(shown)))
             scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
-            panels.append(error_panel(f"difference b - a\n{scale}", shown, largest, nm))
-        return panels
-
-    def png(self) -> bytes:
-        """Return slices of both and of their difference, as the bytes of a PNG.
-
-        Raises:
-            VolpipeError: matplotlib is not installed.
-        """
-        return panels_png(self.panels(), columns=3)
+            yield [
+                grey_panel(about, a[part.index], limits, nm),
+                grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm),
+                error_panel(f"difference b - a\n{scale}", shown, largest, nm),
+            ]
 
     def _table(self) -> str:
         noise = "no range of the type" if self.psnr is None else f"{self.psnr:.2f} dB"
@@ -151,7 +145,7 @@ class SideBySide(Drawn):
             "largest difference": f"{self.largest:.4g}",
             "voxels that differ": f"{100 * self.share:.3g} %",
         } | ({"not finite": f"{self.num_nonfinite:,} voxels"} if self.num_nonfinite else {})
-        return table_html("side by side", rows)
+        return html_facts(rows, caption="side by side")
 
 
 def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
@@ -170,10 +164,9 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
     box = _chosen(one, factors[0], shared, at, size)
     first = _enlarged(one, factors[0], box)
     second = _enlarged(other, factors[1], box.relative_to(shift))
-    nm = _divided(one.voxel, factors[0]) if one.unit == "nm" else None
-    return SideBySide(
-        _squeezed(first), _squeezed(second), (one.name, other.name), box, factors, nm, **_scores(first, second)
-    )
+    nm = divided(one.voxel, factors[0]) if one.unit == "nm" else None
+    names = one.name, other.name
+    return SideBySide(squeezed(first), squeezed(second), names, box, factors, nm, **_scores(first, second))
 
 
 def image_of(value: object, called: str) -> Image:
@@ -210,9 +203,9 @@ def _try_out_image(result: TryOut) -> Image:
     name = f"{result.facts.net} at {result.box}"
     if result.out_voxel_size_nm is not None:
         return _array_image(result.output, name, "nm", result.out_voxel_size_nm, result.out_origin_nm)
-    voxel = _divided((1.0, 1.0, 1.0), result.facts.scale)
-    z, y, x = (a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
-    return _array_image(result.output, name, "voxels", voxel, (z, y, x))
+    voxel = divided((1.0, 1.0, 1.0), result.facts.scale)
+    origin = triple(a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
+    return _array_image(result.output, name, "voxels", voxel, origin)
 
 
 def _array_image(
@@ -303,10 +296,7 @@ def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:
         tuple(a // f for a, f in zip(box.start, factor, strict=True)),
         tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)),
     )
-    data = image.read(own)
-    for axis, count in enumerate(factor):
-        data = data.repeat(count, axis=axis + 1)
-    return data[:, *box.relative_to(own.scaled(factor).start).slices]
+    return repeated(image.read(own), factor)[:, *box.relative_to(own.scaled(factor).start).slices]
 
 
 def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers of SideBySide, by name
@@ -332,12 +322,3 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     zero = a.dtype.type(0), b.dtype.type(0)
     change = np.where(finite, b, zero[1]).astype(np.float64) - np.where(finite, a, zero[0]).astype(np.float64)
     return np.where(finite, change, np.nan)
-
-
-def _divided(lengths: Lengths, factor: Triple) -> Lengths:
-    z, y, x = (length / f for length, f in zip(lengths, factor, strict=True))
-    return z, y, x
-
-
-def _squeezed(data: np.ndarray) -> np.ndarray:
-    return data[0] if len(data) == 1 else data

@@ -6,6 +6,7 @@ Not here: how a window is measured (estimation.window_search).
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from volpipe.estimation.window_search import (
 )
 from volpipe.geometry.grid import Triple
 from volpipe.nets.load import describe
-from volpipe.notebook.pictures import grid_html, text_table
 from volpipe.recipes.inference import Recipe
+from volpipe.tables import html_table, text_table
+from volpipe.units import shape
 
 MIB = 1 << 20
 HEAD = ("window", "batch", "kept of it", "memory", "time", "voxels kept per second", "")
@@ -49,9 +51,8 @@ class WindowCosts:
 
     def _repr_html_(self) -> str:
         marked = None if self.best is None else self.costs.index(self.best)
-        return (
-            grid_html(f"{self.net}, halo {self.halo}", HEAD, self._rows, marked) + f"<p>{html.escape(self.advice)}</p>"
-        )
+        table = html_table(HEAD, self._rows, caption=f"{self.net}, halo {self.halo}", marked=marked)
+        return f"{table}<p>{html.escape(self.advice)}</p>"
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -69,17 +70,14 @@ class WindowCosts:
 
     @property
     def _rows(self) -> list[list[str]]:
-        rows = []
-        for cost in self.costs:
-            voxels = cost.window[0] * cost.window[1] * cost.window[2]
-            rows.append(
-                [
-                    " × ".join(map(str, cost.window)), str(cost.batch), f"{100 * cost.kept / voxels:.0f} %",
-                    f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
-                    "choose this" if cost == self.best else "",
-                ]
-            )  # fmt: skip
-        return rows
+        return [
+            [
+                shape(cost.window), str(cost.batch), f"{100 * cost.kept / math.prod(cost.window):.0f} %",
+                f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
+                "choose this" if cost == self.best else "",
+            ]
+            for cost in self.costs
+        ]  # fmt: skip
 
 
 def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
