@@ -11,7 +11,7 @@ import re
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.volumes.storage.metadata import nanometres
 from volpipe.volumes.volume import Volume
 
@@ -157,6 +157,6 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
         path=mask.path,
         key=mask.key,
         shape=shape,
-        step=(step[0], step[1], step[2]),
-        start=(start[0], start[1], start[2]),
+        step=triple(step),
+        start=triple(start),
     )

@@ -17,7 +17,7 @@ import numpy as np
 from volpipe.blockwise import usage
 from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.errors import NetError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash, short_hash
 from volpipe.nets.load import build_net, check_same_net, weights_digest
@@ -279,8 +279,8 @@ def smaller_windows(plan: Plan) -> Iterator[Triple]:
     while True:
         cores = (w - o for w, o in zip(window, plan.overlap, strict=True))
         sizes = zip(plan.overlap, cores, strides, strict=True)
-        z, y, x = (overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
-        if (z, y, x) == window:
+        smaller = triple(overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
+        if smaller == window:
             return
-        window = (z, y, x)
+        window = smaller
         yield window

@@ -8,6 +8,7 @@ from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, mad
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -97,10 +98,9 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
 def join(parts: Iterable[Statistics]) -> Statistics:
     """Return the statistics of all voxels of `parts`; their order and grouping do not matter."""
     parts = [p for p in parts if p.num]
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for part in parts:
-        for value, num in part.counts.items():
-            counts[value] = counts.get(value, 0) + num
+        counts.update(part.counts)
     return Statistics(
         sum(p.num for p in parts),
         sum((p.total for p in parts), Fraction(0)),

@@ -25,12 +25,13 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
+from volpipe.inference.output import write_voxels
+from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.runs.worker import Written
 from volpipe.segmentation.agglomerate import Edges, solve
 from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
-from volpipe.segmentation.output import coarse_labels, write_labels
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
@@ -195,7 +196,7 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
         label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
         ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-        return np.asarray(label[ids])
+        return np.asarray(label[ids])[np.newaxis]
 
     return _write("paint", job, units, labels)
 
@@ -204,18 +205,18 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write shards `units` of the job's level from the level before it."""
 
     def labels(shard: int) -> np.ndarray:
-        return coarse_labels(job.plan, job.level, job.plan.shards(job.level).box(shard))
+        return coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard))
 
     return _write(f"pyramid {job.level}", job, units, labels)
 
 
 def _write(stage: str, job: SegmentJob, units: Sequence[int], labels: Callable[[int], np.ndarray]) -> Record[Written]:
-    """Write the result of `labels` (z, y, x) to each shard of the job's level."""
+    """Write the result of `labels` (1, z, y, x) to each shard of the job's level."""
 
     def one(shard: int) -> Written:
         data = labels(shard)
         check_session(job)
-        sums = write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
+        sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
         return Written(((job.level, shard, sums),))
 
     return work_each(stage, units, one, Written.joined, partial(check_session, job))
@@ -248,15 +249,7 @@ class Neighbourhood:
     @classmethod
     def load(cls, job: SegmentJob, block: int) -> Neighbourhood:
         plan = job.plan
-        own = plan.blocks.box(block)
-        reach = plan.reach
-        box = (
-            Box(
-                tuple(a - r for a, r in zip(own.start, reach, strict=True)),
-                tuple(b + r for b, r in zip(own.stop, reach, strict=True)),
-            )
-            & plan.box
-        )
+        own, box = plan.blocks.box(block), plan.around(block)
         ids = open_writer(job.path / IDS, "").read(box).astype(np.int64)
         blocks, bases, base = list(plan.blocks.touching(box)), [], 0
         for number in blocks:

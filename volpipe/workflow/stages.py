@@ -28,7 +28,6 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options
-from volpipe.segmentation import output
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
@@ -258,7 +257,7 @@ class LabelStage(StagePlan):
 
     def volume(self, level: int = 0) -> Volume:
         """Return the labels."""
-        return output.planned_volume(self.plan, level)
+        return planned_volume(self.plan, level)
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the segmentation needs; see `StagePlan`."""
