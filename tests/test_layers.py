@@ -80,7 +80,7 @@ HEAVY = {
     "optuna": (set(), {"training.search"}),
     "tornado": ({"viewer"}, set()),
     "yaml": (set(), {"cli", "nets"}),
-    "rich": ({"cli", "display"}, set()),
+    "rich": ({"display"}, {"cli"}),
     "IPython": (set(), {"display"}),
     "cc3d": (set(), {"segmentation"}),
     "fastremap": (set(), {"segmentation"}),

@@ -1,13 +1,9 @@
-"""Numbers for people: bytes, times, counts, shapes, voxel sizes and speeds; and the columns that they stand in.
+"""Numbers for people: bytes, times, counts, shapes, voxel sizes and speeds.
 
-Not here: the tables themselves.
+Not here: the tables that they stand in (display, tables).
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
-
-from rich.table import Table
 
 LONGEST_HOURS, DAYS_OF_YEAR = 72, 365.25
 
@@ -51,14 +47,6 @@ def in_nm(voxel_size_nm: tuple[float, float, float] | None) -> str:
     if voxel_size_nm is None:
         return "voxel size unknown"
     return " × ".join(f"{v:g}" for v in voxel_size_nm) + " nm"
-
-
-def columns(*names: str, left: Collection[str] | None = None, fold: bool = False, caption: str | None = None) -> Table:
-    """Return an empty table without lines: columns `left`, by default the first, are of text, the others of numbers."""
-    table, texts = Table(box=None, pad_edge=False, caption=caption, caption_justify="left"), left or names[:1]
-    for name in names:
-        table.add_column(name, justify="left" if name in texts else "right", overflow="fold" if fold else "ellipsis")
-    return table
 
 
 def voxel_rate(speed: float) -> str:

@@ -19,6 +19,8 @@ import volpipe as vp
 SETTINGS = ("net.name=identity", "windows.shape=[8,8,8]", "windows.block=[1,1,1]", "output.levels=0")
 BEGIN = f"""
 import volpipe as vp
+import volpipe.display.cell
+volpipe.display.cell.DRAW_SECONDS = 0  # so that every state is drawn, however quick the machine
 same = dict(site="threads", settings={SETTINGS!r})
 """
 

@@ -10,6 +10,7 @@ import pytest
 import tensorstore
 from arrays import write_all
 from browser import Browser, chromium
+from bucket import Bucket
 from command import THREADS, begin, finish, set_each, wait_until
 from volumes import noise, windowed, write_volume
 
@@ -190,6 +191,24 @@ def test_objects_of_a_segmentation_are_listed_with_their_voxels_and_boxes(browse
         browser.driver.execute_script("""const layer = viewer.layerManager.managedLayers[0].layer;
             layer.displayState.segmentationGroupState.value.visibleSegments.add(1n);""")
         wait_until(lambda: (browser.picture()[100:700, 200:1100] != empty).any(-1).mean() > 0.02, 20)
+
+
+@pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5"])
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_what_a_bucket_shows_to_all_is_drawn_from_there(
+    browser: Browser, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, format: str, scheme: str
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):  # keys would make us read it for the browser
+        monkeypatch.delenv(name)
+    data, name = noise(SHAPE), "a.n5" if format == "n5" else "a.zarr"
+    path = write_group(tmp_path / name, data, format)
+    bucket.files = {str(f.relative_to(tmp_path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+    bucket.readable = bucket.listable = bucket.is_open = True
+    place = f"s3://cells/{name}" if scheme == "s3" else f"{bucket.url}/cells/{name}"
+    with vp.view(place, at=AT) as viewer:
+        browser.open(viewer.url)
+        np.testing.assert_allclose(grey(browser), data[Z], atol=1)
+        assert f"{bucket.url}/cells/{name}" in str(browser.state()["layers"][0]["source"])
 
 
 @pytest.mark.usefixtures("_no_process_outlives_a_test")

@@ -13,9 +13,9 @@ import typer
 
 import volpipe as vp
 from volpipe.cli.options import RecipeFile, Settings, amount, complete_net
-from volpipe.display.console import err, measuring_shown, out
+from volpipe.display.console import columns, err, measuring_shown, out
 from volpipe.errors import VolpipeError
-from volpipe.units import columns, shape, size
+from volpipe.units import shape, size
 
 if TYPE_CHECKING:
     import numpy as np

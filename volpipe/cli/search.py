@@ -14,8 +14,7 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.display.console import INCOMPLETE, bars, check_folder, err, interruptible, out
-from volpipe.units import columns
+from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out
 
 if TYPE_CHECKING:
     from volpipe.training.search.trials import TrialResult

@@ -13,10 +13,18 @@ import typer
 
 import volpipe
 from volpipe.cli.options import LabelSettings, Parents, SameInput, Site, Strict, Tolerate, complete_recipe
-from volpipe.display.console import INCOMPLETE, check_folder, check_target, complete_already, interruptible, out
+from volpipe.display.console import (
+    INCOMPLETE,
+    check_folder,
+    check_target,
+    columns,
+    complete_already,
+    interruptible,
+    out,
+)
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing
-from volpipe.units import columns, count, duration, size
+from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import volpipe
 from volpipe.cli import segment
-from volpipe.display.console import err, out
+from volpipe.display.console import columns, err, out
 from volpipe.display.plans import estimate_table, forecast_summary, plan_summary, plan_table
 from volpipe.display.reports import print_missing
 from volpipe.display.scores import score_table
-from volpipe.units import bounded, columns, duration, size
+from volpipe.units import bounded, duration, size
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from volpipe.display.cell import Cell
-from volpipe.display.console import Bars, bars, err
+from volpipe.display.console import Bars, bars, columns, err
 from volpipe.display.progress import bar_counts
-from volpipe.units import bounded, columns, count, duration, shape, size
+from volpipe.units import bounded, count, duration, shape, size
 
 if TYPE_CHECKING:
     from volpipe.blockwise.phase import Progress

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.status import Status
+from rich.table import Table
 
 from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
@@ -224,3 +225,11 @@ class Notices(logging.Handler):
 
 
 out, err = console(stderr=False), console(stderr=True)
+
+
+def columns(*names: str, left: Collection[str] | None = None, fold: bool = False, caption: str | None = None) -> Table:
+    """Return an empty table without lines: columns `left`, by default the first, are of text, the others of numbers."""
+    table, texts = Table(box=None, pad_edge=False, caption=caption, caption_justify="left"), left or names[:1]
+    for name in names:
+        table.add_column(name, justify="left" if name in texts else "right", overflow="fold" if fold else "ellipsis")
+    return table

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.units import bounded, columns, count, duration, in_nm, shape, size
+from volpipe.display.console import columns
+from volpipe.units import bounded, count, duration, in_nm, shape, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.estimation.alternatives import Alternative

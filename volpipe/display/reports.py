@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.display.console import err
-from volpipe.units import columns, count, duration, size
+from volpipe.display.console import columns, err
+from volpipe.units import count, duration, size
 
 if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a second for
     from volpipe.blockwise.failures import Missing

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.units import columns
+from volpipe.display.console import columns
 
 if TYPE_CHECKING:
     from volpipe.evaluation.evaluate import Scores

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from volpipe.units import columns, duration, size
+from volpipe.display.console import columns
+from volpipe.units import duration, size
 
 if TYPE_CHECKING:
     from volpipe.sites.findings import Checked

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from volpipe.units import columns, count, in_nm, shape, size
+from volpipe.display.console import columns
+from volpipe.units import count, in_nm, shape, size
 
 if TYPE_CHECKING:
     from volpipe.volumes.survey import Footprint, Intensities, Trials

@@ -27,6 +27,7 @@ class Bucket:
     Attributes:
         files: by key.
         readable, listable: whether that needs no signature.
+        is_open: whether pages of other servers may read it (CORS).
         requests: (method, path with query), in the order in which they came.
         broken: the status that every request is answered with, 0 where the server is well.
         num_good: requests that are answered well all the same, before that.
@@ -36,7 +37,7 @@ class Bucket:
         self.name = name
         self.url = ""
         self.files: dict[str, bytes] = {}
-        self.readable = self.listable = False
+        self.readable = self.listable = self.is_open = False
         self.requests: list[tuple[str, str]] = []
         self.broken = self.num_good = 0
         self.lock = threading.Lock()
@@ -178,7 +179,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, body: bytes, *, tag: str = "", place: str = "") -> None:
         self.send_response(status)
-        headers = {"ETag": tag, "Content-Range": place, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        origin = "*" if self.bucket.is_open else ""
+        headers = {"ETag": tag, "Content-Range": place, "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+                   "Access-Control-Allow-Origin": origin}  # fmt: skip
         for name, value in headers.items():
             if value:
                 self.send_header(name, value)
