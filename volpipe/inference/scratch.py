@@ -99,7 +99,7 @@ class Tensors:
             return
         from volpipe.volumes.formats.n5 import write_chunks
 
-        gaps = np.flatnonzero(np.diff(numbers) > 1) + 1  # between runs of consecutive numbers
+        gaps = (np.flatnonzero(np.diff(numbers) > 1) + 1).tolist()  # between runs of consecutive numbers
         for first, part in zip([numbers[0], *(numbers[gap] for gap in gaps)], np.split(data, gaps), strict=True):
             write_chunks(str(self.source_path), SOURCE_KEY, (first, 0, 0, 0, 0), part)
 
