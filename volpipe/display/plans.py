@@ -26,11 +26,7 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 def plan_summary(plan: Plan) -> Table:
     """Return what goes in and what comes out."""
-    table, source = _pairs(), plan.source
-    voxel = source.voxel_size_nm
-    if voxel is not None:
-        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
-        voxel = (z, y, x)
+    table, source, voxel = _pairs(), plan.source, plan.multiscale.voxel_size_nm
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
     if plan.notes:

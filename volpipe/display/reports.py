@@ -31,7 +31,7 @@ WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
 
 def report_table(report: Report, started: float) -> Table:
     """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
-    table = _totals_table(report.totals, planned=report.estimate)
+    table = _totals_table(report.totals, report.estimate)
     table.caption = (
         f"{duration(time.time() - started)} in all{_first_task(report, started)}; "
         f"peak memory: driver {size(report.driver_peak_bytes)}, "
@@ -64,7 +64,7 @@ def _planned_line(report: Report, planned: Estimate) -> str:
     return f"planned: {'' if nothing else scratch}{memory}{took}"
 
 
-def _totals_table(totals: dict[str, Totals], planned: Estimate | None = None) -> Table:
+def _totals_table(totals: dict[str, Totals], planned: Estimate | None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
     table = columns("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}

@@ -25,13 +25,7 @@ from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
-from volpipe.volumes.volume import (
-    Volume,
-    absolute,
-    create_array,
-    create_multiscale,
-    open_writer,
-)
+from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white

@@ -274,13 +274,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
-    Args:
-        recipe: what to do.
-        volume: the input.
-        net: the facts of the recipe's net.
-        out: location of the output.
-        search_path: folder that the recipe's relative names count from.
-        mask: the volume of the recipe's mask.
+    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.

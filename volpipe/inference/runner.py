@@ -258,8 +258,7 @@ def is_shortage(error: BaseException) -> bool:
 def suggest_window(plan: Plan, batch: int, device: str, fits: Callable[[Triple, int], bool]) -> str:
     """Return the remedy, a sentence, where `batch` windows of `plan` are too much for `device`.
 
-    Args:
-        fits: whether the net can run over so many windows of a shape.
+    `fits` returns whether the net can run over so many windows of a shape.
     """
     number = "one window" if batch == 1 else f"{batch} windows"
     problem = f"{number} of {list(plan.window)} need more memory than {device} has"

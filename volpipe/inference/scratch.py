@@ -110,10 +110,7 @@ class Tensors:
     def total(self, box: Box, blocks: Sequence[int], known: BlockPart | None = None) -> np.ndarray:
         """Return the sums of `blocks` in `box` of the output, added up in ascending order, (c, z, y, x), float32.
 
-        Args:
-            box: of the output.
-            blocks: some of those whose sums reach it.
-            known: a sum in memory, which is not read.
+        The blocks are some of those whose sums reach the box; that of `known` is in memory, and not read.
         """
         total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
         for block in sorted(blocks):

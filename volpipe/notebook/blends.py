@@ -152,9 +152,7 @@ def blends(
             change = output.astype(np.float64) - whole
             largest, rmse = float(np.abs(change).max()), float(np.sqrt(np.square(change).mean()))
             tried.append(Blend(each.recipe.windows.blend, output, each.window, each.overlap, rmse, largest))
-    voxel = plan.source.voxel_size_nm
-    nm = None if voxel is None else triple(v / s for v, s in zip(voxel, plan.net.scale, strict=True))
-    return Blends(plan.net.label, box, whole, tuple(tried), nm, (*notes, *more))
+    return Blends(plan.net.label, box, whole, tuple(tried), plan.multiscale.voxel_size_nm, (*notes, *more))
 
 
 def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:

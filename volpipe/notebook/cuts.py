@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.layers import is_labels
 from volpipe.viewer.sources import Raster, levels_of, rasters_of
 from volpipe.volumes.storage.metadata import Lengths
@@ -90,9 +90,7 @@ class Stack:
         """The faces of the volume, low and high."""
         raster = self.rasters[0]
         places = list(zip(raster.origin_nm, raster.voxel_size_nm, raster.shape, strict=True))
-        z, y, x = (o - s / 2 for o, s, _ in places)
-        far_z, far_y, far_x = (o + s * (n - 0.5) for o, s, n in places)
-        return (z, y, x), (far_z, far_y, far_x)
+        return triple(o - s / 2 for o, s, _ in places), triple(o + s * (n - 0.5) for o, s, n in places)
 
     def fitting(self, region: Region) -> int:
         """Return the coarsest level whose voxels are no larger than a pixel; the finest where all are."""
@@ -136,7 +134,7 @@ class Stack:
             start, stop = [index] * 3, [index + 1] * 3
             for a, grid, place in zip(axes, grids, places, strict=True):
                 start[a], stop[a] = int(grid[place][0]), int(grid[place][-1]) + 1
-            box = Box((start[0], start[1], start[2]), (stop[0], stop[1], stop[2]))
+            box = Box(tuple(start), tuple(stop))
             data[:, places[0], places[1]] = _flat(volume.crop(box), region.plane)[:, :: steps[0], :: steps[1]]
             is_known[places] = True
         low = [raster.origin_nm[a] + (first - 0.5) * n for a, (first, _), n in zip(axes, spans, sizes, strict=True)]
@@ -150,7 +148,7 @@ def _nearest(place: float, raster: Raster, axis: int) -> int:
 
 def _span(low: float, high: float, raster: Raster, axis: int) -> tuple[int, int]:
     """Return the first voxel between two edges, and that after the last."""
-    first = math.floor((low - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
+    first = _nearest(low, raster, axis)
     last = math.ceil((high - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
     return max(0, first), min(raster.shape[axis], last)
 

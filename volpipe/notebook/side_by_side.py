@@ -22,14 +22,7 @@ from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, Panel
-from volpipe.notebook.slices import (
-    channel_note,
-    error_panel,
-    first_channel,
-    grey_panel,
-    limits_of,
-    slices_of,
-)
+from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, limits_of, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
 from volpipe.segmentation.driver import SegmentationResult
 from volpipe.tables import html_facts
@@ -157,8 +150,8 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
             "of each, such as array[0]"
         )
     factors, shift = _lay_over(one, other)
-    whole = _covered(one, factors[0])
-    shared = whole & _covered(other, factors[1]).shift(shift)
+    whole = Box.from_shape(one.shape).scaled(factors[0])
+    shared = whole & Box.from_shape(other.shape).scaled(factors[1]).shift(shift)
     if shared.is_empty:
         raise VolumeError(f"a, {one.name}, and b, {other.name}, share no voxel: a covers {whole}, b begins at {shift}")
     box = _chosen(one, factors[0], shared, at, size)
@@ -180,7 +173,10 @@ def image_of(value: object, called: str) -> Image:
     if isinstance(value, Report | SegmentationResult):
         return image_of(open_volume(value.plan.out), called)
     if isinstance(value, Volume):
-        return _volume_image(value)
+        name = "/".join(str(value.folder).split("/")[-2:])
+        unit = "" if value.voxel_size_nm is None else "nm"
+        place = value.voxel_size_nm or UNPLACED, value.origin_nm
+        return Image(name, value.spatial_shape, value.num_channels, value.dtype, unit, *place, value.crop)
     if isinstance(value, TryOut):
         return _try_out_image(value)
     if not hasattr(value, "__array__"):
@@ -189,13 +185,6 @@ def image_of(value: object, called: str) -> Image:
             "vp.try_net returned"
         )
     return _array_image(np.asarray(value), "an array")
-
-
-def _volume_image(volume: Volume) -> Image:
-    name = "/".join(str(volume.folder).split("/")[-2:])
-    unit = "" if volume.voxel_size_nm is None else "nm"
-    place = volume.voxel_size_nm or UNPLACED, volume.origin_nm
-    return Image(name, volume.spatial_shape, volume.num_channels, volume.dtype, unit, *place, volume.crop)
 
 
 def _try_out_image(result: TryOut) -> Image:
@@ -227,18 +216,13 @@ def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
     Raises:
         VolumeError: no whole factors, or the voxels lie askew.
     """
-    factors: list[tuple[int, int]] = []
-    shift = []
-    for axis in range(3):
-        is_placed = one.unit != "" and one.unit == other.unit
-        pair, start = _by_place(one, other, axis) if is_placed else (_by_shape(one, other, axis), 0)
-        factors.append(pair)
-        shift.append(start)
-    return (triple(first for first, _ in factors), triple(second for _, second in factors)), triple(shift)
+    along = _by_place if one.unit != "" and one.unit == other.unit else _by_shape
+    first, second, shift = zip(*(along(one, other, axis) for axis in range(3)), strict=True)
+    return (triple(first), triple(second)), triple(shift)
 
 
-def _by_shape(one: Image, other: Image, axis: int) -> tuple[int, int]:
-    """Return how often voxels of both are repeated along `axis`, where a voxel size is unknown: corners coincide."""
+def _by_shape(one: Image, other: Image, axis: int) -> Triple:
+    """Return the same as `_by_place`, where a voxel size is unknown: corners coincide."""
     n, m = one.shape[axis], other.shape[axis]
     if max(n, m) % min(n, m):
         unknown = "a" if one.unit != "nm" else "b"
@@ -247,10 +231,10 @@ def _by_shape(one: Image, other: Image, axis: int) -> tuple[int, int]:
             f"multiple of the other, and the voxel size of {unknown} is unknown; crop both to the same box, or give "
             "volumes that say their voxel size"
         )
-    return (m // n, 1) if m > n else (1, n // m)
+    return (m // n, 1, 0) if m > n else (1, n // m, 0)
 
 
-def _by_place(one: Image, other: Image, axis: int) -> tuple[tuple[int, int], int]:
+def _by_place(one: Image, other: Image, axis: int) -> Triple:
     """Return how often voxels of both are repeated along `axis`, and where `other` begins, in repeated voxels."""
     size, width, unit = one.voxel[axis], other.voxel[axis], one.unit
     fine = min(size, width)
@@ -267,11 +251,7 @@ def _by_place(one: Image, other: Image, axis: int) -> tuple[tuple[int, int], int
             f"axis {AXES[axis]}: voxels of b, {other.name}, lie {start - math.floor(start):.2f} of {fine:g} {unit} "
             f"beside those of a, {one.name}; correct the origin of one, or give arrays of the same shape"
         )
-    return pair, round(start)
-
-
-def _covered(image: Image, factor: Triple) -> Box:
-    return Box.from_shape(image.shape).scaled(factor)
+    return *pair, round(start)
 
 
 def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, size: Sizes | None) -> Box:
@@ -306,12 +286,11 @@ def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers
     num, total = squares.size, float(squares.sum())
     is_small = a.dtype.kind in "iu" and a.dtype.itemsize <= 2
     range_ = float(np.iinfo(a.dtype).max) - float(np.iinfo(a.dtype).min) if is_small else None
-    same = a == b
     return {
         "rmse": math.sqrt(total / num) if num else math.nan,
         "psnr": psnr(ImageSums(num=num, squares=total), range_) if range_ is not None and num else None,
         "largest": float(np.abs(change[finite]).max(initial=0.0)),
-        "share": float(np.count_nonzero(~same[finite]) / num) if num else math.nan,
+        "share": float(np.count_nonzero((a != b)[finite]) / num) if num else math.nan,
         "num_nonfinite": int(finite.size - num),
     }
 

@@ -26,14 +26,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import (
-    affine,
-    join,
-    measure,
-    needs_histogram,
-    needs_measuring,
-    sampled_affine,
-)
+from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
 from volpipe.notebook.pictures import Drawn, Panel
@@ -210,19 +203,13 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` in the middle of a window's core, which few windows reach."""
-    shape = plan.source.shape
-    core = core_around(plan, checked_at(at, shape))
+    shape, stride = plan.source.shape, plan.lattice.stride
+    corner = tuple(a // s * s for a, s in zip(checked_at(at, shape), stride, strict=True))
+    core = Box.from_shape(stride).shift(corner) & Box.from_shape(shape)
     if size is None:
         return core
     middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
     return box_around(checked_at(middle, shape), checked_size(size, shape), shape)
-
-
-def core_around(plan: Plan, at: Triple) -> Box:
-    """Return the core of the window that voxel `at` is in, clipped to the volume."""
-    stride = plan.lattice.stride
-    start = tuple(a // s * s for a, s in zip(at, stride, strict=True))
-    return Box.from_shape(stride).shift(start) & Box.from_shape(plan.source.shape)
 
 
 def part_of(plan: Plan, box: Box) -> Plan:
@@ -246,8 +233,8 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None), []
     num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
-    boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))] if num_bytes <= MOST_MEASURED else []
-    if boxes:
+    if num_bytes <= MOST_MEASURED:
+        boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))]
         statistics = join(measure(source.crop(box)) for box in boxes)
         if needs_histogram(choice, dtype):
             ends = (statistics.low, statistics.high)

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.estimation.window_search import (
-    WindowCost,
-    fastest,
-    free_memory,
-    measure_windows,
-    measure_windows_here,
-)
+from volpipe.estimation.window_search import WindowCost, fastest, free_memory, measure_windows, measure_windows_here
 from volpipe.geometry.grid import Triple
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
@@ -83,10 +77,7 @@ class WindowCosts:
 def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
     """Return the cost of windows of the net of `recipe`; arguments as of `volpipe.windows`.
 
-    Args:
-        recipe: of the net.
-        search_path: folder that relative names in it count from.
-        is_here: whether only this process has the net.
+    Relative names in it count from `search_path`; with `is_here` only this process has the net.
     """
     net = describe(recipe.net, str(search_path))
     if not net.tile_invariant and not recipe.net.accept_tile_variance:

@@ -67,12 +67,8 @@ def typed(
 ) -> S:
     """Return `tree` as a recipe of the kind `model`.
 
-    Args:
-        model: the kind.
-        tree: the values.
-        source: the file, or what messages call it; None where there is none.
-        settings: ``key=value`` that are in `tree`, and not in the file.
-        stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
+    `source` is the file, or what messages call it; None where there is none. `settings`, ``key=value``, are in `tree`
+    and not in the file; their keys begin with `stage` where `tree` is the recipe of one stage.
 
     Raises:
         RecipeError: an unknown key or a value that does not fit; the message names it, and the setting or the file.

@@ -156,7 +156,6 @@ class SegmentationResult(WorkReport):
     """How a segmentation ended.
 
     Attributes:
-        plan: of the segmentation.
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
     """
