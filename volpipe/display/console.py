@@ -55,11 +55,11 @@ def complete_already(place: object) -> str:
 
 def rendered(*parts: RenderableType) -> str:
     """Return tables as plain text, for the log."""
-    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return capture.get()
+    text = io.StringIO()
+    console = Console(width=PLAIN_WIDTH, file=text, soft_wrap=True)
+    for part in parts:
+        console.print(part)
+    return text.getvalue()
 
 
 class _Shown(logging.Handler):

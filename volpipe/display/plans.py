@@ -71,11 +71,8 @@ def grey_line(plan: Plan) -> str:
     if choice.method == "none":
         said = f"{dtype} as they are"
     elif choice.method == "zscore":
-        said = (
-            f"mean {choice.mean:g}, deviation {choice.std:g}"
-            if choice.mean is not None
-            else "mean, deviation, measured"
-        )
+        given = choice.mean is not None
+        said = f"mean {choice.mean:g}, deviation {choice.std:g}" if given else "mean, deviation, measured"
         said += f" of {dtype} → 0, 1"
     elif choice.low is not None:
         said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"

@@ -53,11 +53,9 @@ def _first_task(report: Report, started: float) -> str:
 def _planned_line(report: Report, planned: Estimate) -> str:
     """Return what was planned for the whole, beside what it took."""
     at_most = "" if planned.rates else "at most "
-    took = (
-        f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
-        if planned.seconds
-        else ""
-    )
+    took = ""
+    if planned.seconds:
+        took = f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
     memory = f"memory {size(planned.memory_bytes)}{'' if planned.has_net else ' and the net'}"
     scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
     nothing = not planned.scratch_bytes and not report.most_scratch_bytes

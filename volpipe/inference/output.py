@@ -22,7 +22,6 @@ from volpipe.recipes.inference import Output, Recipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import locate
-from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
@@ -118,10 +117,9 @@ def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None
 
 def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
     """Write the metadata of every level and of their group; voxels that exist stay."""
-    out = paths.locate(plan.out)
     for level in range(len(plan.factors)):
-        create_array(out, level_key(level), plan.spec(level), plan.array_format)
-    create_multiscale(out, plan.multiscale, format=plan.format, attributes=provenance)
+        create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
+    create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
 
 
 def write_displays(plan: Plan) -> None:

@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.geometry.levels import level_shape, level_step
 from volpipe.nets.files import short_hash
-from volpipe.recipes.toml import Section, differences
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.toml import differences
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
 ARRAY_FORMATS = {
@@ -83,9 +85,7 @@ class OutputPlan(BaseModel, ABC):
     """The plan of an output, as its folder stores it in the file FILE; shapes in voxels (z, y, x).
 
     Attributes:
-        source: what is read.
         search_path: folder that the recipe's relative names start from.
-        out: the output.
         block: what a task computes.
         shard, chunk: of the output, at every level.
         factors: of each level against level 0.
@@ -94,7 +94,7 @@ class OutputPlan(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
     FILE: ClassVar[str]
 
-    recipe: Section
+    recipe: Recipe | SegmentRecipe
     source: Source
     search_path: str
     out: str
@@ -114,9 +114,8 @@ class OutputPlan(BaseModel, ABC):
         """Type of the output's voxels."""
 
     @property
-    @abstractmethod
     def format(self) -> str:
-        """Format of the output."""
+        return self.recipe.output.format
 
     @property
     def array_format(self) -> str:

@@ -106,10 +106,6 @@ class Plan(OutputPlan):
         return np.dtype(self.out_dtype)
 
     @property
-    def format(self) -> str:
-        return self.recipe.output.format
-
-    @property
     def is_labels(self) -> bool:
         return self.recipe.output.kind == "labels"
 
@@ -361,13 +357,8 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 def _check_grey(recipe: Recipe, volume: Volume) -> None:
     """Refuse whole numbers of 32 or 64 bits, unless the recipe says that they are grey levels: they may be labels."""
     choice, dtype = recipe.normalise, volume.dtype
-    if (
-        dtype.kind in "iu"
-        and dtype.itemsize > 2
-        and choice.method == "auto"
-        and choice.low is None
-        and choice.mean is None
-    ):
+    is_open = choice.method == "auto" and choice.low is None and choice.mean is None
+    if is_open and dtype.kind in "iu" and dtype.itemsize > 2:
         raise PlanError(
             f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
             "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "

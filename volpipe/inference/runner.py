@@ -77,9 +77,8 @@ class Runner:
         net = net.to(device)
         if choice.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
-        runner = cls(
-            plan, device, weights_sha256=weights, code_sha256=code, _net=torch.compile(net) if choice.compile else net
-        )
+        called = torch.compile(net) if choice.compile else net
+        runner = cls(plan, device, weights_sha256=weights, code_sha256=code, _net=called)
         runner.batch = choice.batch if choice.batch != "auto" else runner._batch_that_fits()
         return runner
 
@@ -106,11 +105,8 @@ class Runner:
         started = time.perf_counter()
         out = self._run(self._filled(windows))[: len(windows)]
         self.seconds += time.perf_counter() - started
-        expected = (
-            len(windows),
-            self.plan.net.out_channels,
-            *(w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True)),
-        )
+        sizes = (w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True))
+        expected = (len(windows), self.plan.net.out_channels, *sizes)
         if out.shape != expected:
             raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {expected}")
         return out

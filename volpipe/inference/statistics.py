@@ -85,13 +85,12 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
     if is_counted(data.dtype):
         values, frequencies = np.unique(data, return_counts=True)
         counts = dict(zip(values.tolist(), frequencies.tolist(), strict=True))
-    else:
-        counts = {} if bins is None else _binned(data, bins)
-    wide = data.astype(np.float64)
-    total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
-    if is_counted(data.dtype):
         total = Fraction(sum(v * n for v, n in counts.items()))
         squares = Fraction(sum(v * v * n for v, n in counts.items()))
+    else:
+        counts = {} if bins is None else _binned(data, bins)
+        wide = data.astype(np.float64)
+        total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
     return Statistics(data.size, total, squares, float(data.min()), float(data.max()), counts)
 
 
@@ -191,8 +190,7 @@ def _spread(scale: float, method: str) -> float:
 
 def _binned(data: np.ndarray, bins: tuple[float, float]) -> dict[int, int]:
     low, high = bins
-    place = ((data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny) * NUM_BINS).astype(
-        np.int64
-    )
+    share = (data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny)
+    place = (share * NUM_BINS).astype(np.int64)
     counts = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
     return {int(i): int(counts[i]) for i in np.flatnonzero(counts)}

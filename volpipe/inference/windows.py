@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,23 +27,24 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 CACHE_BYTES = 64 * 2**20
 
 
-class WindowSource(Protocol):
+class WindowSource:
     """Source of windows, stored or cut from the volume."""
 
     lattice: Lattice
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
+        raise NotImplementedError
 
     def expect(self, block: int) -> None:
         """Start to read the voxels of `block` ahead, if they can be."""
 
     def forget(self, block: int) -> None:
-        """Free the voxels of `block`."""
+        """Free the voxels of `block`, if they are kept."""
 
 
 @dataclass
-class StoredWindows:
+class StoredWindows(WindowSource):
     """Windows that factor wrote: one window, one chunk read."""
 
     tensors: Volume
@@ -53,15 +54,9 @@ class StoredWindows:
         reader = self.tensors.open()
         return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
 
-    def expect(self, block: int) -> None:
-        """Nothing to do: windows are read one by one, by the thread that runs ahead."""
-
-    def forget(self, block: int) -> None:
-        """Nothing to do: windows are not kept."""
-
 
 @dataclass
-class StreamedWindows:
+class StreamedWindows(WindowSource):
     """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.

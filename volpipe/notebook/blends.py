@@ -68,7 +68,6 @@ class Blends(Drawn):
     """Ways to join windows over the same box of a volume, and the whole that they are compared with.
 
     Attributes:
-        net: its name.
         box: of the volume, in its voxels.
         whole: (c, z, y, x), float32: the net's output for the box and its halo in one window.
         blends: in the order that they were tried.
@@ -171,14 +170,10 @@ def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
 
 def _with_blend(recipe: Recipe, family: Family) -> Recipe:
     """Return `recipe` with another blend, its own overlap where it has that blend, and voxels that are not rounded."""
-    windows = recipe.windows
-    overlap = windows.overlap if windows.blend == family else "auto"
-    return recipe.model_copy(
-        update={
-            "windows": windows.model_copy(update={"blend": family, "overlap": overlap}),
-            "output": recipe.output.model_copy(update={"dtype": "float32"}),
-        }
-    )
+    overlap = recipe.windows.overlap if recipe.windows.blend == family else "auto"
+    windows = recipe.windows.model_copy(update={"blend": family, "overlap": overlap})
+    output = recipe.output.model_copy(update={"dtype": "float32"})
+    return recipe.model_copy(update={"windows": windows, "output": output})
 
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:

@@ -34,7 +34,6 @@ class Region:
     """The part of a plane that a screen shows.
 
     Attributes:
-        plane: that is cut.
         at: a point of it.
         low, high: edges, down and across.
         pixel: what one pixel of the screen covers.
@@ -97,12 +96,8 @@ class Stack:
         if region.level is not None:
             return max(0, min(region.level, len(self.levels) - 1))
         _, down, across = AXES[region.plane]
-        fits = [
-            number
-            for number, raster in enumerate(self.rasters)
-            if max(raster.voxel_size_nm[down], raster.voxel_size_nm[across]) <= region.pixel * 1.001
-        ]
-        return max(fits, default=0)
+        sizes = [max(raster.voxel_size_nm[down], raster.voxel_size_nm[across]) for raster in self.rasters]
+        return max((number for number, size in enumerate(sizes) if size <= region.pixel * 1.001), default=0)
 
     def cut(self, region: Region) -> Cut | None:
         """Return the voxels of `region`, None where there are none.

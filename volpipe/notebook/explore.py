@@ -264,14 +264,13 @@ def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) ->
     (low, high), (_, down, across) = image.bounds, AXES[region.plane]
     shape = [max(1, math.ceil((high[a] - low[a]) / region.pixel)) for a in (down, across)]
     canvas = np.full((*shape, 3), 34, np.uint8)
+    axes = zip((down, across), shape, strict=True)
+    places = [low[a] + (np.arange(n) + 0.5) * region.pixel for a, n in axes]  # centres of pixels
     for stack, share in ((image, 1.0), (labels, OPACITY)):
         cut = None if stack is None else stack.cut(region)
         if cut is None or stack is None:
             continue
         shown = _shaded(cut, stack, shades) if stack is image else _colours(cut)
-        places = [
-            low[a] + (np.arange(n) + 0.5) * region.pixel for a, n in zip((down, across), shape, strict=True)
-        ]  # centres of pixels
         which = [
             np.floor((place - edge) / (far - edge) * n).astype(int)
             for place, edge, far, n in zip(places, cut.low, cut.high, shown.shape[:2], strict=True)

@@ -24,7 +24,6 @@ class Seams(Drawn):
     """The seam scores of an output, 1 where no face of a window can be seen, and the profiles across the faces.
 
     Attributes:
-        output: its name.
         scores: by axis; an axis without faces, or with too few of them for a score, is not there.
         profiles: mean square differences of neighbours by their distance from a face, of the same axes.
     """
@@ -70,15 +69,12 @@ class Seams(Drawn):
         return super()._repr_html_() if self.scores else self._table()
 
     def _table(self) -> str:
-        pairs = {score.axis: score for score in self.scores}
-        rows = []
-        for axis in AXES:
-            score = pairs.get(axis)
-            rows.append(
-                [axis, "no faces, or too few", "", ""] if score is None
-                else [axis, f"{score.value:.3f}", f"{score.num_pairs:,}", "may be seen" if score.is_seam else "none"]
-            )  # fmt: skip
-        return html_table(("axis", "score", "pairs of voxels", "seam"), rows, caption=f"seams of {self.output}")
+        rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}
+        for score in self.scores:
+            seam = "may be seen" if score.is_seam else "none"
+            rows[score.axis] = score.axis, f"{score.value:.3f}", f"{score.num_pairs:,}", seam
+        head = ("axis", "score", "pairs of voxels", "seam")
+        return html_table(head, rows.values(), caption=f"seams of {self.output}")
 
 
 def seams(result: Report | str | Path) -> Seams:

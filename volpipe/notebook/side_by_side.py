@@ -46,7 +46,6 @@ class Image:
         name: for captions and refusals.
         shape: (z, y, x).
         num_channels: of what `read` returns, (c, z, y, x).
-        dtype: of the voxels.
         unit: of the lengths below: "nm", "voxels" of a volume that does not say their size, or "" of an array alone.
         voxel: its lengths (z, y, x).
         origin: centre of the first voxel, (z, y, x).
@@ -69,7 +68,6 @@ class SideBySide(Drawn):
 
     Attributes:
         a, b: voxels (z, y, x), of several channels (c, z, y, x), in their own types.
-        names: of both.
         box: that is compared, in voxels of `a` repeated by `factors`.
         factors: how often voxels of `a`, and of `b`, are repeated along z, y, x.
         voxel_size_nm: of the voxels here, None where it is unknown.
@@ -94,11 +92,8 @@ class SideBySide(Drawn):
     num_nonfinite: int
 
     def __repr__(self) -> str:
-        enlarged = "".join(
-            f", {name} enlarged {shape(factor)}"
-            for name, factor in zip(CALLED, self.factors, strict=True)
-            if factor != (1, 1, 1)
-        )
+        factors = zip(CALLED, self.factors, strict=True)
+        enlarged = "".join(f", {name} enlarged {shape(factor)}" for name, factor in factors if factor != (1, 1, 1))
         return f"<SideBySide of {self.names[0]} and {self.names[1]} at {self.box}{enlarged}: {self._numbers}>"
 
     @property
@@ -272,10 +267,8 @@ def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, s
 
 def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:
     """Return the voxels (c, z, y, x) of `box`, in repeated voxels of `image`."""
-    own = Box(
-        tuple(a // f for a, f in zip(box.start, factor, strict=True)),
-        tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)),
-    )
+    start = tuple(a // f for a, f in zip(box.start, factor, strict=True))
+    own = Box(start, tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)))
     return repeated(image.read(own), factor)[:, *box.relative_to(own.scaled(factor).start).slices]
 
 

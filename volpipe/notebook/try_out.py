@@ -49,14 +49,12 @@ class TryFacts:
     """How a net was tried; sizes in voxels (z, y, x) of the volume.
 
     Attributes:
-        net: its name.
         device: "cpu", or the name of the GPU.
         seconds: of all that was done: loading the net, reading, computing; net_seconds of the net alone.
         memory_bytes: highest memory of this process meanwhile, notebook included; of a GPU what torch held there; None
             where it is unknown.
         num_windows: that the net saw.
         window, overlap, halo, scale, blend: as of a run.
-        normalise: the map of grey levels.
         notes: sentences on what a run would do otherwise; () where it writes the same bytes.
     """
 

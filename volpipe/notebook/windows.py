@@ -27,7 +27,6 @@ class WindowCosts:
     """Windows that were tried, and the one to choose.
 
     Attributes:
-        net: its name.
         halo: voxels (z, y, x) that are cropped at either side of a window.
         costs: of windows, ascending; the search ends where one takes too long, or more memory than there is.
         most_bytes: memory that a window may take here.

@@ -45,7 +45,8 @@ def complain(
         return f"{source} is a recipe of {command}; give it to that command, or another recipe to this one"
     lines: dict[str, list[str]] = {}
     for problem in problems:
-        if any(_is_below(other["loc"], problem["loc"]) for other in problems):
+        depth = len(problem["loc"])
+        if any(len(other["loc"]) > depth and other["loc"][:depth] == problem["loc"] for other in problems):
             continue  # which says more
         names = _names(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
@@ -61,10 +62,6 @@ def complain(
             line = line.removeprefix(f"{'.'.join(names)}: ")
         lines.setdefault(blamed, []).append(line)
     return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(words))}" for blamed, words in lines.items())
-
-
-def _is_below(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
-    return len(inner) > len(outer) and tuple(inner[: len(outer)]) == tuple(outer)
 
 
 def show_value(value: object) -> str:

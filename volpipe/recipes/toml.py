@@ -8,9 +8,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import complain, show_value
@@ -26,6 +26,8 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+Count = Annotated[int, Field(ge=1)]
+Sizes = tuple[Count, Count, Count]
 
 
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values

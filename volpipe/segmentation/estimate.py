@@ -135,10 +135,9 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[Segmen
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
     folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
+    trial = SegmentTrial(plan, plan.source.volume(), True, str(folder))
     try:
-        return [
-            (yield from calibrate_segmentation(SegmentTrial(plan, plan.source.volume(), True, str(folder)), workers))
-        ]
+        return [(yield from calibrate_segmentation(trial, workers))]
     except RunStopped as error:  # the segmentation names the blocks that fail
         log.warning("no block could be tried: %s", error)
         return []

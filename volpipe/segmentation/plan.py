@@ -58,10 +58,6 @@ class SegmentPlan(OutputPlan):
         return np.dtype(np.uint32 if math.prod(self.shape) < 2**32 else np.uint64)
 
     @property
-    def format(self) -> str:
-        return self.recipe.output.format
-
-    @property
     def is_labels(self) -> bool:
         return True
 
