@@ -121,7 +121,8 @@ class Stack:
             max(1, min(int(region.pixel * 1.001 / size), last - first))
             for size, (first, last) in zip(sizes, spans, strict=True)
         ]
-        grids = [_middles(*span, step) for span, step in zip(spans, steps, strict=True)]
+        along = zip(spans, steps, strict=True)  # each voxel that is shown is the middle of those that it stands for
+        grids = [np.arange(first + (step - 1) // 2, last, step) for (first, last), step in along]
         data = np.zeros((volume.num_channels, len(grids[0]), len(grids[1])), volume.dtype)
         is_known = np.zeros(data.shape[1:], bool)
         parts, share = _parts(volume, axes, grids)
@@ -146,11 +147,6 @@ def _span(low: float, high: float, raster: Raster, axis: int) -> tuple[int, int]
     first = _nearest(low, raster, axis)
     last = math.ceil((high - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
     return max(0, first), min(raster.shape[axis], last)
-
-
-def _middles(first: int, last: int, step: int) -> np.ndarray:
-    """Return the voxels that stand for `step` of them each, from `first` up to `last`."""
-    return np.arange(first + (step - 1) // 2, last, step)
 
 
 def _parts(volume: Volume, axes: list[int], grids: list[np.ndarray]) -> tuple[list[tuple[slice, slice]], float]:

@@ -50,13 +50,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through values at whole numbers, and a caption; `mark` is where a vertical line is drawn."""
+    """A line through values at whole numbers, and a caption; a vertical line marks 0."""
 
     caption: str
     at: Sequence[float]
     values: Sequence[float]
     across: str
-    mark: float = 0.0
 
 
 def panels_png(rows: Sequence[Sequence[Panel]]) -> bytes:
@@ -94,7 +93,7 @@ def curves_png(curves: Sequence[Curve]) -> bytes:
         for i, curve in enumerate(curves):
             axes = figure.add_subplot(1, len(curves), i + 1)
             axes.plot(curve.at, curve.values, color="black", marker=".", linewidth=1)
-            axes.axvline(curve.mark, color="tab:red", linewidth=0.8)
+            axes.axvline(0.0, color="tab:red", linewidth=0.8)
             axes.set_ylim(bottom=0)
             axes.set_title(curve.caption, fontsize=FONT)
             axes.set_xlabel(curve.across, fontsize=FONT)

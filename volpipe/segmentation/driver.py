@@ -29,7 +29,7 @@ from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.output import check_output, create_output
-from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
@@ -55,8 +55,6 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
 
-__all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
-
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
@@ -70,7 +68,6 @@ class SegmentSchedule(FedSchedule):
     """The stages of a segmentation, and what releases what.
 
     Args:
-        plan: of the segmentation.
         feed: the volume, where other work is still writing it.
         readers: of the labels' levels, where other work reads them meanwhile.
     """
@@ -183,7 +180,6 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
 
     Args:
         location: of affinities, or of a map of foreground or membrane.
-        recipe: input, objects and output.
         out: the labels.
         search_path: folder that relative names start from.
 
