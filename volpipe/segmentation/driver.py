@@ -68,13 +68,14 @@ class SegmentSchedule(FedSchedule):
     """The stages of a segmentation, and what releases what.
 
     Args:
+        plan: of the segmentation.
         feed: the volume, where other work is still writing it.
         readers: of the labels' levels, where other work reads them meanwhile.
     """
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         self.plan, self.readers, num_blocks = plan, readers, len(plan.blocks)
-        self.pieces = fed(Stage("pieces", num_blocks), feed, plan.around)
+        self.pieces = fed(Stage("pieces", num_blocks), feed, self._around)
         self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
         self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
@@ -82,7 +83,6 @@ class SegmentSchedule(FedSchedule):
             Stage(f"pyramid {n}", len(plan.shards(n)), waits=partial(self._lacks_finer, n))
             for n in range(1, len(plan.factors))
         ]
-        self.levels = [self.paint, *self.pyramid]
         stages = (*reversed(self.pyramid), self.paint, self.graph, self.edges, self.pieces)
         super().__init__(*stages, feed=feed)
 
@@ -95,33 +95,30 @@ class SegmentSchedule(FedSchedule):
         """Mark `unit` done and offer what waited for it."""
         stage.mark(unit)
         if stage is self.pieces:
-            for block in self.plan.blocks.touching(self.plan.around(unit)):
+            for block in self.plan.blocks.touching(self._around(unit)):
                 self.edges.offer(block)
         elif stage is self.edges and self.edges.num_done == self.edges.num_units:
             self.graph.offer(0)
         elif stage is self.graph:
             self.paint.look_again()
-        elif stage in self.levels:
-            self._finish_shard(self.levels.index(stage), unit)
+        elif stage not in (self.edges, self.graph):
+            self._finish_shard([self.paint, *self.pyramid].index(stage), unit)
 
     def _finish_shard(self, level: int, shard: int) -> None:
         for reader in self.readers:
             if reader.level == level:
                 reader.add(shard)
         if level < len(self.pyramid):
-            for coarser in self._above(level, shard):
+            step = self.plan.step(level + 1)
+            corner = tuple(a // s for a, s in zip(self.plan.shards(level).box(shard).start, step, strict=True))
+            for coarser in self.plan.shards(level + 1).touching(Box(corner, tuple(c + 1 for c in corner))):
                 self.pyramid[level].offer(coarser)
-
-    def _above(self, level: int, shard: int) -> Iterator[int]:
-        """Return the shard of the next level over the first voxel of a `shard` of `level`."""
-        corner = zip(self.plan.shards(level).box(shard).start, self.plan.step(level + 1), strict=True)
-        return self.plan.shards(level + 1).touching(Box.from_shape((1, 1, 1)).shift(tuple(a // s for a, s in corner)))
 
     def box(self, stage: Stage, unit: int) -> Box:
         """Return the box of the task `unit` in voxels (z, y, x) of its level."""
         if stage is self.graph:
             return self.plan.box
-        return self.plan.shards(self.levels.index(stage) if stage in self.levels else 0).box(unit)
+        return self.plan.shards(self.pyramid.index(stage) + 1 if stage in self.pyramid else 0).box(unit)
 
     def kept_back(self) -> Iterator[tuple[Stage, int]]:
         """Yield the units that cannot be done because something that they need was not made."""
@@ -130,22 +127,31 @@ class SegmentSchedule(FedSchedule):
             yield self.graph, 0
         lost = self.paint.failed
         for level, stage in enumerate(self.pyramid, 1):
-            lost = {coarser for shard in lost for coarser in self._above(level - 1, shard)}
+            boxes = [self.plan.shards(level - 1).box(shard) for shard in lost]
+            corners = [tuple(a // s for a, s in zip(b.start, self.plan.step(level), strict=True)) for b in boxes]
+            lost = {n for c in corners for n in self.plan.shards(level).touching(Box(c, tuple(a + 1 for a in c)))}
             yield from ((stage, shard) for shard in sorted(lost))
             lost |= stage.failed
 
     def open_readers(self) -> None:
         """Let other work read the labels, whose metadata are there now."""
         for reader in self.readers:
-            stage = self.levels[reader.level]
+            stage = [self.paint, *self.pyramid][reader.level]
             reader.open(self.plan.shards(reader.level), (n for n in range(stage.size) if stage.done[n]))
 
+    def _around(self, block: int) -> Box:
+        """Return the box that the tasks of `block` read, which is clipped to the volume."""
+        own, reach = self.plan.blocks.box(block), self.plan.reach
+        start = tuple(a - r for a, r in zip(own.start, reach, strict=True))
+        return Box(start, tuple(b + r for b, r in zip(own.stop, reach, strict=True))) & self.plan.box
+
     def _lacks_fragments(self, block: int) -> bool:
-        return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self.plan.around(block)))
+        return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self._around(block)))
 
     def _lacks_finer(self, level: int, shard: int) -> bool:
         box = self.plan.shards(level).box(shard).scaled(self.plan.step(level))
-        return not all(self.levels[level - 1].done[n] for n in self.plan.shards(level - 1).touching(box))
+        finer = self.paint if level == 1 else self.pyramid[level - 2]
+        return not all(finer.done[n] for n in self.plan.shards(level - 1).touching(box))
 
 
 @dataclass
