@@ -176,7 +176,7 @@ def test_a_task_counts_the_seconds_of_the_net_that_it_loads() -> None:
 
 
 def producers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "volpipe-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("volpipe-ahead")]
 
 
 @given(st.lists(st.integers()), st.integers(1, 5))

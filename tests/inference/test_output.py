@@ -20,7 +20,8 @@ import volpipe
 from volpipe.errors import PlanError, RunStopped
 from volpipe.geometry.affinities import OFFSETS
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import create_output, levels_of, planned_volume
+from volpipe.inference.output import create_output, planned_volume
+from volpipe.inference.output_plan import levels_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.runs.run_folder import RunFolder

@@ -74,7 +74,7 @@ def test_a_scale_bar_is_a_round_length(most: float, length: float) -> None:
 
 
 def test_a_scale_bar_has_the_length_that_it_names() -> None:
-    pixels = decoded(panels_png([Panel("a", np.full((50, 300), 255, np.uint8), (2.0, 2.0))], columns=1))
+    pixels = decoded(panels_png([[Panel("a", np.full((50, 300), 255, np.uint8), (2.0, 2.0))]]))
     below = pixels[MARGIN + CAPTION + 50 + 2 :]
     rows = [int((row.max(axis=-1) == 0).sum()) for row in below[:, MARGIN : MARGIN + 120]]
     assert max(rows) == 50  # 100 nm of 2 nm: 30 % of 600 nm is at most 180
@@ -82,7 +82,7 @@ def test_a_scale_bar_has_the_length_that_it_names() -> None:
 
 def test_large_slices_are_thinned_out() -> None:
     data = noise((1100, 1200))
-    pixels = decoded(panels_png([Panel("a", data)], columns=1))
+    pixels = decoded(panels_png([[Panel("a", data)]]))
     assert np.array_equal(tile(pixels, MARGIN, 0, (367, 400))[..., 0], data[::3, ::3])
 
 

@@ -30,8 +30,9 @@ from volpipe.blockwise.journal import Record, read_records
 from volpipe.errors import PlanError, RecipeError, RunError, RunStopped, VolumeError, WorkerLost
 from volpipe.evaluation.label_scores import label_scores, overlaps
 from volpipe.geometry.affinities import OFFSETS, affinities
+from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
 from volpipe.segmentation.boundary_maps import as_bytes
-from volpipe.segmentation.driver import SegmentationResult, SegmentRecipe, load_segmentation, plan_segmentation, segment
+from volpipe.segmentation.driver import SegmentationResult, plan_segmentation, segment
 from volpipe.segmentation.tasks import RESULTS
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.volume import open_volume

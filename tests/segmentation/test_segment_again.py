@@ -20,7 +20,7 @@ from volumes import fingerprint, noise
 from volpipe.geometry.affinities import affinities
 from volpipe.geometry.grid import Box
 from volpipe.geometry.levels import level_shape
-from volpipe.inference.output import levels_of
+from volpipe.inference.output_plan import levels_of
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.segmentation.verify import num_misfits
 from volpipe.volumes.volume import Multiscale, create_multiscale, open_volume, open_writer

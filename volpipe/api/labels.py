@@ -23,8 +23,9 @@ from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
 from volpipe.segmentation import driver as segmentation
-from volpipe.segmentation.driver import SegmentationResult, SegmentPlan, plan_segmentation
+from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTimes
+from volpipe.segmentation.plan import SegmentPlan
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume

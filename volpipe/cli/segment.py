@@ -29,8 +29,9 @@ from volpipe.units import count, duration, size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from volpipe.segmentation.driver import SegmentationResult, SegmentPlan
+    from volpipe.segmentation.driver import SegmentationResult
     from volpipe.segmentation.estimate import SegmentTimes
+    from volpipe.segmentation.plan import SegmentPlan
 
 SegmentRecipeFile = Annotated[
     Path | None,

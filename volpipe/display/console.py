@@ -55,11 +55,11 @@ def complete_already(place: object) -> str:
 
 def rendered(*parts: RenderableType) -> str:
     """Return tables as plain text, for the log."""
-    console = Console(width=PLAIN_WIDTH, file=io.StringIO(), soft_wrap=True)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return capture.get()
+    text = io.StringIO()
+    console = Console(width=PLAIN_WIDTH, file=text, soft_wrap=True)
+    for part in parts:
+        console.print(part)
+    return text.getvalue()
 
 
 class _Shown(logging.Handler):
@@ -115,10 +115,7 @@ def check_target(option: str, path: Path | None, *, parents: bool) -> None:
 def check_folder(what: str, place: object, *, parents: bool) -> None:
     """Refuse an output at `place` on a disk whose folder is not there, which is a typo more often than not.
 
-    Args:
-        what: the option and its value.
-        place: a path, or a place in a bucket, which has no folders.
-        parents: whether folders are to be made.
+    `what` is the option and its value; with `parents` folders are to be made. Buckets have no folders.
 
     Raises:
         VolpipeError: there is no folder for it.

@@ -26,11 +26,7 @@ LABEL_WIDTH = 8  # of the first column of a plan, whose parts are printed one af
 
 def plan_summary(plan: Plan) -> Table:
     """Return what goes in and what comes out."""
-    table, source = _pairs(), plan.source
-    voxel = source.voxel_size_nm
-    if voxel is not None:
-        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
-        voxel = (z, y, x)
+    table, source, voxel = _pairs(), plan.source, plan.multiscale.voxel_size_nm
     table.add_row("input", f"{source.path} {source.key}".strip())
     table.add_row("", f"{shape(source.shape)} voxels, {source.dtype}, {in_nm(source.voxel_size_nm)}")
     if plan.notes:
@@ -75,11 +71,8 @@ def grey_line(plan: Plan) -> str:
     if choice.method == "none":
         said = f"{dtype} as they are"
     elif choice.method == "zscore":
-        said = (
-            f"mean {choice.mean:g}, deviation {choice.std:g}"
-            if choice.mean is not None
-            else "mean, deviation, measured"
-        )
+        given = choice.mean is not None
+        said = f"mean {choice.mean:g}, deviation {choice.std:g}" if given else "mean, deviation, measured"
         said += f" of {dtype} → 0, 1"
     elif choice.low is not None:
         said = f"{choice.low:g} … {choice.high:g} of {dtype}, given → -1 … 1"

@@ -62,7 +62,9 @@ def progress_line(progress: Progress, rate: Rate) -> str:
     running = count(sum(progress.running.values()), "task")
     part = "" if progress.part is None or not progress.parts else f", {progress.part:.0%} of the windows"
     done = f"{', '.join(parts) or 'starting'}{part}"
-    return f"{duration(progress.seconds)}: {done}; {running} in flight{_speed(progress, rate)}"
+    speed, left = rate.voxels_per_second(progress), progress.seconds_left
+    rest = (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
+    return f"{duration(progress.seconds)}: {done}; {running} in flight{rest}"
 
 
 @dataclass
@@ -83,12 +85,14 @@ class Rate:
 
     def voxels_per_second(self, progress: Progress) -> float:
         """Return the output voxels that went through the net, per second since the first task began."""
+        if not progress.first_task:
+            return 0.0
         blocks = sum(
             s.num_done - self._first.get(s.name, 0) + progress.parts.get(s.name, 0.0)
             for s in progress.stages
             if s.name == "infer"
         )
-        return blocks * self.voxels_per_block / _working(progress) if progress.first_task else 0.0
+        return blocks * self.voxels_per_block / max(1e-6, time.time() - progress.first_task)
 
 
 def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
@@ -100,13 +104,3 @@ def bar_counts(progress: Progress) -> Iterator[tuple[str, float, float, str]]:
             yield stage.name, done * scale, whole * scale, "window"
         else:
             yield stage.name, done, whole, "block" if stage.name in OF_BLOCKS else "shard"
-
-
-def _speed(progress: Progress, rate: Rate) -> str:
-    speed, left = rate.voxels_per_second(progress), progress.seconds_left
-    return (f", {voxel_rate(speed)}" if speed > 0 else "") + (f", {duration(left)} left" if left is not None else "")
-
-
-def _working(progress: Progress) -> float:
-    """Return the seconds since the first task began."""
-    return max(1e-6, time.time() - progress.first_task)

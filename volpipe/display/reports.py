@@ -31,7 +31,7 @@ WORTH_TELLING = 1e-3  # of the output, clipped: rounding takes less
 
 def report_table(report: Report, started: float) -> Table:
     """Return what each stage took. `started` is when the command was given, in seconds since 1970."""
-    table = _totals_table(report.totals, planned=report.estimate)
+    table = _totals_table(report.totals, report.estimate)
     table.caption = (
         f"{duration(time.time() - started)} in all{_first_task(report, started)}; "
         f"peak memory: driver {size(report.driver_peak_bytes)}, "
@@ -53,18 +53,16 @@ def _first_task(report: Report, started: float) -> str:
 def _planned_line(report: Report, planned: Estimate) -> str:
     """Return what was planned for the whole, beside what it took."""
     at_most = "" if planned.rates else "at most "
-    took = (
-        f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
-        if planned.seconds
-        else ""
-    )
+    took = ""
+    if planned.seconds:
+        took = f"; time {duration(planned.seconds)}, took {duration(time.time() - report.first_task)}"
     memory = f"memory {size(planned.memory_bytes)}{'' if planned.has_net else ' and the net'}"
     scratch = f"scratch {at_most}{size(planned.scratch_bytes)}, was {size(report.most_scratch_bytes)}; "
     nothing = not planned.scratch_bytes and not report.most_scratch_bytes
     return f"planned: {'' if nothing else scratch}{memory}{took}"
 
 
-def _totals_table(totals: dict[str, Totals], planned: Estimate | None = None) -> Table:
+def _totals_table(totals: dict[str, Totals], planned: Estimate | None) -> Table:
     """Return what stages took; where something was planned, that stands behind it in brackets."""
     table = columns("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")
     due = planned.by_name() if planned is not None and planned.rates is not None else {}

@@ -80,6 +80,11 @@ class Box:
         start = tuple(a + d for a, d in zip(self.start, by, strict=True))
         return Box(start, tuple(b + d for b, d in zip(self.stop, by, strict=True)))
 
+    def grown(self, by: Shape) -> Box:
+        """Return the box with `by` more voxels per axis on both sides."""
+        start = tuple(a - n for a, n in zip(self.start, by, strict=True))
+        return Box(start, tuple(b + n for b, n in zip(self.stop, by, strict=True)))
+
     def relative_to(self, origin: Index) -> Box:
         """Return the same box in coordinates that count from `origin`."""
         return self.shift(tuple(-o for o in origin))

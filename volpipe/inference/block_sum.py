@@ -63,7 +63,7 @@ class BlockSum:
         part = out[:, z.start : z.stop, y.start : y.stop, x.start : x.stop]
         corner = plan.lattice.window_box(number).relative_to(plan.roi_box.start).scaled(scale).start
         start = tuple(c + s.start for c, s in zip(corner, (z, y, x), strict=True))
-        box = Box(start, tuple(a + n for a, n in zip(start, part.shape[1:], strict=True)))
+        box = Box.from_shape(part.shape[1:]).shift(start)
         inside = box & self.box  # a region of interest may cut through windows
         place, inner = inside.relative_to(self.box.start).slices, inside.relative_to(start).slices
         part = part[:, *inner]

@@ -147,7 +147,7 @@ def block_sums(
 
 
 def _outcome(future: Future[BlockResult]) -> Exception | BlockResult:
-    error = future.exception()
-    if error is not None and not isinstance(error, Exception):
-        raise error
-    return future.result() if error is None else error
+    try:
+        return future.result()
+    except Exception as error:
+        return error

@@ -87,12 +87,9 @@ class Tally:
 
 
 def to_dtype(data: np.ndarray, dtype: np.dtype, tally: Tally | None = None) -> np.ndarray:
-    """Return float32 `data` as `dtype`; integers are rounded half to even, then clipped to their range.
+    """Return float32 `data` of any shape as `dtype`; integers are rounded half to even, then clipped to their range.
 
-    Args:
-        data: of any shape.
-        dtype: of the result.
-        tally: counts the voxels that were clipped.
+    `tally` counts the voxels that were clipped.
 
     Raises:
         VolpipeError: a value is not finite and `dtype` is an integer type, which has no word for it.

@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from volpipe.errors import PlanError, VolumeError
-from volpipe.geometry.affinities import name_of
-from volpipe.geometry.grid import Box, Grid, Triple
+from volpipe.geometry.grid import Box, Grid, triple
 from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
+from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
 from volpipe.recipes.inference import Output, Recipe
@@ -25,28 +24,10 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
-from volpipe.volumes.volume import (
-    ArraySpec,
-    Level,
-    Multiscale,
-    Volume,
-    absolute,
-    create_array,
-    create_multiscale,
-    open_writer,
-)
+from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
 
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
-ARRAY_FORMATS = {
-    "ome-zarr-0.5": "zarr3",
-    "ome-zarr-0.4": "zarr2",
-    "zarr2": "zarr2",
-    "n5": "n5",
-    "precomputed": "precomputed",
-}
-SHARDED = ("zarr3", "precomputed")
-
 
 FOLDERS = {
     ".zarr": ("ome-zarr-0.5", "ome-zarr-0.4", "zarr2"),
@@ -121,10 +102,6 @@ def remove_leftovers(out: Location) -> list[Path]:
     return left
 
 
-def level_key(level: int) -> str:
-    return f"s{level}"
-
-
 def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None = None) -> np.ndarray:
     """Return the net's summed output `total` (c, z, y, x), float32, in the type and scale of the output.
 
@@ -138,12 +115,11 @@ def finish(plan: Plan, normalise: Affine, total: np.ndarray, tally: Tally | None
     return to_dtype(total, plan.dtype, tally)
 
 
-def create_output(plan: Plan, provenance: dict[str, object]) -> None:
+def create_output(plan: OutputPlan, provenance: dict[str, object]) -> None:
     """Write the metadata of every level and of their group; voxels that exist stay."""
-    choice = plan.recipe.output
     for level in range(len(plan.factors)):
-        create_array(plan.out, level_key(level), _spec(plan, level), ARRAY_FORMATS[choice.format])
-    create_multiscale(plan.out, _multiscale(plan), format=choice.format, attributes=provenance)
+        create_array(plan.out, level_key(level), plan.spec(level), plan.array_format)
+    create_multiscale(plan.out, plan.multiscale, format=plan.format, attributes=provenance)
 
 
 def write_displays(plan: Plan) -> None:
@@ -152,26 +128,18 @@ def write_displays(plan: Plan) -> None:
     The sample is up to SHOWN_BOXES boxes of the coarsest level, most often all of it. With a mask or empty space its
     zeros do not count. Labels and formats other than OME-Zarr have no display ranges.
     """
-    choice = plan.recipe.output
-    if choice.kind == "labels" or not choice.format.startswith("ome-zarr"):
+    if plan.is_labels or not plan.format.startswith("ome-zarr"):
         return
     last = len(plan.factors) - 1
     grid = Grid(plan.level_shape(last), (SHOWN_EDGE,) * 3)
     numbers = np.random.default_rng(0).choice(len(grid), min(SHOWN_BOXES, len(grid)), replace=False)
     boxes = [read_voxels(plan, last, grid.box(number)) for number in sorted(map(int, numbers))]
-    names = channel_names(plan) or [f"channel {i}" for i in range(plan.net.out_channels)]
+    names = plan.channel_names or [f"channel {i}" for i in range(plan.net.out_channels)]
     displays = tuple(
         _display(name, np.concatenate([box[channel].ravel() for box in boxes]), is_partial=plan.needs_scan)
         for channel, name in enumerate(names)
     )
-    create_multiscale(plan.out, dataclasses.replace(_multiscale(plan), displays=displays), format=choice.format)
-
-
-def channel_names(plan: Plan) -> tuple[str, ...]:
-    """Return the names of an output's channels: the offsets of affinities, or the output's name for a single one."""
-    if plan.recipe.net.offsets is not None:
-        return tuple(map(name_of, plan.recipe.net.offsets))
-    return (absolute(plan.out).stem,) if plan.net.out_channels == 1 else ()
+    create_multiscale(plan.out, dataclasses.replace(plan.multiscale, displays=displays), format=plan.format)
 
 
 def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
@@ -188,54 +156,23 @@ def _display(name: str, values: np.ndarray, *, is_partial: bool) -> Display:
     return Display(name, (int(info.min), int(info.max)), (first, max(math.ceil(end), first + 1)))
 
 
-def _spec(plan: Plan, level: int) -> ArraySpec:
-    """Return the array of `level`."""
-    choice, channels = plan.recipe.output, _channels(plan)
-    array_format = ARRAY_FORMATS[choice.format]
-    is_precomputed = array_format == "precomputed"
-    return ArraySpec(
-        shape=(*channels, *plan.level_shape(level)),
-        dtype=plan.dtype,
-        chunks=(*(channels if is_precomputed else (1 for _ in channels)), *plan.chunk),
-        shards=(*channels, *plan.shard) if array_format in SHARDED else None,
-        axes=_axes(plan),
-        codec=choice.codec if choice.codec != "auto" else _codec(plan, array_format),
-        codec_level=choice.codec_level,
-    )
-
-
-def _codec(plan: Plan, array_format: str) -> str:
-    """Return the codec of an output for which the recipe names none."""
-    if array_format == "precomputed" and plan.recipe.output.kind == "labels" and plan.dtype.name in precomputed.LABELS:
-        return precomputed.SEGMENTATION
-    return "gzip" if array_format in ("n5", "precomputed") else "zstd"
-
-
-def check_output(plan: Plan) -> None:
+def check_output(plan: OutputPlan) -> None:
     """Raise where precomputed cannot hold what `plan` will write, or cannot say where it lies.
 
     Raises:
         PlanError: with what would do.
     """
-    if plan.recipe.output.format == "precomputed":
-        check_precomputed([_spec(plan, level) for level in range(len(plan.factors))], _multiscale(plan))
-
-
-def check_precomputed(specs: Iterable[ArraySpec], levels: Multiscale) -> None:
-    """Raise where precomputed cannot hold an array of `specs`, or cannot say where `levels` lie.
-
-    Raises:
-        PlanError: with what would do.
-    """
+    if plan.format != "precomputed":
+        return
     try:
-        for spec in specs:
-            precomputed.check_spec(spec)
-        precomputed.check_place(levels)
+        for level in range(len(plan.factors)):
+            precomputed.check_spec(plan.spec(level))
+        precomputed.check_place(plan.multiscale)
     except VolumeError as error:
         raise PlanError(str(error)) from error
 
 
-def planned_volume(plan: Plan, level: int = 0) -> Volume:
+def planned_volume(plan: OutputPlan, level: int = 0) -> Volume:
     """Return `level` of the output as `open_volume` will return it; it need not exist yet.
 
     Raises:
@@ -243,20 +180,13 @@ def planned_volume(plan: Plan, level: int = 0) -> Volume:
     """
     if level >= len(plan.factors):
         raise PlanError(f"{plan.out} will have no level {level}; its levels are 0 to {len(plan.factors) - 1}")
-    format = plan.recipe.output.format
-    volume = volume_from_spec(plan.out, ARRAY_FORMATS[format], _spec(plan, level), _multiscale(plan), level)
-    return dataclasses.replace(volume, channel_names=channel_names(plan)) if format.startswith("ome-zarr") else volume
-
-
-def volume_from_spec(out: str | Path, array_format: str, spec: ArraySpec, group: Multiscale, level: int) -> Volume:
-    """Return `level` of `group` in the container at `out` as `open_volume` will return it."""
-    spatial = slice(-3, None)
-    is_precomputed = array_format == "precomputed"
+    spec, group, spatial = plan.spec(level), plan.multiscale, slice(-3, None)
+    is_precomputed = plan.array_format == "precomputed"
     is_placed = group.voxel_size_nm is not None  # else the metadata has no unit
     return Volume(
-        path=str(absolute(out)),
+        path=str(absolute(plan.out)),
         key=level_key(level),
-        format=array_format,
+        format=plan.array_format,
         shape=spec.shape,
         dtype=spec.dtype,
         chunks=spec.chunks,
@@ -266,6 +196,7 @@ def volume_from_spec(out: str | Path, array_format: str, spec: ArraySpec, group:
         origin_nm=triple(group.shift(group.levels[level])[spatial]) if is_placed else (0.0, 0.0, 0.0),
         codec=spec.codec if spec.codec == "raw" or is_precomputed else f"{spec.codec} {spec.codec_level}",
         levels=tuple(entry.key for entry in group.levels),
+        channel_names=plan.channel_names if plan.format.startswith("ome-zarr") else (),
     )
 
 
@@ -286,58 +217,19 @@ def write_selected(selection: Selection, box: Box, data: np.ndarray) -> str:
     return write_voxels(selection.plan, 0, box, data if mask is None else np.where(mask, data, data.dtype.type(0)))
 
 
-def write_voxels(plan: Plan, level: int, box: Box, data: np.ndarray) -> str:
+def write_voxels(plan: OutputPlan, level: int, box: Box, data: np.ndarray) -> str:
     """Write `data` (c, z, y, x) to `box` of `level`, whole shards with one writer each; return the checksums."""
     writer = open_writer(plan.out, level_key(level))
-    writer.write(stored_box(plan, box), data if _channels(plan) else data[0])
+    writer.write(stored_box(plan, box), data if plan.num_channels > 1 else data[0])
     return checksums.take(writer.header, stored_box(plan, box))
 
 
-def stored_box(plan: Plan, box: Box) -> Box:
+def stored_box(plan: OutputPlan, box: Box) -> Box:
     """Return `box` (z, y, x) of the output, all channels, in the axes of its arrays."""
-    return Box((0, *box.start), (plan.net.out_channels, *box.stop)) if _channels(plan) else box
+    return Box((0, *box.start), (plan.num_channels, *box.stop)) if plan.num_channels > 1 else box
 
 
-def read_voxels(plan: Plan, level: int, box: Box) -> np.ndarray:
+def read_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
     """Return `box` of `level` as (c, z, y, x)."""
     data = open_writer(plan.out, level_key(level)).read(stored_box(plan, box))
-    return data if _channels(plan) else data[np.newaxis]
-
-
-def _channels(plan: Plan) -> tuple[int, ...]:
-    return (plan.net.out_channels,) if plan.net.out_channels > 1 else ()
-
-
-def _axes(plan: Plan) -> tuple[str, ...]:
-    return ("c", "z", "y", "x") if _channels(plan) else ("z", "y", "x")
-
-
-def _multiscale(plan: Plan) -> Multiscale:
-    """Return the places of the levels.
-
-    An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of the
-    first voxel of the region of interest.
-    """
-    source, scale = plan.source, plan.net.scale
-    voxel = source.voxel_size_nm or scale  # where the size is unknown, output voxels are the unit
-    places = zip(source.origin_nm, plan.roi_box.start, scale, voxel, strict=True)
-    moved = (o + (r + (1 / s - 1) / 2) * v for o, r, s, v in places)
-    fine = (v / s for v, s in zip(voxel, scale, strict=True))
-    return Multiscale(
-        levels_of(plan.factors),
-        _axes(plan),
-        triple(fine) if source.voxel_size_nm is not None else None,
-        triple(moved),
-        absolute(plan.out).stem,
-        is_labels=plan.recipe.output.kind == "labels",
-    )
-
-
-def levels_of(factors: Iterable[Triple]) -> tuple[Level, ...]:
-    """Return the levels of an output that are coarser than its finest by `factors`."""
-    return tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(factors))
-
-
-def triple(values: Iterable[float]) -> tuple[float, float, float]:
-    z, y, x = values
-    return z, y, x
+    return data if plan.num_channels > 1 else data[np.newaxis]

@@ -8,21 +8,39 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from volpipe.geometry.grid import Grid, Triple
+from volpipe.geometry.grid import Grid, Triple, triple
 from volpipe.geometry.levels import level_shape, level_step
 from volpipe.nets.files import short_hash
-from volpipe.recipes.toml import Section, differences
-from volpipe.volumes.volume import View, Volume, open_volume
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
+from volpipe.recipes.toml import differences
+from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
+ARRAY_FORMATS = {
+    "ome-zarr-0.5": "zarr3",
+    "ome-zarr-0.4": "zarr2",
+    "zarr2": "zarr2",
+    "n5": "n5",
+    "precomputed": "precomputed",
+}
 COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
+
+
+def level_key(level: int) -> str:
+    return f"s{level}"
+
+
+def levels_of(factors: Iterable[Triple]) -> tuple[Level, ...]:
+    """Return the levels of an output that are coarser than its finest by `factors`."""
+    return tuple(Level(level_key(i), triple(float(f) for f in factor)) for i, factor in enumerate(factors))
 
 
 class Source(BaseModel):
@@ -67,9 +85,7 @@ class OutputPlan(BaseModel, ABC):
     """The plan of an output, as its folder stores it in the file FILE; shapes in voxels (z, y, x).
 
     Attributes:
-        source: what is read.
         search_path: folder that the recipe's relative names start from.
-        out: the output.
         block: what a task computes.
         shard, chunk: of the output, at every level.
         factors: of each level against level 0.
@@ -78,7 +94,7 @@ class OutputPlan(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid")
     FILE: ClassVar[str]
 
-    recipe: Section
+    recipe: Recipe | SegmentRecipe
     source: Source
     search_path: str
     out: str
@@ -96,6 +112,39 @@ class OutputPlan(BaseModel, ABC):
     @abstractmethod
     def dtype(self) -> np.dtype:
         """Type of the output's voxels."""
+
+    @property
+    def format(self) -> str:
+        return self.recipe.output.format
+
+    @property
+    def array_format(self) -> str:
+        """Format of the output's arrays."""
+        return ARRAY_FORMATS[self.format]
+
+    @property
+    @abstractmethod
+    def is_labels(self) -> bool:
+        """Whether the output's voxels are numbers of objects."""
+
+    @property
+    @abstractmethod
+    def multiscale(self) -> Multiscale:
+        """The places of the output's levels."""
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the output; a single one is no axis of its arrays."""
+        return 1
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Names of the output's channels, () where it has none."""
+        return ()
+
+    @abstractmethod
+    def spec(self, level: int) -> ArraySpec:
+        """Return the array of `level`."""
 
     @cached_property
     def identity(self) -> str:

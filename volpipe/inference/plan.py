@@ -15,22 +15,24 @@ import numpy as np
 from pydantic import Field
 
 from volpipe.errors import PlanError
+from volpipe.geometry.affinities import name_of
 from volpipe.geometry.blend import support
-from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up
+from volpipe.geometry.grid import Box, Grid, Index, Lattice, Triple, align_up, triple
 from volpipe.geometry.levels import level_factors
-from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.inference.roi import Mask, find_roi, lay_mask
-from volpipe.inference.tiling import choose_windows, triple
+from volpipe.inference.tiling import choose_windows
 from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
-from volpipe.volumes.formats.precomputed import even_chunk
+from volpipe.volumes.formats.precomputed import LABELS, SEGMENTATION, even_chunk
 from volpipe.volumes.storage.paths import Location
-from volpipe.volumes.volume import Volume
+from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 AXES = "zyx"
 
+SHARDED = ("zarr3", "precomputed")  # formats of arrays
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
@@ -102,6 +104,63 @@ class Plan(OutputPlan):
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.out_dtype)
+
+    @property
+    def is_labels(self) -> bool:
+        return self.recipe.output.kind == "labels"
+
+    @property
+    def num_channels(self) -> int:
+        return self.net.out_channels
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Names of the output's channels: the offsets of affinities, or the output's name for a single one."""
+        if self.recipe.net.offsets is not None:
+            return tuple(map(name_of, self.recipe.net.offsets))
+        return (absolute(self.out).stem,) if self.net.out_channels == 1 else ()
+
+    @property
+    def multiscale(self) -> Multiscale:
+        """The places of the output's levels.
+
+        An output scaled by s has voxels v/s, and its first voxel's centre lies (1/s - 1)/2 input voxels from that of
+        the first voxel of the region of interest.
+        """
+        source, scale = self.source, self.net.scale
+        voxel = source.voxel_size_nm or scale  # where the size is unknown, output voxels are the unit
+        places = zip(source.origin_nm, self.roi_box.start, scale, voxel, strict=True)
+        fine = triple(v / s for v, s in zip(voxel, scale, strict=True))
+        return Multiscale(
+            levels_of(self.factors),
+            ("c", "z", "y", "x") if self.num_channels > 1 else ("z", "y", "x"),
+            fine if source.voxel_size_nm is not None else None,
+            triple(o + (r + (1 / s - 1) / 2) * v for o, r, s, v in places),
+            absolute(self.out).stem,
+            is_labels=self.is_labels,
+        )
+
+    def spec(self, level: int) -> ArraySpec:
+        """Return the array of `level`."""
+        choice = self.recipe.output
+        channels = (self.num_channels,) if self.num_channels > 1 else ()
+        is_precomputed = self.array_format == "precomputed"
+        return ArraySpec(
+            shape=(*channels, *self.level_shape(level)),
+            dtype=self.dtype,
+            chunks=(*(channels if is_precomputed else (1 for _ in channels)), *self.chunk),
+            shards=(*channels, *self.shard) if self.array_format in SHARDED else None,
+            axes=self.multiscale.axes,
+            codec=choice.codec if choice.codec != "auto" else self._codec,
+            codec_level=choice.codec_level,
+        )
+
+    @property
+    def _codec(self) -> str:
+        """Codec of an output for which the recipe names none."""
+        if self.array_format == "precomputed" and self.is_labels and self.dtype.name in LABELS:
+            return SEGMENTATION
+        return "gzip" if self.array_format in ("n5", "precomputed") else "zstd"
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""
@@ -211,13 +270,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan of `recipe` for `volume`, all sizes decided.
 
-    Args:
-        recipe: what to do.
-        volume: the input.
-        net: the facts of the recipe's net.
-        out: location of the output.
-        search_path: folder that the recipe's relative names count from.
-        mask: the volume of the recipe's mask.
+    Relative names in the recipe count from `search_path`; `mask` is the volume of its mask.
 
     Raises:
         PlanError: recipe, net and volume do not fit; the message names the axis, both values and what would fit.
@@ -234,7 +287,7 @@ def make_plan(
     chunk = _chunk(recipe.output, shard)
     roi = find_roi(recipe.input.roi, volume)
     out_shape = tuple(n * f for n, f in zip(roi.shape, net.scale, strict=True))
-    voxel = volume.voxel_size_nm or (1.0, 1.0, 1.0)
+    voxel = tuple(v / s for v, s in zip(volume.voxel_size_nm or (1.0, 1.0, 1.0), net.scale, strict=True))
     intensity = net.intensity if recipe.output.intensity == "auto" else recipe.output.intensity
     return Plan(
         recipe=recipe,
@@ -249,11 +302,9 @@ def make_plan(
         block=block,
         shard=shard,
         chunk=chunk,
-        out_dtype=_checked_dtype(recipe, _out_dtype(recipe.output, volume.dtype, intensity)),
+        out_dtype=_out_dtype(recipe, volume.dtype, intensity),
         intensity=intensity,
-        factors=level_factors(
-            recipe.output.levels, out_shape, tuple(v / s for v, s in zip(voxel, net.scale, strict=True))
-        ),
+        factors=level_factors(recipe.output.levels, out_shape, voxel),
         roi=(triple(roi.start), triple(roi.stop)),
         mask=None if mask is None else lay_mask(mask, volume),
         code_sha256=code_hash(recipe.net.name, search_path),
@@ -266,15 +317,6 @@ def _level_note(volume: Volume) -> tuple[str, ...]:
     if len(volume.levels) < 2:
         return ()
     return (f"level {volume.levels.index(volume.key)}, {volume.key.rpartition('/')[2]}, of {len(volume.levels)}",)
-
-
-def _checked_dtype(recipe: Recipe, out_dtype: str) -> str:
-    """Return `out_dtype`; refuse it if NaN and infinity are to be kept and it cannot hold them."""
-    if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
-        raise PlanError(
-            f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
-        )
-    return out_dtype
 
 
 def check_thickness(volume: Volume, net: NetFacts) -> None:
@@ -315,13 +357,8 @@ def _check_net(recipe: Recipe, volume: Volume, net: NetFacts) -> None:
 def _check_grey(recipe: Recipe, volume: Volume) -> None:
     """Refuse whole numbers of 32 or 64 bits, unless the recipe says that they are grey levels: they may be labels."""
     choice, dtype = recipe.normalise, volume.dtype
-    if (
-        dtype.kind in "iu"
-        and dtype.itemsize > 2
-        and choice.method == "auto"
-        and choice.low is None
-        and choice.mean is None
-    ):
+    is_open = choice.method == "auto" and choice.low is None and choice.mean is None
+    if is_open and dtype.kind in "iu" and dtype.itemsize > 2:
         raise PlanError(
             f"{volume} has {dtype} voxels, as labels have, whose numbers are no grey levels, and of which a net sees "
             "no more than 24 bits; name the image, or give normalise.low and high if these are grey levels "
@@ -393,14 +430,14 @@ def _shard(choice: Output, core: tuple[int, ...]) -> Triple:
                 f"axis {axis}: a block of {c} output voxels is not a multiple of output.shard {s}; "
                 f"use {_divisor(c, s)}, or change windows.block"
             )
-    return (shard[0], shard[1], shard[2])
+    return triple(shard)
 
 
 def _chunk(choice: Output, shard: Triple) -> Triple:
     if choice.chunk == "auto" and choice.format == "precomputed":
         return even_chunk(shard)
     if choice.chunk == "auto":
-        return (_divisor(shard[0], CHUNK_TARGET), _divisor(shard[1], CHUNK_TARGET), _divisor(shard[2], CHUNK_TARGET))
+        return triple(_divisor(n, CHUNK_TARGET) for n in shard)
     for axis, s, c in zip(AXES, shard, choice.chunk, strict=True):
         if c < 1 or s % c:
             raise PlanError(f"axis {axis}: a shard of {s} is not a multiple of output.chunk {c}; use {_divisor(s, c)}")
@@ -413,10 +450,13 @@ def _divisor(value: int, target: int) -> int:
     return min(divisors, key=lambda d: max(d / target, target / d) if target > 0 else d)
 
 
-def _out_dtype(choice: Output, dtype: np.dtype, intensity: str) -> str:
-    if choice.dtype != "auto":
-        return choice.dtype
-    if intensity == "unit":
-        return "uint8"
-    small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
-    return dtype.name if intensity == "same" and small else "float32"
+def _out_dtype(recipe: Recipe, dtype: np.dtype, intensity: str) -> str:
+    """Return the output's type; refuse it if NaN and infinity are to be kept and it cannot hold them."""
+    is_small = dtype.kind in "iu" and dtype.itemsize <= 2 and dtype != np.int8
+    own = "uint8" if intensity == "unit" else dtype.name if intensity == "same" and is_small else "float32"
+    out_dtype = own if recipe.output.dtype == "auto" else recipe.output.dtype
+    if recipe.infer.nonfinite == "keep" and np.dtype(out_dtype).kind != "f":
+        raise PlanError(
+            f"infer.nonfinite=keep needs voxels that can be NaN, the output's are {out_dtype}; set output.dtype=float32"
+        )
+    return out_dtype

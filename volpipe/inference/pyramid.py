@@ -5,14 +5,13 @@ Not here: which levels there are (levels).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import read_voxels, write_voxels
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.inference.plan import Plan
 from volpipe.volumes.storage.tensorstore import downsample
 
 
@@ -21,38 +20,24 @@ def finer_box(plan: OutputPlan, level: int, box: Box) -> Box:
     return box.scaled(plan.step(level)) & Box.from_shape(plan.level_shape(level - 1))
 
 
-def coarsen(plan: Plan, level: int, shard: int) -> str:
-    """Write `shard` of `level`, and return its checksums.
-
-    A voxel is the mean of those below for images, the most frequent value for labels.
-    """
-    method = "mode" if plan.recipe.output.kind == "labels" else "mean"
+def coarsen(plan: OutputPlan, level: int, shard: int) -> str:
+    """Write `shard` of `level`, and return its checksums."""
     box = plan.shards(level).box(shard)
-    coarse = np.empty((plan.net.out_channels, *box.shape), plan.dtype)
-    for part, data in coarsened(plan, level, box, lambda fine: read_voxels(plan, level - 1, fine), method):
-        coarse[:, *part.relative_to(box.start).slices] = data
-    return write_voxels(plan, level, box, coarse)
+    return write_voxels(plan, level, box, coarse_voxels(plan, level, box))
 
 
-def coarsened(
-    plan: OutputPlan, level: int, box: Box, read: Callable[[Box], np.ndarray], method: str
-) -> Iterator[tuple[Box, np.ndarray]]:
-    """Yield parts of `box` of `level`, and their voxels (…, z, y, x), from those of the level before.
+def coarse_voxels(plan: OutputPlan, level: int, box: Box) -> np.ndarray:
+    """Return `box` of `level`, (c, z, y, x), from the level before.
 
-    Where the finer level ends within a voxel, the voxels that exist count. Means of integers round half to even; the
-    mode is the smallest of the most frequent values.
-
-    Args:
-        plan: whose level.
-        level: of the parts, 1 or more.
-        box: voxels of that level.
-        read: gives voxels (…, z, y, x) of the level before it.
-        method: "mean" or "mode".
+    A voxel is the mean of those below for images, half to even for integers; for labels the most frequent, the smallest
+    of several, and 0 counts like any other. Where the finer level ends within a voxel, the voxels that exist count.
     """
+    coarse = np.empty((plan.num_channels, *box.shape), plan.dtype)
     for part in parts(plan, level, box):
-        fine = read(finer_box(plan, level, part))
-        factors = (*(1 for _ in fine.shape[:-3]), *plan.step(level))
-        yield part, downsample(fine, factors, method)
+        fine = read_voxels(plan, level - 1, finer_box(plan, level, part))
+        data = downsample(fine, (1, *plan.step(level)), "mode" if plan.is_labels else "mean")
+        coarse[:, *part.relative_to(box.start).slices] = data
+    return coarse
 
 
 def parts(plan: OutputPlan, level: int, box: Box) -> Iterator[Box]:

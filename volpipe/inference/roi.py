@@ -11,7 +11,7 @@ import re
 from pydantic import BaseModel, ConfigDict
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.volumes.storage.metadata import nanometres
 from volpipe.volumes.volume import Volume
 
@@ -57,7 +57,7 @@ def find_roi(text: str | None, volume: Volume) -> Box:
     centres lie from 100 nm to before 900 nm. Without a bound, the region reaches the face.
 
     Raises:
-        PlanError: it cannot be parse_origin, is empty, or leaves the volume.
+        PlanError: it cannot be parsed, is empty, or leaves the volume.
     """
     shape = volume.spatial_shape
     if text is None:
@@ -73,7 +73,7 @@ def find_part(text: str, shape: tuple[int, ...]) -> Box:
     """Return the box that ``z0:z1,y0:y1,x0:x1`` names in an output of `shape`, in voxels of the output.
 
     Raises:
-        PlanError: it cannot be parse_origin, is empty, or leaves the output.
+        PlanError: it cannot be parsed, is empty, or leaves the output.
     """
     match = PART.fullmatch(text.replace(" ", ""))
     if match is None:
@@ -157,6 +157,6 @@ def lay_mask(mask: Volume, volume: Volume) -> Mask:
         path=mask.path,
         key=mask.key,
         shape=shape,
-        step=(step[0], step[1], step[2]),
-        start=(start[0], start[1], start[2]),
+        step=triple(step),
+        start=triple(start),
     )

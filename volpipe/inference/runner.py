@@ -17,7 +17,7 @@ import numpy as np
 from volpipe.blockwise import usage
 from volpipe.blockwise.malloc import keep_freed_memory
 from volpipe.errors import NetError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.plan import Plan
 from volpipe.nets.files import code_hash, short_hash
 from volpipe.nets.load import build_net, check_same_net, weights_digest
@@ -77,9 +77,8 @@ class Runner:
         net = net.to(device)
         if choice.channels_last:
             net = net.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # stubs lack 3d
-        runner = cls(
-            plan, device, weights_sha256=weights, code_sha256=code, _net=torch.compile(net) if choice.compile else net
-        )
+        called = torch.compile(net) if choice.compile else net
+        runner = cls(plan, device, weights_sha256=weights, code_sha256=code, _net=called)
         runner.batch = choice.batch if choice.batch != "auto" else runner._batch_that_fits()
         return runner
 
@@ -106,11 +105,8 @@ class Runner:
         started = time.perf_counter()
         out = self._run(self._filled(windows))[: len(windows)]
         self.seconds += time.perf_counter() - started
-        expected = (
-            len(windows),
-            self.plan.net.out_channels,
-            *(w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True)),
-        )
+        sizes = (w * s for w, s in zip(windows.shape[2:], self.plan.net.scale, strict=True))
+        expected = (len(windows), self.plan.net.out_channels, *sizes)
         if out.shape != expected:
             raise ValueError(f"net {self.plan.net.label} gave {out.shape}, declared is {expected}")
         return out
@@ -258,8 +254,7 @@ def is_shortage(error: BaseException) -> bool:
 def suggest_window(plan: Plan, batch: int, device: str, fits: Callable[[Triple, int], bool]) -> str:
     """Return the remedy, a sentence, where `batch` windows of `plan` are too much for `device`.
 
-    Args:
-        fits: whether the net can run over so many windows of a shape.
+    `fits` returns whether the net can run over so many windows of a shape.
     """
     number = "one window" if batch == 1 else f"{batch} windows"
     problem = f"{number} of {list(plan.window)} need more memory than {device} has"
@@ -279,8 +274,8 @@ def smaller_windows(plan: Plan) -> Iterator[Triple]:
     while True:
         cores = (w - o for w, o in zip(window, plan.overlap, strict=True))
         sizes = zip(plan.overlap, cores, strides, strict=True)
-        z, y, x = (overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
-        if (z, y, x) == window:
+        smaller = triple(overlap + align_up(-(-core // 2), stride) for overlap, core, stride in sizes)
+        if smaller == window:
             return
-        window = (z, y, x)
+        window = smaller
         yield window

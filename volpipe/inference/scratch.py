@@ -13,6 +13,7 @@ block writes to the output are not in its tensor, and empty inner chunks and par
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -76,7 +77,7 @@ class Tensors:
                     axes=DIMENSIONS[2:],
                     codec="zstd",
                     codec_level=1,
-                    attributes={"volpipe": self._named(plan.net.label, 0) | {"part": part}},
+                    attributes={"volpipe": self._named(plan.net.label) | {"part": part}},
                 )
                 create_array(self.sums_path, f"{self.sums_key}/{part}", spec, "zarr3")
 
@@ -98,11 +99,9 @@ class Tensors:
             return
         from volpipe.volumes.formats.n5 import write_chunks
 
-        offset = 0
-        for start, stop in _runs(numbers):
-            part = data[offset : offset + stop - start]
-            write_chunks(str(self.source_path), SOURCE_KEY, (start, 0, 0, 0, 0), part)
-            offset += stop - start
+        gaps = (np.flatnonzero(np.diff(numbers) > 1) + 1).tolist()  # between runs of consecutive numbers
+        for first, part in zip([numbers[0], *(numbers[gap] for gap in gaps)], np.split(data, gaps), strict=True):
+            write_chunks(str(self.source_path), SOURCE_KEY, (first, 0, 0, 0, 0), part)
 
     def source_volume(self) -> Volume:
         """Return the array of window tensors."""
@@ -111,16 +110,12 @@ class Tensors:
     def total(self, box: Box, blocks: Sequence[int], known: BlockPart | None = None) -> np.ndarray:
         """Return the sums of `blocks` in `box` of the output, added up in ascending order, (c, z, y, x), float32.
 
-        Args:
-            box: of the output.
-            blocks: some of those whose sums reach it.
-            known: a sum in memory, which is not read.
+        The blocks are some of those whose sums reach the box; that of `known` is in memory, and not read.
         """
         total = np.full((self.plan.net.out_channels, *box.shape), NO_SUM, np.float32)
         for block in sorted(blocks):
             part = box & self.plan.sum_box(block)
-            is_known = known is not None and known.block == block
-            data = known.part(part) if known is not None and is_known else self.read_sum(block, part)
+            data = known.part(part) if known is not None and known.block == block else self.read_sum(block, part)
             total[:, *part.relative_to(box.start).slices] += data
         return total
 
@@ -200,25 +195,19 @@ class Tensors:
         for path in {self.source_path, self.sums_path}:
             delete(path)
 
-    def _named(self, tensor: str, iteration: int) -> dict[str, object]:
+    def _named(self, tensor: str) -> dict[str, object]:
         source = self.plan.source
         return {
             "dimensions": list(DIMENSIONS),
             "dataset": f"{source.path}:{source.key}",
             "tensor": tensor,
-            "iteration": iteration,
+            "iteration": 0,
         }
 
     def _source_attributes(self) -> dict[str, object]:
         lattice = self.plan.lattice
-        return self._named("source", 0) | {
-            "lattice": {
-                "shape": lattice.shape,
-                "window": lattice.window,
-                "overlap": lattice.overlap,
-                "block": lattice.block,
-                "shift": lattice.shift,
-            },
+        return self._named("source") | {
+            "lattice": asdict(lattice),
             "num_windows": lattice.num_windows,
             "is_whole": self.plan.is_whole and not self.plan.needs_scan,
             "normalise": self.plan.recipe.normalise.model_dump(),
@@ -226,15 +215,4 @@ class Tensors:
 
 
 def _write(writer: Writer, start: tuple[int, ...], data: np.ndarray) -> None:
-    writer.write(Box(start, tuple(a + n for a, n in zip(start, data.shape, strict=True))), data)
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, one past last) for each run of consecutive numbers in the ascending list."""
-    start = previous = numbers[0]
-    for number in numbers[1:]:
-        if number != previous + 1:
-            yield start, previous + 1
-            start = number
-        previous = number
-    yield start, previous + 1
+    writer.write(Box.from_shape(data.shape).shift(start), data)

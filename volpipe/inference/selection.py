@@ -188,12 +188,6 @@ class Selection:
         lattice = self.plan.lattice
         return block * lattice.windows_per_block + ravel(tuple(place), lattice.places)
 
-    def _cells_in(self, axis: int, block: int) -> range:
-        """Return the cells along `axis` of the core of `block`."""
-        lattice = self.plan.lattice
-        first = lattice.blocks.index(block)[axis] * lattice.block[axis]
-        return range(first, min(first + lattice.block[axis], lattice.counts[axis]))
-
     def _input(self, axis: int, side: Range) -> Range:
         """Return the voxels of the volume under output voxels `side`."""
         first, scale = self.plan.roi[0][axis], self.plan.net.scale[axis]
@@ -302,8 +296,7 @@ def _stored(plan: Plan, volume: Volume, block: int, cells: np.ndarray) -> np.nda
         return stored
     for place in np.argwhere(cells).tolist():
         start = tuple(o + i * s for o, i, s in zip(origin, place, lattice.stride, strict=True))
-        box = Box(start, tuple(a + w for a, w in zip(start, lattice.window, strict=True)))
-        stored[tuple(place)] = reader.is_stored(box)
+        stored[tuple(place)] = reader.is_stored(Box.from_shape(lattice.window).shift(start))
     return stored
 
 
@@ -324,7 +317,8 @@ def gather(plan: Plan, results: Iterable[tuple[int, str]]) -> Selection:
 
 def _put(selection: Selection, block: int, packed: np.ndarray) -> None:
     assert selection.cells is not None
-    z, y, x = (selection._cells_in(axis, block) for axis in range(3))
+    core = zip(_sides(selection.plan.blocks.box(block)), selection.plan.lattice.stride, strict=True)
+    z, y, x = (range(start // stride, -(-stop // stride)) for (start, stop), stride in core)
     own = np.unpackbits(packed, count=len(z) * len(y) * len(x)).reshape(len(z), len(y), len(x))
     place = selection.cells[z.start : z.stop, y.start : y.stop, x.start // 8 : -(-x.stop // 8)]
     bits = np.unpackbits(place, axis=-1)

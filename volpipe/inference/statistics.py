@@ -8,6 +8,7 @@ from a histogram of NUM_BINS evenly spaced bins between minimum and maximum, mad
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -84,23 +85,21 @@ def measure(data: np.ndarray, bins: tuple[float, float] | None = None) -> Statis
     if is_counted(data.dtype):
         values, frequencies = np.unique(data, return_counts=True)
         counts = dict(zip(values.tolist(), frequencies.tolist(), strict=True))
-    else:
-        counts = {} if bins is None else _binned(data, bins)
-    wide = data.astype(np.float64)
-    total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
-    if is_counted(data.dtype):
         total = Fraction(sum(v * n for v, n in counts.items()))
         squares = Fraction(sum(v * v * n for v, n in counts.items()))
+    else:
+        counts = {} if bins is None else _binned(data, bins)
+        wide = data.astype(np.float64)
+        total, squares = Fraction(float(wide.sum())), Fraction(float((wide * wide).sum()))
     return Statistics(data.size, total, squares, float(data.min()), float(data.max()), counts)
 
 
 def join(parts: Iterable[Statistics]) -> Statistics:
     """Return the statistics of all voxels of `parts`; their order and grouping do not matter."""
     parts = [p for p in parts if p.num]
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for part in parts:
-        for value, num in part.counts.items():
-            counts[value] = counts.get(value, 0) + num
+        counts.update(part.counts)
     return Statistics(
         sum(p.num for p in parts),
         sum((p.total for p in parts), Fraction(0)),
@@ -191,8 +190,7 @@ def _spread(scale: float, method: str) -> float:
 
 def _binned(data: np.ndarray, bins: tuple[float, float]) -> dict[int, int]:
     low, high = bins
-    place = ((data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny) * NUM_BINS).astype(
-        np.int64
-    )
+    share = (data.ravel().astype(np.float64) - low) / max(high - low, np.finfo(np.float64).tiny)
+    place = (share * NUM_BINS).astype(np.int64)
     counts = np.bincount(np.clip(place, 0, NUM_BINS - 1), minlength=NUM_BINS)
     return {int(i): int(counts[i]) for i in np.flatnonzero(counts)}

@@ -5,10 +5,8 @@ Not here: blocks and shards (plan).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Triple, align_up
+from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.nets.facts import NetFacts
 from volpipe.recipes.inference import Windows
 
@@ -105,9 +103,3 @@ def _check_overlap(axis: str, window: int, overlap: int, stride: int, least: int
             f"axis {axis}: overlap {overlap} puts windows off the net's stride {stride}; use {fits}, "
             "a multiple of twice the stride"
         )
-
-
-def triple(values: Iterable[int]) -> Triple:
-    """Return three numbers, z, y, x, as a tuple of three."""
-    z, y, x = values
-    return z, y, x

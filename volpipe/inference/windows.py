@@ -5,13 +5,12 @@ Not here: torch (dataset), or where windows lie (geometry.grid).
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from volpipe.inference.intensity import Affine
 from volpipe.volumes.volume import Volume
 
 T = TypeVar("T")
+END: Any = object()  # past the last item of any type
 
 BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 # Decoded chunks that neighbouring blocks share. At 512³, windows of 64³ with half overlap, chunks of 64³, two workers
@@ -27,23 +27,24 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 CACHE_BYTES = 64 * 2**20
 
 
-class WindowSource(Protocol):
+class WindowSource:
     """Source of windows, stored or cut from the volume."""
 
     lattice: Lattice
 
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
+        raise NotImplementedError
 
     def expect(self, block: int) -> None:
         """Start to read the voxels of `block` ahead, if they can be."""
 
     def forget(self, block: int) -> None:
-        """Free the voxels of `block`."""
+        """Free the voxels of `block`, if they are kept."""
 
 
 @dataclass
-class StoredWindows:
+class StoredWindows(WindowSource):
     """Windows that factor wrote: one window, one chunk read."""
 
     tensors: Volume
@@ -53,15 +54,9 @@ class StoredWindows:
         reader = self.tensors.open()
         return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
 
-    def expect(self, block: int) -> None:
-        """Nothing to do: windows are read one by one, by the thread that runs ahead."""
-
-    def forget(self, block: int) -> None:
-        """Nothing to do: windows are not kept."""
-
 
 @dataclass
-class StreamedWindows:
+class StreamedWindows(WindowSource):
     """Windows cut from the volume: a block's voxels are read once, mirrored at the volume's faces, and kept a while.
 
     Where not all windows of a block are selected, `input_box` returns the box that the selected ones see together.
@@ -162,37 +157,12 @@ def batches(
 
 def ahead(items: Iterable[T], depth: int) -> Iterator[T]:
     """Yield `items` as they come, produced by a thread of their own that runs up to `depth` items ahead."""
-    waiting: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(entry: tuple[T | None, BaseException | None, bool]) -> bool:
-        while not stop.is_set():
-            try:
-                waiting.put(entry, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def produce() -> None:
+    iterator = iter(items)
+    with ThreadPoolExecutor(1, "volpipe-ahead") as producer:
+        waiting = deque(producer.submit(next, iterator, END) for _ in range(depth + 1))
         try:
-            for item in items:
-                if not put((item, None, False)):
-                    return
-            put((None, None, True))
-        except BaseException as error:
-            put((None, error, True))
-
-    thread = threading.Thread(target=produce, name="volpipe-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error, finished = waiting.get()
-            if error is not None:
-                raise error
-            if finished:
-                return
-            yield item  # type: ignore[misc]  # None only where finished
-    finally:
-        stop.set()
-        thread.join()
+            while (item := waiting.popleft().result()) is not END:
+                waiting.append(producer.submit(next, iterator, END))
+                yield item
+        finally:
+            producer.shutdown(cancel_futures=True)

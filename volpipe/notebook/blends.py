@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +25,12 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.nets.load import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel, grid_html, panels_png, text_table
+from volpipe.notebook.pictures import Drawn, Panel
 from volpipe.notebook.slices import error_panel, first_channel, grey_panel, limits_of, slices_of
 from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole
 from volpipe.recipes.inference import Recipe
+from volpipe.tables import html_table, text_table
+from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
 
@@ -66,7 +68,6 @@ class Blends(Drawn):
     """Ways to join windows over the same box of a volume, and the whole that they are compared with.
 
     Attributes:
-        net: its name.
         box: of the volume, in its voxels.
         whole: (c, z, y, x), float32: the net's output for the box and its halo in one window.
         blends: in the order that they were tried.
@@ -96,39 +97,30 @@ class Blends(Drawn):
     def _rows(self) -> list[list[str]]:
         return [
             [
-                blend.name, _sizes(blend.window), _sizes(blend.overlap), f"{blend.cost:.2f}", f"{blend.rmse:.3g}",
+                blend.name, shape(blend.window), shape(blend.overlap), f"{blend.cost:.2f}", f"{blend.rmse:.3g}",
                 f"{blend.largest:.3g}",
             ]
             for blend in self.blends
         ]  # fmt: skip
 
-    def panels(self) -> list[Panel]:
-        """Return slices of the whole and of the errors of each blend, which have one scale of colours."""
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield slices of the whole and of the errors of each blend, which have one scale of colours."""
         whole = first_channel(self.whole)
         limits, largest = limits_of(whole), max(blend.largest for blend in self.blends)
         scale = tuple(n // b for n, b in zip(whole.shape, self.box.shape, strict=True))
-        panels = []
         for part in slices_of(whole.shape, self.box.scaled(scale).start):
             nm = part.nm(self.voxel_size_nm)
             about = f"whole\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
-            panels.append(grey_panel(about, whole[part.index], limits, nm))
+            row = [grey_panel(about, whole[part.index], limits, nm)]
             for blend in self.blends:
                 change = first_channel(blend.output)[part.index].astype(np.float64) - whole[part.index]
                 about = f"{blend.name} - whole, RMSE {blend.rmse:.2g}\nblue -{largest:.2g}, red +{largest:.2g}"
-                panels.append(error_panel(about, change, largest, nm))
-        return panels
-
-    def png(self) -> bytes:
-        """Return slices of the whole and of the errors, as the bytes of a PNG.
-
-        Raises:
-            VolpipeError: matplotlib is not installed.
-        """
-        return panels_png(self.panels(), columns=1 + len(self.blends))
+                row.append(error_panel(about, change, largest, nm))
+            yield row
 
     def _table(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return grid_html(f"{self.net} at {self.box}, errors against the whole", HEAD, self._rows) + notes
+        return html_table(HEAD, self._rows, caption=f"{self.net} at {self.box}, errors against the whole") + notes
 
 
 def blends(
@@ -159,12 +151,7 @@ def blends(
             change = output.astype(np.float64) - whole
             largest, rmse = float(np.abs(change).max()), float(np.sqrt(np.square(change).mean()))
             tried.append(Blend(each.recipe.windows.blend, output, each.window, each.overlap, rmse, largest))
-    voxel = plan.source.voxel_size_nm
-    nm = None
-    if voxel is not None:
-        z, y, x = (v / s for v, s in zip(voxel, plan.net.scale, strict=True))
-        nm = z, y, x
-    return Blends(plan.net.label, box, whole, tuple(tried), nm, (*notes, *more))
+    return Blends(plan.net.label, box, whole, tuple(tried), plan.multiscale.voxel_size_nm, (*notes, *more))
 
 
 def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box: Box) -> np.ndarray:
@@ -183,25 +170,17 @@ def whole_of(plan: Plan, source: Volume, normalise: Affine, runner: Runner, box:
 
 def _with_blend(recipe: Recipe, family: Family) -> Recipe:
     """Return `recipe` with another blend, its own overlap where it has that blend, and voxels that are not rounded."""
-    windows = recipe.windows
-    overlap = windows.overlap if windows.blend == family else "auto"
-    return recipe.model_copy(
-        update={
-            "windows": windows.model_copy(update={"blend": family, "overlap": overlap}),
-            "output": recipe.output.model_copy(update={"dtype": "float32"}),
-        }
-    )
+    overlap = recipe.windows.overlap if recipe.windows.blend == family else "auto"
+    windows = recipe.windows.model_copy(update={"blend": family, "overlap": overlap})
+    output = recipe.output.model_copy(update={"dtype": "float32"})
+    return recipe.model_copy(update={"windows": windows, "output": output})
 
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` around a corner where windows meet, without `size` half as large as a window."""
-    shape, stride = plan.source.shape, plan.lattice.stride
-    middle = checked_at(at, shape)
+    whole, stride = plan.source.shape, plan.lattice.stride
+    middle = checked_at(at, whole)
     if at is None:
-        middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, shape, strict=True))
-    sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, shape)
-    return box_around(middle, triple(min(s, n) for s, n in zip(sizes, shape, strict=True)), shape)
-
-
-def _sizes(values: Triple) -> str:
-    return " × ".join(map(str, values))
+        middle = triple(min(n - 1, round(m / s) * s) for m, s, n in zip(middle, stride, whole, strict=True))
+    sizes = tuple(max(1, w // 2) for w in plan.window) if size is None else checked_size(size, whole)
+    return box_around(middle, triple(min(s, n) for s, n in zip(sizes, whole, strict=True)), whole)

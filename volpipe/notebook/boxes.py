@@ -51,7 +51,7 @@ def checked_size(size: Sizes, shape: Triple) -> Triple:
 def box_around(at: Triple, size: Triple, shape: Triple) -> Box:
     """Return the box of `size` with `at` in its middle, moved into the volume of `shape` where it would leave it."""
     start = tuple(min(max(0, a - s // 2), n - s) for a, s, n in zip(at, size, shape, strict=True))
-    return Box(start, tuple(a + s for a, s in zip(start, size, strict=True)))
+    return Box.from_shape(size).shift(start)
 
 
 def _three(values: Sequence[int], name: str, example: str) -> Triple:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.layers import is_labels
 from volpipe.viewer.sources import Raster, levels_of, rasters_of
 from volpipe.volumes.storage.metadata import Lengths
@@ -34,7 +34,6 @@ class Region:
     """The part of a plane that a screen shows.
 
     Attributes:
-        plane: that is cut.
         at: a point of it.
         low, high: edges, down and across.
         pixel: what one pixel of the screen covers.
@@ -90,21 +89,15 @@ class Stack:
         """The faces of the volume, low and high."""
         raster = self.rasters[0]
         places = list(zip(raster.origin_nm, raster.voxel_size_nm, raster.shape, strict=True))
-        z, y, x = (o - s / 2 for o, s, _ in places)
-        far_z, far_y, far_x = (o + s * (n - 0.5) for o, s, n in places)
-        return (z, y, x), (far_z, far_y, far_x)
+        return triple(o - s / 2 for o, s, _ in places), triple(o + s * (n - 0.5) for o, s, n in places)
 
     def fitting(self, region: Region) -> int:
         """Return the coarsest level whose voxels are no larger than a pixel; the finest where all are."""
         if region.level is not None:
             return max(0, min(region.level, len(self.levels) - 1))
         _, down, across = AXES[region.plane]
-        fits = [
-            number
-            for number, raster in enumerate(self.rasters)
-            if max(raster.voxel_size_nm[down], raster.voxel_size_nm[across]) <= region.pixel * 1.001
-        ]
-        return max(fits, default=0)
+        sizes = [max(raster.voxel_size_nm[down], raster.voxel_size_nm[across]) for raster in self.rasters]
+        return max((number for number, size in enumerate(sizes) if size <= region.pixel * 1.001), default=0)
 
     def cut(self, region: Region) -> Cut | None:
         """Return the voxels of `region`, None where there are none.
@@ -128,7 +121,8 @@ class Stack:
             max(1, min(int(region.pixel * 1.001 / size), last - first))
             for size, (first, last) in zip(sizes, spans, strict=True)
         ]
-        grids = [_middles(*span, step) for span, step in zip(spans, steps, strict=True)]
+        along = zip(spans, steps, strict=True)  # each voxel that is shown is the middle of those that it stands for
+        grids = [np.arange(first + (step - 1) // 2, last, step) for (first, last), step in along]
         data = np.zeros((volume.num_channels, len(grids[0]), len(grids[1])), volume.dtype)
         is_known = np.zeros(data.shape[1:], bool)
         parts, share = _parts(volume, axes, grids)
@@ -136,7 +130,7 @@ class Stack:
             start, stop = [index] * 3, [index + 1] * 3
             for a, grid, place in zip(axes, grids, places, strict=True):
                 start[a], stop[a] = int(grid[place][0]), int(grid[place][-1]) + 1
-            box = Box((start[0], start[1], start[2]), (stop[0], stop[1], stop[2]))
+            box = Box(tuple(start), tuple(stop))
             data[:, places[0], places[1]] = _flat(volume.crop(box), region.plane)[:, :: steps[0], :: steps[1]]
             is_known[places] = True
         low = [raster.origin_nm[a] + (first - 0.5) * n for a, (first, _), n in zip(axes, spans, sizes, strict=True)]
@@ -150,14 +144,9 @@ def _nearest(place: float, raster: Raster, axis: int) -> int:
 
 def _span(low: float, high: float, raster: Raster, axis: int) -> tuple[int, int]:
     """Return the first voxel between two edges, and that after the last."""
-    first = math.floor((low - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
+    first = _nearest(low, raster, axis)
     last = math.ceil((high - raster.origin_nm[axis]) / raster.voxel_size_nm[axis] + 0.5)
     return max(0, first), min(raster.shape[axis], last)
-
-
-def _middles(first: int, last: int, step: int) -> np.ndarray:
-    """Return the voxels that stand for `step` of them each, from `first` up to `last`."""
-    return np.arange(first + (step - 1) // 2, last, step)
 
 
 def _parts(volume: Volume, axes: list[int], grids: list[np.ndarray]) -> tuple[list[tuple[slice, slice]], float]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from volpipe.errors import VolpipeError
 from volpipe.evaluation.pictures import grey, panel
+from volpipe.geometry.grid import triple
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume
@@ -174,13 +175,13 @@ def open_explorer(
             "as the output, to see it beside the volume"
         )
     shape = volume.spatial_shape
-    z, y, x = at or (n // 2 for n in shape)
-    if not all(0 <= place < n for place, n in zip((z, y, x), shape, strict=True)):
-        raise VolpipeError(f"at {z},{y},{x} leaves {volume}, whose voxels go from 0,0,0 to {_last(shape)} (z, y, x)")
+    middle = triple(at or (n // 2 for n in shape))
+    if not all(0 <= place < n for place, n in zip(middle, shape, strict=True)):
+        given, last = (",".join(map(str, voxel)) for voxel in (middle, (n - 1 for n in shape)))
+        raise VolpipeError(f"at {given} leaves {volume}, whose voxels go from 0,0,0 to {last} (z, y, x)")
     stacks = tuple(map(Stack.from_volume, images))
     raster = stacks[0].rasters[0]
-    places = zip((z, y, x), raster.origin_nm, raster.voxel_size_nm, strict=True)
-    at_z, at_y, at_x = (origin + place * size for place, origin, size in places)
+    places = zip(middle, raster.origin_nm, raster.voxel_size_nm, strict=True)
     everything = [*images, *([] if labels is None else [labels])]
     notes = [f"{each}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
     notes += [
@@ -189,11 +190,8 @@ def open_explorer(
         if each.num_channels > 3
     ]
     over = None if labels is None else Stack.from_volume(labels)
-    return Explorer(stacks, over, (at_z, at_y, at_x), tuple(notes))
-
-
-def _last(shape: Sequence[int]) -> str:
-    return ",".join(str(n - 1) for n in shape)
+    point = triple(origin + place * size for place, origin, size in places)
+    return Explorer(stacks, over, point, tuple(notes))
 
 
 def _has_widgets() -> bool:
@@ -266,14 +264,13 @@ def _still(image: Stack, labels: Stack | None, region: Region, shades: Range) ->
     (low, high), (_, down, across) = image.bounds, AXES[region.plane]
     shape = [max(1, math.ceil((high[a] - low[a]) / region.pixel)) for a in (down, across)]
     canvas = np.full((*shape, 3), 34, np.uint8)
+    axes = zip((down, across), shape, strict=True)
+    places = [low[a] + (np.arange(n) + 0.5) * region.pixel for a, n in axes]  # centres of pixels
     for stack, share in ((image, 1.0), (labels, OPACITY)):
         cut = None if stack is None else stack.cut(region)
         if cut is None or stack is None:
             continue
         shown = _shaded(cut, stack, shades) if stack is image else _colours(cut)
-        places = [
-            low[a] + (np.arange(n) + 0.5) * region.pixel for a, n in zip((down, across), shape, strict=True)
-        ]  # centres of pixels
         which = [
             np.floor((place - edge) / (far - edge) * n).astype(int)
             for place, edge, far, n in zip(places, cut.low, cut.high, shown.shape[:2], strict=True)

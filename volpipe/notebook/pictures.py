@@ -16,7 +16,7 @@ import base64
 import contextlib
 import html
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,27 +50,26 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through values at whole numbers, and a caption; `mark` is where a vertical line is drawn."""
+    """A line through values at whole numbers, and a caption; a vertical line marks 0."""
 
     caption: str
     at: Sequence[float]
     values: Sequence[float]
     across: str
-    mark: float = 0.0
 
 
-def panels_png(panels: Sequence[Panel], *, columns: int) -> bytes:
-    """Return a PNG of `panels`, row by row.
+def panels_png(rows: Sequence[Sequence[Panel]]) -> bytes:
+    """Return a PNG of `rows` of panels.
 
     Raises:
         VolpipeError: matplotlib is not installed.
     """
-    shortest = min((min(panel.voxel_nm) for panel in panels if panel.voxel_nm is not None), default=1.0)
-    shown = [_stretched(panel, shortest) for panel in panels]
-    shown = [_resized(panel, max(p.pixels.shape[1] for p in shown)) for panel in shown]
-    rows = [shown[i : i + columns] for i in range(0, len(shown), columns)]
+    shortest = min((min(panel.voxel_nm) for row in rows for panel in row if panel.voxel_nm is not None), default=1.0)
+    rows = [[_stretched(panel, shortest) for panel in row] for row in rows]
+    widest = max(panel.pixels.shape[1] for row in rows for panel in row)
+    rows = [[_resized(panel, widest) for panel in row] for row in rows]
     heights = [max(panel.pixels.shape[0] for panel in row) for row in rows]
-    width = max(panel.pixels.shape[1] for panel in shown)
+    width = max(panel.pixels.shape[1] for row in rows for panel in row)
     total = (
         MARGIN + sum(CAPTION + height + BAR + MARGIN for height in heights),
         MARGIN + max(map(len, rows)) * (width + MARGIN),
@@ -94,7 +93,7 @@ def curves_png(curves: Sequence[Curve]) -> bytes:
         for i, curve in enumerate(curves):
             axes = figure.add_subplot(1, len(curves), i + 1)
             axes.plot(curve.at, curve.values, color="black", marker=".", linewidth=1)
-            axes.axvline(curve.mark, color="tab:red", linewidth=0.8)
+            axes.axvline(0.0, color="tab:red", linewidth=0.8)
             axes.set_ylim(bottom=0)
             axes.set_title(curve.caption, fontsize=FONT)
             axes.set_xlabel(curve.across, fontsize=FONT)
@@ -103,41 +102,20 @@ def curves_png(curves: Sequence[Curve]) -> bytes:
         return _png(figure)
 
 
-def picture_html(png: bytes, title: str) -> str:
-    """Return an HTML image of `png`, which holds its bytes."""
-    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-
-
-def table_html(title: str, rows: Mapping[str, object]) -> str:
-    """Return an HTML table of names and values."""
-    lines = [f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()]
-    return f"<table><caption>{html.escape(title)}</caption>{''.join(lines)}</table>"
-
-
-def grid_html(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None = None) -> str:
-    """Return an HTML table of `rows` below `head`; row `marked` is in bold."""
-
-    def line(cells: Sequence[str], tag: str, style: str = "") -> str:
-        return f"<tr{style}>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    bold = ' style="font-weight:bold"'
-    lines = [line(row, "td", bold if i == marked else "") for i, row in enumerate(rows)]
-    return f"<table><caption>{html.escape(title)}</caption>{line(head, 'th')}{''.join(lines)}</table>"
-
-
-def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return `rows` below `head` as lines of text, in columns."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 class Drawn:
     """A result that a notebook shows as a picture above a table; as the table alone where matplotlib is missing."""
 
-    def png(self) -> bytes:
-        """Return the picture, as the bytes of a PNG."""
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield the rows of the picture."""
         raise NotImplementedError
+
+    def png(self) -> bytes:
+        """Return the picture, as the bytes of a PNG.
+
+        Raises:
+            VolpipeError: matplotlib is not installed.
+        """
+        return panels_png([*self.panels()])
 
     def _table(self) -> str:
         raise NotImplementedError
@@ -148,8 +126,10 @@ class Drawn:
         return None
 
     def _repr_html_(self) -> str:
+        title = html.escape(repr(self).partition("\n")[0])
         try:
-            picture = picture_html(self.png(), repr(self).partition("\n")[0])
+            data = base64.b64encode(self.png()).decode()
+            picture = f'<img alt="{title}" src="data:image/png;base64,{data}">'
         except MissingMatplotlibError as error:
             picture = f"<p>{html.escape(str(error))}</p>"
         return picture + self._table()

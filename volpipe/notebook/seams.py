@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import RunError, VolpipeError
-from volpipe.notebook.pictures import Curve, Drawn, curves_png, grid_html
+from volpipe.notebook.pictures import Curve, Drawn, curves_png
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.seams import THRESHOLD, Profile, Score, seam_profiles, seam_scores
+from volpipe.tables import html_table
 from volpipe.workflow.driver import Report, RunWork
 from volpipe.workflow.execute import find_work
 
@@ -23,7 +24,6 @@ class Seams(Drawn):
     """The seam scores of an output, 1 where no face of a window can be seen, and the profiles across the faces.
 
     Attributes:
-        output: its name.
         scores: by axis; an axis without faces, or with too few of them for a score, is not there.
         profiles: mean square differences of neighbours by their distance from a face, of the same axes.
     """
@@ -69,15 +69,12 @@ class Seams(Drawn):
         return super()._repr_html_() if self.scores else self._table()
 
     def _table(self) -> str:
-        pairs = {score.axis: score for score in self.scores}
-        rows = []
-        for axis in AXES:
-            score = pairs.get(axis)
-            rows.append(
-                [axis, "no faces, or too few", "", ""] if score is None
-                else [axis, f"{score.value:.3f}", f"{score.num_pairs:,}", "may be seen" if score.is_seam else "none"]
-            )  # fmt: skip
-        return grid_html(f"seams of {self.output}", ("axis", "score", "pairs of voxels", "seam"), rows)
+        rows = {axis: (axis, "no faces, or too few", "", "") for axis in AXES}
+        for score in self.scores:
+            seam = "may be seen" if score.is_seam else "none"
+            rows[score.axis] = score.axis, f"{score.value:.3f}", f"{score.num_pairs:,}", seam
+        head = ("axis", "score", "pairs of voxels", "seam")
+        return html_table(head, rows.values(), caption=f"seams of {self.output}")
 
 
 def seams(result: Report | str | Path) -> Seams:

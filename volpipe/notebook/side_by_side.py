@@ -10,7 +10,7 @@ repeating its voxels, along z for instance::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,12 @@ from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel, panels_png, table_html
-from volpipe.notebook.slices import (
-    channel_note,
-    error_panel,
-    first_channel,
-    grey_panel,
-    limits_of,
-    slices_of,
-)
-from volpipe.notebook.try_out import TryOut
+from volpipe.notebook.pictures import Drawn, Panel
+from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, limits_of, slices_of
+from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
 from volpipe.segmentation.driver import SegmentationResult
+from volpipe.tables import html_facts
+from volpipe.units import shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import Report
@@ -51,7 +46,6 @@ class Image:
         name: for captions and refusals.
         shape: (z, y, x).
         num_channels: of what `read` returns, (c, z, y, x).
-        dtype: of the voxels.
         unit: of the lengths below: "nm", "voxels" of a volume that does not say their size, or "" of an array alone.
         voxel: its lengths (z, y, x).
         origin: centre of the first voxel, (z, y, x).
@@ -74,7 +68,6 @@ class SideBySide(Drawn):
 
     Attributes:
         a, b: voxels (z, y, x), of several channels (c, z, y, x), in their own types.
-        names: of both.
         box: that is compared, in voxels of `a` repeated by `factors`.
         factors: how often voxels of `a`, and of `b`, are repeated along z, y, x.
         voxel_size_nm: of the voxels here, None where it is unknown.
@@ -99,11 +92,8 @@ class SideBySide(Drawn):
     num_nonfinite: int
 
     def __repr__(self) -> str:
-        enlarged = "".join(
-            f", {name} enlarged {' × '.join(map(str, factor))}"
-            for name, factor in zip(CALLED, self.factors, strict=True)
-            if factor != (1, 1, 1)
-        )
+        factors = zip(CALLED, self.factors, strict=True)
+        enlarged = "".join(f", {name} enlarged {shape(factor)}" for name, factor in factors if factor != (1, 1, 1))
         return f"<SideBySide of {self.names[0]} and {self.names[1]} at {self.box}{enlarged}: {self._numbers}>"
 
     @property
@@ -117,28 +107,20 @@ class SideBySide(Drawn):
         bad = f", {self.num_nonfinite:,} voxels are not finite" if self.num_nonfinite else ""
         return f"RMSE {self.rmse:.4g}{noise}, largest {self.largest:.4g}, {100 * self.share:.3g} % differ{bad}"
 
-    def panels(self) -> list[Panel]:
-        """Return slices of `a`, `b` and their difference, three of a size."""
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield slices of `a`, `b` and their difference, three of a size."""
         a, b, change = (first_channel(data) for data in (self.a, self.b, self.difference))
         limits = limits_of(a, b)
-        panels = []
         for part in slices_of(a.shape, self.box.start):
             nm, shown = part.nm(self.voxel_size_nm), change[part.index]
             about = f"{self.names[0]}{channel_note(self.a)}\n{part.name}, {limits[0]:.4g} to {limits[1]:.4g}"
-            panels.append(grey_panel(about, a[part.index], limits, nm))
-            panels.append(grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm))
             largest = float(np.nanmax(np.abs(shown), initial=0.0, where=np.isfinite(shown)))
             scale = f"blue -{largest:.3g}, red +{largest:.3g}" if largest > 0 else "none"
-            panels.append(error_panel(f"difference b - a\n{scale}", shown, largest, nm))
-        return panels
-
-    def png(self) -> bytes:
-        """Return slices of both and of their difference, as the bytes of a PNG.
-
-        Raises:
-            VolpipeError: matplotlib is not installed.
-        """
-        return panels_png(self.panels(), columns=3)
+            yield [
+                grey_panel(about, a[part.index], limits, nm),
+                grey_panel(f"{self.names[1]}\n{part.name}, same greys", b[part.index], limits, nm),
+                error_panel(f"difference b - a\n{scale}", shown, largest, nm),
+            ]
 
     def _table(self) -> str:
         noise = "no range of the type" if self.psnr is None else f"{self.psnr:.2f} dB"
@@ -151,7 +133,7 @@ class SideBySide(Drawn):
             "largest difference": f"{self.largest:.4g}",
             "voxels that differ": f"{100 * self.share:.3g} %",
         } | ({"not finite": f"{self.num_nonfinite:,} voxels"} if self.num_nonfinite else {})
-        return table_html("side by side", rows)
+        return html_facts(rows, caption="side by side")
 
 
 def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
@@ -163,17 +145,16 @@ def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size:
             "of each, such as array[0]"
         )
     factors, shift = _lay_over(one, other)
-    whole = _covered(one, factors[0])
-    shared = whole & _covered(other, factors[1]).shift(shift)
+    whole = Box.from_shape(one.shape).scaled(factors[0])
+    shared = whole & Box.from_shape(other.shape).scaled(factors[1]).shift(shift)
     if shared.is_empty:
         raise VolumeError(f"a, {one.name}, and b, {other.name}, share no voxel: a covers {whole}, b begins at {shift}")
     box = _chosen(one, factors[0], shared, at, size)
     first = _enlarged(one, factors[0], box)
     second = _enlarged(other, factors[1], box.relative_to(shift))
-    nm = _divided(one.voxel, factors[0]) if one.unit == "nm" else None
-    return SideBySide(
-        _squeezed(first), _squeezed(second), (one.name, other.name), box, factors, nm, **_scores(first, second)
-    )
+    nm = divided(one.voxel, factors[0]) if one.unit == "nm" else None
+    names = one.name, other.name
+    return SideBySide(squeezed(first), squeezed(second), names, box, factors, nm, **_scores(first, second))
 
 
 def image_of(value: object, called: str) -> Image:
@@ -187,7 +168,10 @@ def image_of(value: object, called: str) -> Image:
     if isinstance(value, Report | SegmentationResult):
         return image_of(open_volume(value.plan.out), called)
     if isinstance(value, Volume):
-        return _volume_image(value)
+        name = "/".join(str(value.folder).split("/")[-2:])
+        unit = "" if value.voxel_size_nm is None else "nm"
+        place = value.voxel_size_nm or UNPLACED, value.origin_nm
+        return Image(name, value.spatial_shape, value.num_channels, value.dtype, unit, *place, value.crop)
     if isinstance(value, TryOut):
         return _try_out_image(value)
     if not hasattr(value, "__array__"):
@@ -198,21 +182,14 @@ def image_of(value: object, called: str) -> Image:
     return _array_image(np.asarray(value), "an array")
 
 
-def _volume_image(volume: Volume) -> Image:
-    name = "/".join(str(volume.folder).split("/")[-2:])
-    unit = "" if volume.voxel_size_nm is None else "nm"
-    place = volume.voxel_size_nm or UNPLACED, volume.origin_nm
-    return Image(name, volume.spatial_shape, volume.num_channels, volume.dtype, unit, *place, volume.crop)
-
-
 def _try_out_image(result: TryOut) -> Image:
     """Return the output of `result`; without a voxel size it lies in voxels of its volume, as others of that do."""
     name = f"{result.facts.net} at {result.box}"
     if result.out_voxel_size_nm is not None:
         return _array_image(result.output, name, "nm", result.out_voxel_size_nm, result.out_origin_nm)
-    voxel = _divided((1.0, 1.0, 1.0), result.facts.scale)
-    z, y, x = (a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
-    return _array_image(result.output, name, "voxels", voxel, (z, y, x))
+    voxel = divided((1.0, 1.0, 1.0), result.facts.scale)
+    origin = triple(a + (v - 1) / 2 for a, v in zip(result.box.start, voxel, strict=True))
+    return _array_image(result.output, name, "voxels", voxel, origin)
 
 
 def _array_image(
@@ -234,18 +211,13 @@ def _lay_over(one: Image, other: Image) -> tuple[tuple[Triple, Triple], Triple]:
     Raises:
         VolumeError: no whole factors, or the voxels lie askew.
     """
-    factors: list[tuple[int, int]] = []
-    shift = []
-    for axis in range(3):
-        is_placed = one.unit != "" and one.unit == other.unit
-        pair, start = _by_place(one, other, axis) if is_placed else (_by_shape(one, other, axis), 0)
-        factors.append(pair)
-        shift.append(start)
-    return (triple(first for first, _ in factors), triple(second for _, second in factors)), triple(shift)
+    along = _by_place if one.unit != "" and one.unit == other.unit else _by_shape
+    first, second, shift = zip(*(along(one, other, axis) for axis in range(3)), strict=True)
+    return (triple(first), triple(second)), triple(shift)
 
 
-def _by_shape(one: Image, other: Image, axis: int) -> tuple[int, int]:
-    """Return how often voxels of both are repeated along `axis`, where a voxel size is unknown: corners coincide."""
+def _by_shape(one: Image, other: Image, axis: int) -> Triple:
+    """Return the same as `_by_place`, where a voxel size is unknown: corners coincide."""
     n, m = one.shape[axis], other.shape[axis]
     if max(n, m) % min(n, m):
         unknown = "a" if one.unit != "nm" else "b"
@@ -254,10 +226,10 @@ def _by_shape(one: Image, other: Image, axis: int) -> tuple[int, int]:
             f"multiple of the other, and the voxel size of {unknown} is unknown; crop both to the same box, or give "
             "volumes that say their voxel size"
         )
-    return (m // n, 1) if m > n else (1, n // m)
+    return (m // n, 1, 0) if m > n else (1, n // m, 0)
 
 
-def _by_place(one: Image, other: Image, axis: int) -> tuple[tuple[int, int], int]:
+def _by_place(one: Image, other: Image, axis: int) -> Triple:
     """Return how often voxels of both are repeated along `axis`, and where `other` begins, in repeated voxels."""
     size, width, unit = one.voxel[axis], other.voxel[axis], one.unit
     fine = min(size, width)
@@ -274,11 +246,7 @@ def _by_place(one: Image, other: Image, axis: int) -> tuple[tuple[int, int], int
             f"axis {AXES[axis]}: voxels of b, {other.name}, lie {start - math.floor(start):.2f} of {fine:g} {unit} "
             f"beside those of a, {one.name}; correct the origin of one, or give arrays of the same shape"
         )
-    return pair, round(start)
-
-
-def _covered(image: Image, factor: Triple) -> Box:
-    return Box.from_shape(image.shape).scaled(factor)
+    return *pair, round(start)
 
 
 def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, size: Sizes | None) -> Box:
@@ -299,14 +267,9 @@ def _chosen(one: Image, factor: Triple, shared: Box, at: Sequence[int] | None, s
 
 def _enlarged(image: Image, factor: Triple, box: Box) -> np.ndarray:
     """Return the voxels (c, z, y, x) of `box`, in repeated voxels of `image`."""
-    own = Box(
-        tuple(a // f for a, f in zip(box.start, factor, strict=True)),
-        tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)),
-    )
-    data = image.read(own)
-    for axis, count in enumerate(factor):
-        data = data.repeat(count, axis=axis + 1)
-    return data[:, *box.relative_to(own.scaled(factor).start).slices]
+    start = tuple(a // f for a, f in zip(box.start, factor, strict=True))
+    own = Box(start, tuple(-(-b // f) for b, f in zip(box.stop, factor, strict=True)))
+    return repeated(image.read(own), factor)[:, *box.relative_to(own.scaled(factor).start).slices]
 
 
 def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers of SideBySide, by name
@@ -316,12 +279,11 @@ def _scores(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:  # Any: the numbers
     num, total = squares.size, float(squares.sum())
     is_small = a.dtype.kind in "iu" and a.dtype.itemsize <= 2
     range_ = float(np.iinfo(a.dtype).max) - float(np.iinfo(a.dtype).min) if is_small else None
-    same = a == b
     return {
         "rmse": math.sqrt(total / num) if num else math.nan,
         "psnr": psnr(ImageSums(num=num, squares=total), range_) if range_ is not None and num else None,
         "largest": float(np.abs(change[finite]).max(initial=0.0)),
-        "share": float(np.count_nonzero(~same[finite]) / num) if num else math.nan,
+        "share": float(np.count_nonzero((a != b)[finite]) / num) if num else math.nan,
         "num_nonfinite": int(finite.size - num),
     }
 
@@ -332,12 +294,3 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     zero = a.dtype.type(0), b.dtype.type(0)
     change = np.where(finite, b, zero[1]).astype(np.float64) - np.where(finite, a, zero[0]).astype(np.float64)
     return np.where(finite, change, np.nan)
-
-
-def _divided(lengths: Lengths, factor: Triple) -> Lengths:
-    z, y, x = (length / f for length, f in zip(lengths, factor, strict=True))
-    return z, y, x
-
-
-def _squeezed(data: np.ndarray) -> np.ndarray:
-    return data[0] if len(data) == 1 else data

@@ -26,20 +26,15 @@ from volpipe.inference.intensity import Affine
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
-from volpipe.inference.statistics import (
-    affine,
-    join,
-    measure,
-    needs_histogram,
-    needs_measuring,
-    sampled_affine,
-)
+from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel, panels_png, table_html
+from volpipe.notebook.pictures import Drawn, Panel
 from volpipe.notebook.slices import channel_note, first_channel, grey_panel, limits_of, slices_of
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.verify import compute_box
+from volpipe.tables import html_facts
+from volpipe.units import count, shape
 from volpipe.volumes.storage.metadata import Lengths
 from volpipe.volumes.volume import Volume, open_volume
 from volpipe.workflow.driver import prepare_for
@@ -54,14 +49,12 @@ class TryFacts:
     """How a net was tried; sizes in voxels (z, y, x) of the volume.
 
     Attributes:
-        net: its name.
         device: "cpu", or the name of the GPU.
         seconds: of all that was done: loading the net, reading, computing; net_seconds of the net alone.
         memory_bytes: highest memory of this process meanwhile, notebook included; of a GPU what torch held there; None
             where it is unknown.
         num_windows: that the net saw.
         window, overlap, halo, scale, blend: as of a run.
-        normalise: the map of grey levels.
         notes: sentences on what a run would do otherwise; () where it writes the same bytes.
     """
 
@@ -106,50 +99,39 @@ class TryOut(Drawn):
 
     def __repr__(self) -> str:
         facts = self.facts
-        windows = "1 window" if facts.num_windows == 1 else f"{facts.num_windows:,} windows"
         notes = "".join(f"\n  {note}" for note in facts.notes)
+        windows = f"{count(facts.num_windows, 'window')} of {shape(facts.window)}"
         return (
             f"<TryOut of {facts.net} at {self.box}: {self.input.shape} {self.input.dtype} to {self.output.shape} "
-            f"{self.output.dtype}, {windows} of {' × '.join(map(str, facts.window))} in {facts.seconds:.2g} s on "
-            f"{facts.device}>{notes}"
+            f"{self.output.dtype}, {windows} in {facts.seconds:.2g} s on {facts.device}>{notes}"
         )
 
     @property
     def out_voxel_size_nm(self) -> Lengths | None:
         """Size of a voxel of `output`, (z, y, x); None where it is unknown."""
-        return None if self.voxel_size_nm is None else _lengths(self.voxel_size_nm, self.facts.scale)
+        return None if self.voxel_size_nm is None else divided(self.voxel_size_nm, self.facts.scale)
 
     @property
     def out_origin_nm(self) -> Lengths:
         """Centre of the first voxel of `output`, (z, y, x)."""
         voxel = self.voxel_size_nm or (0.0, 0.0, 0.0)
-        z, y, x = (o + (1 / s - 1) / 2 * v for o, s, v in zip(self.origin_nm, self.facts.scale, voxel, strict=True))
-        return z, y, x
+        places = zip(self.origin_nm, self.facts.scale, voxel, strict=True)
+        return triple(o + (1 / s - 1) / 2 * v for o, s, v in places)
 
-    def panels(self) -> list[Panel]:
-        """Return slices of input and output, pairs of the same size."""
-        before, after = _repeated(first_channel(self.input), self.facts.scale), first_channel(self.output)
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield slices of input and output, pairs of the same size, in voxels of the output."""
+        before, after = repeated(first_channel(self.input), self.facts.scale), first_channel(self.output)
         shown = limits_of(before, after) if self.has_same_greys else limits_of(before)
         greys = shown if self.has_same_greys else limits_of(after)
         same = "same greys" if self.has_same_greys else f"{greys[0]:.4g} to {greys[1]:.4g}"
-        panels = []
         for part in slices_of(after.shape, self.out_box.start):
             nm = part.nm(self.out_voxel_size_nm)
             about = f"input{channel_note(self.input)}\n{part.name}, {shown[0]:.4g} to {shown[1]:.4g}"
-            panels.append(grey_panel(about, before[part.index], shown, nm))
-            about = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
-            panels.append(grey_panel(about, after[part.index], greys, nm))
-        return panels
-
-    def png(self) -> bytes:
-        """Return slices of input and output beside each other, as the bytes of a PNG.
-
-        The input's voxels are repeated where the output has more of them; slices count in voxels of the output.
-
-        Raises:
-            VolpipeError: matplotlib is not installed.
-        """
-        return panels_png(self.panels(), columns=2)
+            result = f"output of {self.facts.net}{channel_note(self.output)}\n{part.name}, {same}"
+            yield [
+                grey_panel(about, before[part.index], shown, nm),
+                grey_panel(result, after[part.index], greys, nm),
+            ]
 
     def _table(self) -> str:
         facts = self.facts
@@ -164,7 +146,7 @@ class TryOut(Drawn):
             "memory": memory,
         }
         rows |= {f"note {i}": note for i, note in enumerate(facts.notes, 1)}
-        return table_html(f"{facts.net} at {self.box}", rows)
+        return html_facts(rows, caption=f"{facts.net} at {self.box}")
 
 
 def try_out(
@@ -192,9 +174,9 @@ def try_out(
         plan.recipe.windows.blend, normalise, (*notes, *more),
     )  # fmt: skip
     voxel, origin = plan.source.voxel_size_nm, plan.source.origin_nm
-    z, y, x = (o + a * v for o, a, v in zip(origin, box.start, voxel or (0.0, 0.0, 0.0), strict=True))
+    place = triple(o + a * v for o, a, v in zip(origin, box.start, voxel or (0.0, 0.0, 0.0), strict=True))
     return TryOut(
-        _squeezed(source.crop(box)), _squeezed(output), box, box.scaled(plan.net.scale), facts, voxel, (z, y, x),
+        squeezed(source.crop(box)), squeezed(output), box, box.scaled(plan.net.scale), facts, voxel, place,
         plan.intensity == "same",
     )  # fmt: skip
 
@@ -219,19 +201,13 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -
 
 def _box(plan: Plan, at: Sequence[int] | None, size: Sizes | None) -> Box:
     """Return the box: without `at` in the middle of a window's core, which few windows reach."""
-    shape = plan.source.shape
-    core = core_around(plan, checked_at(at, shape))
+    shape, stride = plan.source.shape, plan.lattice.stride
+    corner = tuple(a // s * s for a, s in zip(checked_at(at, shape), stride, strict=True))
+    core = Box.from_shape(stride).shift(corner) & Box.from_shape(shape)
     if size is None:
         return core
     middle = tuple((a + b) // 2 for a, b in zip(core.start, core.stop, strict=True)) if at is None else at
     return box_around(checked_at(middle, shape), checked_size(size, shape), shape)
-
-
-def core_around(plan: Plan, at: Triple) -> Box:
-    """Return the core of the window that voxel `at` is in, clipped to the volume."""
-    stride = plan.lattice.stride
-    start = tuple(a // s * s for a, s in zip(at, stride, strict=True))
-    return Box(start, tuple(a + s for a, s in zip(start, stride, strict=True))) & Box.from_shape(plan.source.shape)
 
 
 def part_of(plan: Plan, box: Box) -> Plan:
@@ -255,8 +231,8 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
     if not needs_measuring(choice, dtype):
         return affine(choice, dtype, None), []
     num_bytes = math.prod(plan.source.shape) * plan.source.num_channels * dtype.itemsize
-    boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))] if num_bytes <= MOST_MEASURED else []
-    if boxes:
+    if num_bytes <= MOST_MEASURED:
+        boxes = [plan.blocks.box(block) for block in range(len(plan.blocks))]
         statistics = join(measure(source.crop(box)) for box in boxes)
         if needs_histogram(choice, dtype):
             ends = (statistics.low, statistics.high)
@@ -277,7 +253,7 @@ def normalisation(plan: Plan, source: Volume) -> tuple[Affine, list[str]]:
 def _middle(box: Box) -> Box:
     """Return the middle of `box`, of at most SAMPLED_EDGE voxels along an axis."""
     start = tuple(a + max(0, n - SAMPLED_EDGE) // 2 for a, n in zip(box.start, box.shape, strict=True))
-    return Box(start, tuple(a + min(n, SAMPLED_EDGE) for a, n in zip(start, box.shape, strict=True)))
+    return Box.from_shape((SAMPLED_EDGE,) * 3).shift(start) & box
 
 
 @contextlib.contextmanager
@@ -312,18 +288,17 @@ def _device_bytes(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def _lengths(lengths: Lengths, scale: Triple) -> Lengths:
-    z, y, x = (length / s for length, s in zip(lengths, scale, strict=True))
-    return z, y, x
+def divided(lengths: Lengths, factor: Triple) -> Lengths:
+    return triple(length / f for length, f in zip(lengths, factor, strict=True))
 
 
-def _repeated(data: np.ndarray, scale: Triple) -> np.ndarray:
-    """Return `data` (z, y, x) with its voxels repeated by `scale`."""
-    for axis, factor in enumerate(scale):
-        data = data.repeat(factor, axis=axis)
+def repeated(data: np.ndarray, factor: Triple) -> np.ndarray:
+    """Return `data` (…, z, y, x) with its voxels repeated by `factor`."""
+    for axis, times in enumerate(factor, -3):
+        data = data.repeat(times, axis=axis)
     return data
 
 
-def _squeezed(data: np.ndarray) -> np.ndarray:
+def squeezed(data: np.ndarray) -> np.ndarray:
     """Return `data` (c, z, y, x), without its first axis where that has one entry, as outputs are stored."""
     return data[0] if len(data) == 1 else data

@@ -6,21 +6,17 @@ Not here: how a window is measured (estimation.window_search).
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.estimation.window_search import (
-    WindowCost,
-    fastest,
-    free_memory,
-    measure_windows,
-    measure_windows_here,
-)
+from volpipe.estimation.window_search import WindowCost, fastest, free_memory, measure_windows, measure_windows_here
 from volpipe.geometry.grid import Triple
 from volpipe.nets.load import describe
-from volpipe.notebook.pictures import grid_html, text_table
 from volpipe.recipes.inference import Recipe
+from volpipe.tables import html_table, text_table
+from volpipe.units import shape
 
 MIB = 1 << 20
 HEAD = ("window", "batch", "kept of it", "memory", "time", "voxels kept per second", "")
@@ -31,7 +27,6 @@ class WindowCosts:
     """Windows that were tried, and the one to choose.
 
     Attributes:
-        net: its name.
         halo: voxels (z, y, x) that are cropped at either side of a window.
         costs: of windows, ascending; the search ends where one takes too long, or more memory than there is.
         most_bytes: memory that a window may take here.
@@ -49,9 +44,8 @@ class WindowCosts:
 
     def _repr_html_(self) -> str:
         marked = None if self.best is None else self.costs.index(self.best)
-        return (
-            grid_html(f"{self.net}, halo {self.halo}", HEAD, self._rows, marked) + f"<p>{html.escape(self.advice)}</p>"
-        )
+        table = html_table(HEAD, self._rows, caption=f"{self.net}, halo {self.halo}", marked=marked)
+        return f"{table}<p>{html.escape(self.advice)}</p>"
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -69,26 +63,20 @@ class WindowCosts:
 
     @property
     def _rows(self) -> list[list[str]]:
-        rows = []
-        for cost in self.costs:
-            voxels = cost.window[0] * cost.window[1] * cost.window[2]
-            rows.append(
-                [
-                    " × ".join(map(str, cost.window)), str(cost.batch), f"{100 * cost.kept / voxels:.0f} %",
-                    f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
-                    "choose this" if cost == self.best else "",
-                ]
-            )  # fmt: skip
-        return rows
+        return [
+            [
+                shape(cost.window), str(cost.batch), f"{100 * cost.kept / math.prod(cost.window):.0f} %",
+                f"{cost.num_bytes / MIB:,.0f} MiB", f"{cost.seconds:.2g} s", f"{cost.speed:,.0f}",
+                "choose this" if cost == self.best else "",
+            ]
+            for cost in self.costs
+        ]  # fmt: skip
 
 
 def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
     """Return the cost of windows of the net of `recipe`; arguments as of `volpipe.windows`.
 
-    Args:
-        recipe: of the net.
-        search_path: folder that relative names in it count from.
-        is_here: whether only this process has the net.
+    Relative names in it count from `search_path`; with `is_here` only this process has the net.
     """
     net = describe(recipe.net, str(search_path))
     if not net.tile_invariant and not recipe.net.accept_tile_variance:

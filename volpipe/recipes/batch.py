@@ -131,25 +131,26 @@ def _collected(what: str, mistakes: list[Mistake]) -> Iterator[None]:
         mistakes.append((what, str(error)))
 
 
-def _from_table(table: Mapping[str, Any], line: str) -> Iterator[Dataset]:  # Any: TOML values
+def _from_table(table: Mapping[str, Any], line: str) -> list[Dataset]:  # Any: TOML values
     if not isinstance(table.get("volume"), str):
         raise RecipeError('it names no volume; write volume = "…"')
     for key in ("recipe", "out"):
         if not isinstance(table.get(key, ""), str):
             raise RecipeError(f"{key} = {table[key]!r} is not a text")
-    settings = dict(leaves({key: value for key, value in table.items() if key not in OWN}))
-    for place in expand(table["volume"]):
-        yield _dataset(place, table, {key: json.dumps(value) for key, value in settings.items()}, line)
+    tree = {key: value for key, value in table.items() if key not in OWN}
+    return _datasets(table, {key: json.dumps(value) for key, value in leaves(tree)}, line)
 
 
-def _dataset(volume: str, head: Mapping[str, Any], settings: Mapping[str, str], line: str) -> Dataset:  # Any: TOML
-    """Return a dataset; settings of the input, whose section may be left out, are kept apart."""
+def _datasets(head: Mapping[str, Any], settings: Mapping[str, str], line: str) -> list[Dataset]:  # Any: TOML
+    """Return the datasets of a table; settings of the input, whose section may be left out, are kept apart."""
+    places = expand(head["volume"])
     check_keys(settings)
     keyed = {f"input.{key}" if key in Input.model_fields else key: value for key, value in settings.items()}
     lines = [f"{key}={value}" for key, value in keyed.items()]
     region = tuple(line for line in lines if line.startswith("input."))
     rest = tuple(line for line in lines if not line.startswith("input."))
-    return Dataset(volume, head.get("recipe") or None, head.get("out") or "", rest, region, line)
+    recipe, out = head.get("recipe") or None, head.get("out") or ""
+    return [Dataset(place, recipe, out, rest, region, line) for place in places]
 
 
 def check_keys(names: Sequence[str] | Mapping[str, str]) -> None:
@@ -226,7 +227,7 @@ def _from_cells(cells: Mapping[str, str], surplus: int, line: str) -> list[Datas
     if "volume" not in values:
         raise RecipeError("it names no volume")
     settings = {key: value for key, value in values.items() if key not in OWN}
-    return [_dataset(place, values, settings, line) for place in expand(values["volume"])]
+    return _datasets(values, settings, line)
 
 
 def expand(pattern: str) -> list[str]:

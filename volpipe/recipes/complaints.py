@@ -33,13 +33,8 @@ def complain(
 ) -> str:
     """Return what is wrong with `tree` as a `model`: each fault once, after the setting or file to blame.
 
-    Args:
-        error: what pydantic says.
-        model: what `tree` should be.
-        tree: the values.
-        source: what the file of the values is called.
-        settings: ``key=value`` on top of the file; of what they set, they are to blame, not the file.
-        stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
+    The file is called `source`. Of what `settings`, ``key=value`` on top of it, set, they are to blame, not the file;
+    their keys begin with `stage` where `tree` is the recipe of one stage.
     """
     prefix = [stage] if stage else []
     problems = error.errors()
@@ -50,7 +45,8 @@ def complain(
         return f"{source} is a recipe of {command}; give it to that command, or another recipe to this one"
     lines: dict[str, list[str]] = {}
     for problem in problems:
-        if any(_is_below(other["loc"], problem["loc"]) for other in problems):
+        depth = len(problem["loc"])
+        if any(len(other["loc"]) > depth and other["loc"][:depth] == problem["loc"] for other in problems):
             continue  # which says more
         names = _names(model, problem["loc"])
         if problem["type"] == "extra_forbidden":
@@ -66,10 +62,6 @@ def complain(
             line = line.removeprefix(f"{'.'.join(names)}: ")
         lines.setdefault(blamed, []).append(line)
     return "; ".join(f"{blamed}: {'; '.join(dict.fromkeys(words))}" for blamed, words in lines.items())
-
-
-def _is_below(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
-    return len(inner) > len(outer) and tuple(inner[: len(outer)]) == tuple(outer)
 
 
 def show_value(value: object) -> str:
@@ -229,11 +221,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def _blamed(names: Sequence[str], source: str, settings: Sequence[str], *, is_joint: bool) -> str:
     """Return who is to blame for what stands at `names`: a setting, the file, or the file with settings on top.
 
-    Args:
-        names: the key.
-        source: the file.
-        settings: on top of it.
-        is_joint: whether keys below `names` do not go together, of which the file may have some.
+    With `is_joint` keys below `names` do not go together, of which the file may have some.
     """
     parts = {setting: tuple(setting.partition("=")[0].strip().split(".")) for setting in settings}
     place = tuple(names)

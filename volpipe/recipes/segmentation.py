@@ -14,12 +14,11 @@ from pydantic import Field, model_validator
 
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import ArrayInput, Auto, Channel
-from volpipe.recipes.toml import Section, load_tree, typed
+from volpipe.recipes.toml import Section, Sizes, load_tree, typed
 from volpipe.volumes.reader import View
 
 NEAREST: tuple[Offset, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 Share = Annotated[float, Field(ge=0, le=1)]
-Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Passes = tuple[Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)], Annotated[int, Field(ge=0, le=8)]]
 
 

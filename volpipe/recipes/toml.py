@@ -8,9 +8,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from volpipe.errors import RecipeError
 from volpipe.recipes.complaints import complain, show_value
@@ -26,6 +26,8 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+Count = Annotated[int, Field(ge=1)]
+Sizes = tuple[Count, Count, Count]
 
 
 def load_tree(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:  # Any: TOML values
@@ -67,12 +69,8 @@ def typed(
 ) -> S:
     """Return `tree` as a recipe of the kind `model`.
 
-    Args:
-        model: the kind.
-        tree: the values.
-        source: the file, or what messages call it; None where there is none.
-        settings: ``key=value`` that are in `tree`, and not in the file.
-        stage: with which the keys of `settings` begin, where `tree` is the recipe of one stage.
+    `source` is the file, or what messages call it; None where there is none. `settings`, ``key=value``, are in `tree`
+    and not in the file; their keys begin with `stage` where `tree` is the recipe of one stage.
 
     Raises:
         RecipeError: an unknown key or a value that does not fit; the message names it, and the setting or the file.

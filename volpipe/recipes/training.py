@@ -14,13 +14,12 @@ from pydantic import Field, model_validator
 from volpipe.errors import RecipeError
 from volpipe.geometry.affinities import OFFSETS, Offset
 from volpipe.recipes.inference import NetChoice, Normalise
-from volpipe.recipes.toml import Section, differences, load_tree, typed
+from volpipe.recipes.toml import Section, Sizes, differences, load_tree, typed
 
 CHECKPOINTS, LOSSES, EVENTS = "checkpoints", "losses.jsonl", "events"  # in a training's folder
 WEIGHTS = "weights.safetensors"
 STOP = "stop"  # a file that asks a training to end at the next step where it validates or writes a checkpoint
 VARIED = ("sweep", "tune")  # tables of a recipe that say what to vary; one training has no use for them
-Sizes = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean
 Margin = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 NEUTRAL = ("steps", "decay", "keep", "checkpoint_every", "validate_every", "predict_every")  # may change on the way

@@ -87,7 +87,6 @@ def find_flow(
     """Return the flow in the TOML file at `path`; None where it is the recipe of one run.
 
     Args:
-        path: the file.
         settings: ``stage.key=value``, on top of what the file says of that stage.
         for_volume: ``key=value``, on top of each run that reads the volume itself.
         for_runs: ``key=value``, on top of each run.

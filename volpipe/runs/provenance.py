@@ -23,8 +23,7 @@ import volpipe
 from volpipe.blockwise.journal import Journal, Kinds, Record, read_records, read_results
 from volpipe.errors import RunError
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output import level_key
-from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.output_plan import OutputPlan, Source, level_key
 from volpipe.inference.runner import Runner
 from volpipe.inference.selection import Selection
 from volpipe.nets.files import short_hash

@@ -18,7 +18,8 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.block_sum import BlockSum
 from volpipe.inference.infer import block_sums
 from volpipe.inference.intensity import Affine
-from volpipe.inference.output import finish, level_key, read_voxels
+from volpipe.inference.output import finish, read_voxels
+from volpipe.inference.output_plan import level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner, load_runner, loaded_runner
 from volpipe.inference.scratch import NO_SUM

@@ -199,9 +199,11 @@ def _mutual(num: int, edges: Edges, threshold: float) -> np.ndarray:
 def one_by_one(num: int, edges: Edges, threshold: float) -> np.ndarray:
     """Return the pairs (n, 2) of supervoxels to merge, as in `mean_agglomeration`; of ties the lowest numbers first."""
     around: list[dict[int, tuple[int, int]]] = [{} for _ in range(num)]
+    heap = []
     for (a, b), (total, count) in zip(edges.pairs.tolist(), edges.sums.tolist(), strict=True):
         around[a][b] = around[b][a] = (total, count)
-    heap = [(-total / count, a, b) for a, b, (total, count) in _edges_of(around) if total / count / FULL >= threshold]
+        if total / count / FULL >= threshold:
+            heap.append((-total / count, a, b))
     heapq.heapify(heap)
     links: list[tuple[int, int]] = []
     while heap:
@@ -216,10 +218,6 @@ def one_by_one(num: int, edges: Edges, threshold: float) -> np.ndarray:
             if total / count / FULL >= threshold:
                 heapq.heappush(heap, (-total / count, min(keep, c), max(keep, c)))
     return np.array(links, np.int64).reshape(-1, 2)
-
-
-def _edges_of(around: list[dict[int, tuple[int, int]]]) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    return ((a, b, sums) for a, others in enumerate(around) for b, sums in others.items() if a < b)
 
 
 def _absorb(around: list[dict[int, tuple[int, int]]], keep: int, drop: int) -> Iterator[int]:

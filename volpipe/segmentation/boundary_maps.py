@@ -50,11 +50,11 @@ def nearest_affinities(plan: SegmentPlan, probabilities: np.ndarray, box: Box) -
     else:
         near = np.zeros((3, *box.shape), np.uint8)
         for axis in range(3):
-            here, before = _pair(axis, -1)
+            here, before = pair(axis)
             near[axis][here] = np.minimum(probabilities[0][here], probabilities[0][before])
     for axis in range(3):
         if box.start[axis] == 0:
-            near[axis][_plane(axis, 0)] = 0
+            near[axis][at(axis, 0)] = 0
     return near
 
 
@@ -67,7 +67,7 @@ def heights(near: np.ndarray, box: Box, shape: Sequence[int]) -> np.ndarray:
     num = np.zeros(near.shape[1:], np.int32)
     for axis in range(3):
         total += near[axis]
-        here, before = _pair(axis, -1)
+        here, before = pair(axis)
         total[before] += near[axis][here]
         places = np.arange(box.start[axis], box.stop[axis])
         count = (places > 0).astype(np.int32) + (places < shape[axis] - 1)
@@ -84,22 +84,16 @@ def smooth(height: np.ndarray, passes: Sequence[int]) -> np.ndarray:
     for axis, num in enumerate(passes):
         for _ in range(num):
             padded = np.pad(fine, [(1, 1) if a == axis else (0, 0) for a in range(3)], mode="edge")
-            first, middle, last = (_shifted(padded, axis, i, fine.shape[axis]) for i in range(3))
+            first, middle, last = (padded[at(axis, slice(i, i + fine.shape[axis]))] for i in range(3))
             fine = (first + 2 * middle + last) >> 2
     return fine
 
 
-def _shifted(data: np.ndarray, axis: int, start: int, length: int) -> np.ndarray:
-    return data[tuple(slice(start, start + length) if a == axis else slice(None) for a in range(3))]
+def pair(axis: int) -> tuple[tuple[slice | int, ...], tuple[slice | int, ...]]:
+    """Return the index of the voxels with a predecessor on `axis`, and that of these predecessors."""
+    return at(axis, slice(1, None)), at(axis, slice(None, -1))
 
 
-def _pair(axis: int, step: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return slices of the voxels with a neighbour at `step` (-1 or 1) on `axis`, and of these neighbours."""
-    low, high = slice(None, -1), slice(1, None)
-    here, there = (high, low) if step < 0 else (low, high)
-    every = [slice(None)] * 3
-    return (*every[:axis], here, *every[axis + 1 :]), (*every[:axis], there, *every[axis + 1 :])
-
-
-def _plane(axis: int, place: int) -> tuple[slice | int, ...]:
+def at(axis: int, place: slice | int) -> tuple[slice | int, ...]:
+    """Return the index (z, y, x) of all voxels at `place` on `axis`."""
     return tuple(place if a == axis else slice(None) for a in range(3))

@@ -28,7 +28,8 @@ from volpipe.blockwise.work import Steps
 from volpipe.errors import PlanError, RunStopped
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
-from volpipe.recipes.segmentation import SegmentRecipe, load_segmentation
+from volpipe.inference.output import check_output, create_output
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
@@ -37,7 +38,7 @@ from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport,
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels
-from volpipe.segmentation.output import array_format, check_output, create_output
+from volpipe.segmentation.output import origin
 from volpipe.segmentation.plan import SegmentPlan, check_offsets, fit
 from volpipe.segmentation.tasks import (
     EDGES,
@@ -55,8 +56,6 @@ from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
 
-__all__ = ["SegmentPlan", "SegmentRecipe", "SegmentationResult", "load_segmentation", "plan_segmentation", "segment"]
-
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
@@ -71,7 +70,7 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
 
     def __init__(self, plan: SegmentPlan, feed: Feed | None = None, readers: Sequence[Feed] = ()) -> None:
         num_blocks = len(plan.blocks)
-        self.pieces = fed(Stage("pieces", num_blocks), feed, self._around)
+        self.pieces = fed(Stage("pieces", num_blocks), feed, plan.around)
         self.edges = Stage("edges", num_blocks, waits=self._lacks_fragments)
         self.graph = Stage("graph", 1, waits=lambda unit: self.edges.num_done < num_blocks)
         self.paint = Stage("paint", num_blocks, waits=lambda block: not self.graph.num_done)
@@ -87,7 +86,7 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         """Mark `unit` done and offer what waited for it."""
         stage.mark(unit)
         if stage is self.pieces:
-            for block in self.plan.blocks.touching(self._around(unit)):
+            for block in self.plan.blocks.touching(self.plan.around(unit)):
                 self.edges.offer(block)
         elif stage is self.edges and self.edges.num_done == self.edges.num_units:
             self.graph.offer(0)
@@ -112,14 +111,8 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
             yield self.graph, 0
         yield from self._coarser_kept_back(self.paint.failed)
 
-    def _around(self, block: int) -> Box:
-        """Return the box that the tasks of `block` read, which is clipped to the volume."""
-        own, reach = self.plan.blocks.box(block), self.plan.reach
-        start = tuple(a - r for a, r in zip(own.start, reach, strict=True))
-        return Box(start, tuple(b + r for b, r in zip(own.stop, reach, strict=True))) & self.plan.box
-
     def _lacks_fragments(self, block: int) -> bool:
-        return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self._around(block)))
+        return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self.plan.around(block)))
 
 
 @dataclass
@@ -127,7 +120,6 @@ class SegmentationResult(WorkReport):
     """How a segmentation ended.
 
     Attributes:
-        plan: of the segmentation.
         num_objects: rows of the table, 0 before there is one.
         stage_seconds: of workers, by stage, over all sessions.
     """
@@ -155,7 +147,6 @@ def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location,
 
     Args:
         location: of affinities, or of a map of foreground or membrane.
-        recipe: input, objects and output.
         out: the labels.
         search_path: folder that relative names start from.
 
@@ -220,7 +211,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
             schedule.graph.look_again()
             yield from session.finish(self.phase(session, schedule, submit, only=("graph",)))
         if schedule.graph.num_done:
-            create_output(plan)
+            create_output(plan, origin(plan))
             schedule.open_readers()
             schedule.paint.look_again()
             rest = ("paint", *(stage.name for stage in schedule.pyramid))
@@ -254,7 +245,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         if report.is_whole:
             self._delete_scratch()
             if not (was_complete and is_sealed(self.folder)):
-                seal(self.folder, self.plan, array_format(self.plan), tasks.RESULTS, {})
+                seal(self.folder, self.plan, self.plan.array_format, tasks.RESULTS, {})
         return report
 
     def _delete_scratch(self) -> None:

@@ -24,8 +24,7 @@ from volpipe.blockwise.work import Steps, each
 from volpipe.errors import RunError, RunStopped
 from volpipe.estimation.calibrate import MOST_WORKERS, stopwatch
 from volpipe.geometry.grid import Box
-from volpipe.inference.output import level_key
-from volpipe.inference.output_plan import Source
+from volpipe.inference.output_plan import Source, level_key
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation import tasks as label_tasks
 from volpipe.segmentation.agglomerate import FIRST, solve
@@ -136,10 +135,9 @@ def forecast_labels(plan: SegmentPlan, workers: WorkerPool) -> Steps[list[Segmen
     if len(plan.blocks) < WORTH_TRYING * workers.slots["cpu"]:
         return []
     folder = RunFolder.from_output(paths.locate(plan.out)).rehearsal
+    trial = SegmentTrial(plan, plan.source.volume(), True, str(folder))
     try:
-        return [
-            (yield from calibrate_segmentation(SegmentTrial(plan, plan.source.volume(), True, str(folder)), workers))
-        ]
+        return [(yield from calibrate_segmentation(trial, workers))]
     except RunStopped as error:  # the segmentation names the blocks that fail
         log.warning("no block could be tried: %s", error)
         return []
@@ -152,36 +150,28 @@ def _mean(rates: Sequence[SegmentCosts]) -> SegmentCosts:
 
 def segment_times(trial: SegmentTrial, rates: SegmentCosts, num_workers: int) -> SegmentTimes:
     """Return the forecast of `trial`'s segmentation on `num_workers` at `rates`."""
-    plan, near = trial.plan, _near(trial.plan)
+    plan = trial.plan
     num_blocks, num_voxels = len(plan.blocks), math.prod(plan.shape)
-    reading = rates.read_seconds * _touched(plan, near, trial.volume.spatial_chunks)
+    reading = rates.read_seconds * _touched(plan, plan.near, trial.volume.spatial_chunks)
     parts = rates.graph_parts * num_voxels
     again = reading if plan.recipe.objects.method == "watershed" else 0.0
     stages = (
-        StageTime("pieces", num_blocks, reading + rates.fragments_seconds * _touched(plan, near, SINGLE)),
+        StageTime("pieces", num_blocks, reading + rates.fragments_seconds * _touched(plan, plan.near, SINGLE)),
         StageTime("edges", num_blocks, again + rates.edges_seconds * _pairs(plan)),
         StageTime("graph", 1, rates.graph_seconds * sorting(parts) + rates.load_seconds * num_blocks),
         StageTime("paint", num_blocks, rates.paint_seconds * num_voxels),
-        *(_pyramid(plan, level, rates) for level in range(1, len(plan.factors))),
+        *(
+            StageTime(f"pyramid {n}", len(plan.shards(n)), rates.coarse_seconds * math.prod(plan.level_shape(n - 1)))
+            for n in range(1, len(plan.factors))
+        ),
     )
     seconds = sum(elapsed(stage.seconds, stage.num_tasks, num_workers) for stage in stages)
     return SegmentTimes(stages, rates.start_seconds + seconds, rates.num_voxels, not trial.is_there)
 
 
-def _pyramid(plan: SegmentPlan, level: int, rates: SegmentCosts) -> StageTime:
-    num_voxels = math.prod(plan.level_shape(level - 1))
-    return StageTime(f"pyramid {level}", len(plan.shards(level)), rates.coarse_seconds * num_voxels)
-
-
 def elapsed(seconds: float, num_tasks: int, num_workers: int) -> float:
     """Return the elapsed time of equal tasks of `seconds` in all; the last round may leave workers idle."""
     return seconds * math.ceil(num_tasks / num_workers) / num_tasks
-
-
-def _near(plan: SegmentPlan) -> tuple[int, ...]:
-    """Return the halo of a block's fragments in voxels (z, y, x)."""
-    objects = plan.recipe.objects
-    return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else SINGLE
 
 
 def _touched(plan: SegmentPlan, reach: Sequence[int], cell: Sequence[int]) -> int:
@@ -257,7 +247,7 @@ def _source(trial: SegmentTrial, number: int, shape: tuple[int, ...], folder: Pa
 
     def variance(start: tuple[int, ...]) -> float:
         probe = tuple(a + (n - min(n, PROBE)) // 2 for a, n in zip(start, shape, strict=True))
-        seen = Box(probe, tuple(a + min(n, PROBE) for a, n in zip(probe, shape, strict=True)))
+        seen = Box.from_shape(tuple(min(n, PROBE) for n in shape)).shift(probe)
         return float(np.nan_to_num(reader.read(seen).astype(np.float32)).var())
 
     start = max(dict.fromkeys(aligned), key=variance)
@@ -293,7 +283,7 @@ def _try_stages(plan: SegmentPlan, folder: Path) -> SegmentCosts:
         num_voxels=num_voxels,
         start_seconds=0.0,
         read_seconds=0.0,
-        fragments_seconds=fragments / _touched(plan, _near(plan), SINGLE),
+        fragments_seconds=fragments / _touched(plan, plan.near, SINGLE),
         edges_seconds=edges / _pairs(plan),
         paint_seconds=paint / num_voxels,
         coarse_seconds=_seconds(label_tasks.coarsen(coarser, coarse)) / num_voxels,

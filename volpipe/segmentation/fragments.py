@@ -21,8 +21,10 @@ from volpipe.segmentation.boundary_maps import (
     FINE,
     FULL,
     WHOLE,
+    at,
     heights,
     nearest_affinities,
+    pair,
     read_probabilities,
     smooth,
 )
@@ -103,8 +105,8 @@ def load_context(plan: SegmentPlan, reader: Reader, core: Box) -> BlockContext:
     objects = plan.recipe.objects
     is_watershed = objects.method == "watershed"
     passes = objects.smooth if is_watershed else (0, 0, 0)
-    outer = _grown(core, (1, 1, 1)) & plan.box
-    wide = _grown(outer, tuple(n + 1 for n in passes)) & plan.box
+    outer = core.grown((1, 1, 1)) & plan.box
+    wide = outer.grown(tuple(n + 1 for n in passes)) & plan.box
     probabilities = read_probabilities(plan, reader, wide)
     near = nearest_affinities(plan, probabilities, wide)
     height = heights(near, wide, plan.shape)
@@ -122,14 +124,9 @@ def load_context(plan: SegmentPlan, reader: Reader, core: Box) -> BlockContext:
     )
 
 
-def _grown(box: Box, by: tuple[int, ...]) -> Box:
-    start = tuple(a - n for a, n in zip(box.start, by, strict=True))
-    return Box(start, tuple(b + n for b, n in zip(box.stop, by, strict=True)))
-
-
 def _framed(data: np.ndarray, outer: Box, core: Box, beyond: int) -> np.ndarray:
     """Return `data` of `outer` padded with `beyond` to one voxel around `core`."""
-    frame = _grown(core, (1, 1, 1))
+    frame = core.grown((1, 1, 1))
     ends = zip(frame.start, frame.stop, outer.start, outer.stop, strict=True)
     return np.pad(data, [(c - a, b - d) for a, b, c, d in ends], constant_values=beyond)
 
@@ -143,22 +140,14 @@ def components(context: BlockContext, least: int) -> tuple[np.ndarray, np.ndarra
     graph = np.zeros(inside.shape, np.uint8)
     for axis in range(3):
         joined = (_inner(context.near[axis]) >= least) & inside & _moved(context.inside, axis, -1)
-        joined[tuple(0 if a == axis else slice(None) for a in range(3))] = False
+        joined[at(axis, 0)] = False
         graph |= joined.astype(np.uint8) << np.uint8(2 * axis + 1)  # cc3d: towards lower, then higher indices
-        graph |= _behind(joined, axis).astype(np.uint8) << np.uint8(2 * axis)
+        here, before = pair(axis)
+        graph[before] |= joined[here].astype(np.uint8) << np.uint8(2 * axis)
     labels = np.ascontiguousarray(cc3d.color_connectivity_graph(graph, connectivity=6))
     labels[~inside] = 0
     ids = fastremap.renumber(labels, in_place=True)[0].astype(np.uint32)
     return ids, _joined(_low_faces(context, ids, least))
-
-
-def _behind(joined: np.ndarray, axis: int) -> np.ndarray:
-    """Return (z, y, x), bool: voxels whose successor on `axis` is joined to them."""
-    behind = np.zeros_like(joined)
-    every = [slice(None)] * 3
-    here, there = (tuple(s if a == axis else e for a, e in enumerate(every)) for s in (slice(None, -1), slice(1, None)))
-    behind[here] = joined[there]
-    return behind
 
 
 def _low_faces(context: BlockContext, ids: np.ndarray, least: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -179,14 +168,14 @@ def basins(context: BlockContext) -> tuple[np.ndarray, np.ndarray]:
     moves.insert(ITSELF, 0)
     own = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     target = own + np.array(moves, np.int32)[codes]
-    leaving = list(_leaving(codes))
+    leaving = list(_leaving(codes, context))
     for face, leaves, _ in leaving:
         target[face.slices][leaves] = own[face.slices][leaves]
     root = _roots(target.ravel())
     is_root = (root == own.ravel()) & inside.ravel()
     number = np.cumsum(is_root, dtype=np.uint32)
     ids = (number[root] * inside.ravel()).reshape(shape)
-    exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in _far(leaving, context))
+    exits = ((ids[f.slices][leaves], context.numbers(f)[leaves] + move) for f, leaves, move in leaving)
     return ids, _joined(exits)
 
 
@@ -217,18 +206,12 @@ def _affinity(context: BlockContext, axis: int, step: int) -> np.ndarray:
     return _inner(near) if step < 0 else _moved(near, axis, step)
 
 
-def _leaving(codes: np.ndarray) -> Iterator[tuple[Box, np.ndarray, int]]:
-    """Yield for each face its box, a mask of the voxels that lead out of the block, and the index in STEPS."""
+def _leaving(codes: np.ndarray, context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
+    """Yield for each face its box, a mask of the voxels that lead out of the block, and by how much their number."""
     for number, (axis, step) in enumerate(STEPS):
         face = _face(codes.shape, axis, step)
         code = number + (number >= ITSELF)
-        yield face, codes[face.slices] == code, number
-
-
-def _far(leaving: list[tuple[Box, np.ndarray, int]], context: BlockContext) -> Iterator[tuple[Box, np.ndarray, int]]:
-    for face, leaves, number in leaving:
-        axis, step = STEPS[number]
-        yield face, leaves, step * context.strides[axis]
+        yield face, codes[face.slices] == code, step * context.strides[axis]
 
 
 def _roots(target: np.ndarray) -> np.ndarray:

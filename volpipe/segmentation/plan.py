@@ -13,20 +13,19 @@ from typing import ClassVar
 import numpy as np
 
 from volpipe.errors import PlanError
-from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up
+from volpipe.geometry.grid import Box, Grid, Shape, Triple, align_up, triple
 from volpipe.geometry.levels import level_factors
-from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.inference.output_plan import OutputPlan, Source, levels_of
 from volpipe.recipes.segmentation import NEAREST, SegmentRecipe
 from volpipe.runs.run_folder import RunFolder
-from volpipe.volumes.formats.precomputed import even_chunk
-from volpipe.volumes.volume import Volume, with_view
+from volpipe.volumes.formats.precomputed import SEGMENTATION, even_chunk
+from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute, with_view
 
 BLOCK, LARGE_BLOCK, CHUNK = 128, 256, 64
 MANY = 1 << 30  # voxels of a volume with large blocks
 # Per voxel of a block, beside its input: indices, ids, keys of pairs. 39 - 18, 55 - 18 and 127 - 18 were measured on
 # noisy affinities, 192³ voxels, 2026-11.
 WORK_BYTES = {"components": 32, "mean": 72, "mutex": 128}
-Lengths = tuple[float, float, float]
 
 
 class SegmentPlan(OutputPlan):
@@ -59,14 +58,45 @@ class SegmentPlan(OutputPlan):
         return np.dtype(np.uint32 if math.prod(self.shape) < 2**32 else np.uint64)
 
     @property
+    def is_labels(self) -> bool:
+        return True
+
+    @property
+    def multiscale(self) -> Multiscale:
+        """The places of the labels' levels."""
+        levels, name = levels_of(self.factors), absolute(self.out).stem
+        size, origin = self.source.voxel_size_nm, self.source.origin_nm
+        return Multiscale(levels, voxel_size_nm=size, origin_nm=origin, name=name, is_labels=True)
+
+    def spec(self, level: int) -> ArraySpec:
+        """Return the array of `level`."""
+        choice = self.recipe.output
+        return ArraySpec(
+            shape=self.level_shape(level),
+            dtype=self.dtype,
+            chunks=self.chunk,
+            shards=self.shard,
+            codec=SEGMENTATION if self.format == "precomputed" else choice.codec,
+            codec_level=choice.codec_level if choice.codec != "raw" else 0,
+        )
+
+    def around(self, block: int) -> Box:
+        """Return the box that the tasks of `block` read, which is clipped to the volume."""
+        return self.blocks.box(block).grown(self.reach) & self.box
+
+    @property
     def reach(self) -> Shape:
         """Halo of a block in voxels (z, y, x): the context that its tasks read."""
-        objects = self.recipe.objects
-        near = tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
-        if objects.method == "components" or self.recipe.input.kind != "affinities":
-            return near
+        if self.recipe.objects.method == "components" or self.recipe.input.kind != "affinities":
+            return self.near
         far = (max(abs(o[axis]) for o in self.recipe.input.offsets) for axis in range(3))
-        return tuple(map(max, near, far))
+        return tuple(map(max, self.near, far))
+
+    @property
+    def near(self) -> Shape:
+        """Halo of a block's fragments in voxels (z, y, x)."""
+        objects = self.recipe.objects
+        return tuple(n + 2 for n in objects.smooth) if objects.method == "watershed" else (1, 1, 1)
 
     @property
     def task_bytes(self) -> int:
@@ -119,7 +149,7 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
     block = output.block if output.block != "auto" else tuple(align_up(edge, c) for c in wish)
     chunk = wish if output.chunk != "auto" else tuple(math.gcd(b, CHUNK) for b in block)
     if output.chunk == "auto" and output.format == "precomputed":
-        chunk = even_chunk((block[0], block[1], block[2]))
+        chunk = even_chunk(triple(block))
     for axis, b, c in zip("zyx", block, chunk, strict=True):
         if b % c:
             raise PlanError(
@@ -127,15 +157,14 @@ def fit(volume: Volume, recipe: SegmentRecipe, out: str, search_path: str) -> Se
             )
     if math.prod(block) >= 2**31:
         raise PlanError(f"output.block {block} has more voxels than a task can number; use {(LARGE_BLOCK,) * 3}")
-    z, y, x = block
     return SegmentPlan(
         recipe=recipe,
         source=Source.from_volume(volume),
         out=out,
         search_path=search_path,
-        block=(z, y, x),
-        shard=(z, y, x),
-        chunk=(chunk[0], chunk[1], chunk[2]),
+        block=triple(block),
+        shard=triple(block),
+        chunk=triple(chunk),
         factors=level_factors(output.levels, shape, volume.voxel_size_nm or (1.0, 1.0, 1.0)),
     )
 

@@ -15,7 +15,6 @@ import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,12 +24,13 @@ from volpipe.blockwise.journal import Record
 from volpipe.blockwise.task import work_each, work_once
 from volpipe.geometry.affinities import Offset
 from volpipe.geometry.grid import Box
+from volpipe.inference.output import write_voxels
+from volpipe.inference.pyramid import coarse_voxels
 from volpipe.recipes.segmentation import NEAREST
 from volpipe.runs.worker import Written
 from volpipe.segmentation.agglomerate import Edges, solve
 from volpipe.segmentation.boundary_maps import nearest_affinities, read_probabilities
 from volpipe.segmentation.fragments import COLUMNS, find_fragments
-from volpipe.segmentation.output import coarse_labels, write_labels
 from volpipe.segmentation.plan import SegmentPlan, load_segment_plan
 from volpipe.volumes import checksums
 from volpipe.volumes.reader import Reader
@@ -58,6 +58,10 @@ class SegmentJob:
     @property
     def plan(self) -> SegmentPlan:
         return load_segment_plan(self.folder, self.identity)
+
+    def check_session(self) -> None:
+        """Refuse to write for a driver that another has replaced."""
+        check_holder(self.path, self.session)
 
     def reader(self) -> Reader:
         """Return a reader of the input volume."""
@@ -121,12 +125,12 @@ def fragments(job: SegmentJob, units: Sequence[int]) -> Record[FragmentCounts]:
     def one(block: int) -> FragmentCounts:
         plan = job.plan
         result = find_fragments(plan, job.reader(), block)
-        check_session(job)
+        job.check_session()
         open_writer(job.path / IDS, "").write(plan.blocks.box(block), result.ids)
         save(job.file(FRAGMENTS, block), joins=result.joins, table=result.table)
         return FragmentCounts(len(result.table), len(result.joins))
 
-    return work_each("pieces", units, one, FragmentCounts.joined, partial(check_session, job))
+    return work_each("pieces", units, one, FragmentCounts.joined, job.check_session)
 
 
 def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
@@ -136,11 +140,11 @@ def edges(job: SegmentJob, units: Sequence[int]) -> Record[EdgeCounts]:
         near = Neighbourhood.load(job, block)
         joins = near.joined_ids(_load(job.file(FRAGMENTS, block))["joins"])
         result = near.edges() if job.plan.recipe.objects.method == "watershed" else Edges(*_NO_EDGES)
-        check_session(job)
+        job.check_session()
         save(job.file(EDGES, block), joins=joins, pairs=near.global_ids(result.pairs), sums=result.sums)
         return EdgeCounts(len(joins), len(result.pairs))
 
-    return work_each("edges", units, one, EdgeCounts.joined, partial(check_session, job))
+    return work_each("edges", units, one, EdgeCounts.joined, job.check_session)
 
 
 _NO_EDGES = (np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64))
@@ -176,10 +180,10 @@ def graph(job: SegmentJob, units: Sequence[int]) -> Record[Objects]:
     """Write the label of every fragment and the table of objects; there is one unit."""
 
     def do() -> Objects:
-        check_session(job)
+        job.check_session()
         plan, whole = job.plan, FragmentGraph.load(job)
         solution = solve(whole.table, whole.joins, whole.pairs, whole.sums, plan.recipe.objects)
-        check_session(job)
+        job.check_session()
         atomic_write(job.path / TABLE, objects_csv(solution.objects, plan).encode())
         save(job.path / NAMES, labels=solution.labels.astype(plan.dtype), bases=whole.bases)
         return Objects(len(solution.objects), checksums.checksum(job.path / TABLE))
@@ -195,7 +199,7 @@ def paint(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
         label = np.zeros(int(names["bases"][block + 1] - names["bases"][block]) + 1, plan.dtype)
         label[1:] = names["labels"][names["bases"][block] : names["bases"][block + 1]]
         ids = open_writer(job.path / IDS, "").read(plan.blocks.box(block))
-        return np.asarray(label[ids])
+        return np.asarray(label[ids])[np.newaxis]
 
     return _write("paint", job, units, labels)
 
@@ -204,26 +208,21 @@ def coarsen(job: SegmentJob, units: Sequence[int]) -> Record[Written]:
     """Write shards `units` of the job's level from the level before it."""
 
     def labels(shard: int) -> np.ndarray:
-        return coarse_labels(job.plan, job.level, job.plan.shards(job.level).box(shard))
+        return coarse_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard))
 
     return _write(f"pyramid {job.level}", job, units, labels)
 
 
 def _write(stage: str, job: SegmentJob, units: Sequence[int], labels: Callable[[int], np.ndarray]) -> Record[Written]:
-    """Write the result of `labels` (z, y, x) to each shard of the job's level."""
+    """Write the result of `labels` (1, z, y, x) to each shard of the job's level."""
 
     def one(shard: int) -> Written:
         data = labels(shard)
-        check_session(job)
-        sums = write_labels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
+        job.check_session()
+        sums = write_voxels(job.plan, job.level, job.plan.shards(job.level).box(shard), data)
         return Written(((job.level, shard, sums),))
 
-    return work_each(stage, units, one, Written.joined, partial(check_session, job))
-
-
-def check_session(job: SegmentJob) -> None:
-    """Refuse to write for a driver that another has replaced."""
-    check_holder(job.path, job.session)
+    return work_each(stage, units, one, Written.joined, job.check_session)
 
 
 @dataclass(frozen=True)
@@ -248,15 +247,7 @@ class Neighbourhood:
     @classmethod
     def load(cls, job: SegmentJob, block: int) -> Neighbourhood:
         plan = job.plan
-        own = plan.blocks.box(block)
-        reach = plan.reach
-        box = (
-            Box(
-                tuple(a - r for a, r in zip(own.start, reach, strict=True)),
-                tuple(b + r for b, r in zip(own.stop, reach, strict=True)),
-            )
-            & plan.box
-        )
+        own, box = plan.blocks.box(block), plan.around(block)
         ids = open_writer(job.path / IDS, "").read(box).astype(np.int64)
         blocks, bases, base = list(plan.blocks.touching(box)), [], 0
         for number in blocks:
@@ -294,9 +285,8 @@ class Neighbourhood:
         if objects.agglomerate == "mutex":
             far = enumerate(plan.recipe.input.offsets[len(NEAREST) :], len(NEAREST))
             parts += [self._between(offset, probabilities[k][inner], 2) for k, offset in far]
-        return Edges.total(
-            np.concatenate([part.pairs for part in parts]), np.concatenate([part.sums for part in parts])
-        )
+        pairs, sums = zip(*((part.pairs, part.sums) for part in parts), strict=True)
+        return Edges.total(np.concatenate(pairs), np.concatenate(sums))
 
     def _between(self, offset: Offset, probabilities: np.ndarray, column: int) -> Edges:
         """Return the edges of the block's voxels to those at `offset`; the sum in `column`, the number in the next."""

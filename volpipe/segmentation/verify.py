@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from volpipe.errors import RunError
-from volpipe.inference.output import level_key
+from volpipe.inference.output_plan import level_key
 from volpipe.runs.verify import Recomputed
 from volpipe.segmentation.fragments import find_fragments
 from volpipe.segmentation.plan import SegmentPlan

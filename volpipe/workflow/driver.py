@@ -34,7 +34,7 @@ from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated,
 from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
-from volpipe.inference.output import ARRAY_FORMATS, check_name, check_output, create_output, stored_box, write_displays
+from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
 from volpipe.inference.runner import loaded_runner
 from volpipe.inference.scratch import Tensors
@@ -278,7 +278,7 @@ class RunWork(OutputWork[Plan, Report]):
                     report.seams = seam_scores(selection)
                 with _warned("no windows of channels for viewers"):
                     write_displays(self.plan)
-            seal(self.folder, self.plan, ARRAY_FORMATS[self.plan.recipe.output.format], RESULTS, _findings(report))
+            seal(self.folder, self.plan, self.plan.array_format, RESULTS, _findings(report))
         return Report(self.plan, self.folder.path, was_complete=True) if was_complete else report
 
     def _know_input(self, selection: Selection, report: Report) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from volpipe.errors import PlanError
 from volpipe.estimation.limits import check_access, check_apart, check_window
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.inference.output import suffix_of
+from volpipe.inference.output import check_output, suffix_of
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import Input
 from volpipe.recipes.segmentation import SegmentInput, SegmentRecipe
 from volpipe.recipes.workflow import VOLUME, Comparison, Flow, FlowStage, named
 from volpipe.runs.run_folder import RunFolder
 from volpipe.segmentation.driver import plan_segmentation
-from volpipe.segmentation.output import check_output
 from volpipe.segmentation.plan import check_offsets, fit
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location

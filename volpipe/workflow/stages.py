@@ -28,7 +28,6 @@ from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, OutputWork
-from volpipe.segmentation import output
 from volpipe.segmentation.driver import SegmentWork, check_memory
 from volpipe.segmentation.estimate import SegmentTimes, SegmentTrial, calibrate_segmentation
 from volpipe.segmentation.plan import SegmentPlan
@@ -97,9 +96,9 @@ class StagePlan(ABC):
         longest = max(self.work().progress().schedule.shown, key=lambda stage: stage.num_units)
         return 1.0 - longest.num_done / max(1, longest.num_units)
 
-    @abstractmethod
     def volume(self, level: int = 0) -> Volume:
-        """Return the volume that it makes."""
+        """Return `level` of the volume that it makes."""
+        return planned_volume(self.plan, level)
 
     @property
     def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
@@ -168,10 +167,6 @@ class RunStage(StagePlan):
     @property
     def num_blocks(self) -> int:
         return self.plan.num_active
-
-    def volume(self, level: int = 0) -> Volume:
-        """Return the volume that the net makes."""
-        return planned_volume(self.plan, level)
 
     @property
     def offsets(self) -> tuple[tuple[int, int, int], ...] | None:
@@ -243,10 +238,6 @@ class LabelStage(StagePlan):
     @property
     def num_blocks(self) -> int:
         return len(self.plan.blocks)
-
-    def volume(self, level: int = 0) -> Volume:
-        """Return the labels."""
-        return output.planned_volume(self.plan, level)
 
     def needs(self) -> tuple[ResourceNeeds, float | None]:
         """Return what the segmentation needs; see `StagePlan`."""
