@@ -77,6 +77,8 @@ def test_an_image_is_scored_against_another(mask: np.ndarray, tmp_path: Path) ->
     assert calls[-1] == 1
     assert vp.evaluate("g.zarr", "f.zarr", site="threads").scores == result.scores
     assert result.to_json()["reference"] == str(vp.open("f.zarr"))
+    assert f"<td>output</td><td>{result.scores['output'].psnr:.2f}</td>" in result._repr_html_()
+    assert repr(result).startswith("<EvaluationResult: output g.zarr:s0, reference f.zarr:s0, time ")
     result.draw(tmp_path / "p.png")
     assert (tmp_path / "p.png").is_file()
 

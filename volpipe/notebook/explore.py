@@ -19,6 +19,7 @@ from volpipe.errors import VolpipeError
 from volpipe.evaluation.pictures import grey, panel
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
 from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
 
 PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
@@ -76,7 +77,7 @@ class Explorer:
         return Region(plane, self.at, (low[down], low[across]), (high[down], high[across]), pixel)
 
     def __repr__(self) -> str:
-        return f"<Explorer of {', '.join(str(image.levels[0]) for image in self.images)}>"
+        return f"<Explorer of {', '.join(shown(image.levels[0]) for image in self.images)}>"
 
     def picture(self) -> bytes:
         """Return a PNG of the three planes of each image, with labels over them, and what should be known."""

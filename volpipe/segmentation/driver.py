@@ -155,7 +155,7 @@ class SegmentSchedule(FedSchedule):
         return not all(finer.done[n] for n in self.plan.shards(level - 1).touching(box))
 
 
-@dataclass
+@dataclass(repr=False)
 class SegmentationResult(WorkReport):
     """How a segmentation ended.
 
@@ -180,7 +180,8 @@ class SegmentationResult(WorkReport):
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        return {"labels": self.out, "objects": f"{self.num_objects:,}", "table": self.table, **super().facts()}
+        places = {"labels": paths.shown(self.out), "table": paths.shown(self.table)}
+        return {**places, "objects": f"{self.num_objects:,}", **super().facts()}
 
 
 def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:
