@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, TEST_PATH
-
+ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "notebooks"
 KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -18,12 +17,12 @@ SECONDS = 170  # of a cell: a notebook takes less than three minutes
 
 
 def executed(path: Path, folder: Path) -> Any:  # Any: nbformat's
-    """Return the notebook at `path` with the outputs of its cells, which work in `folder`; an error in one is raised."""
+    """Return the notebook at `path` with the outputs of its cells, which work in `folder`; their errors are raised."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    places = {"PYTHONPATH": TEST_PATH, "JUPYTER_RUNTIME_DIR": str(folder), "IPYTHONDIR": str(folder / ".ipython")}
+    places = {"PYTHONPATH": str(ROOT), "JUPYTER_RUNTIME_DIR": str(folder), "IPYTHONDIR": str(folder / ".ipython")}
     client = NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, store_widget_state=False,
         resources={"metadata": {"path": str(folder)}},

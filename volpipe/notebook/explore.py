@@ -96,7 +96,7 @@ class Explorer:
         """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
         bundle: Message = {"text/plain": repr(self), "image/png": self.picture()}
         if _has_widgets():
-            bundle |= dict(self._started()._repr_mimebundle_()[0])
+            bundle = dict(self._started()._repr_mimebundle_()[0]) | bundle
         return bundle, {}
 
     def _started(self) -> Any:  # Any: an AnyWidget
@@ -183,9 +183,9 @@ def open_explorer(
     places = zip((z, y, x), raster.origin_nm, raster.voxel_size_nm, strict=True)
     at_z, at_y, at_x = (origin + place * size for place, origin, size in places)
     everything = [*images, *([] if labels is None else [labels])]
-    notes = [f"{each}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
+    notes = [f"{shown(each)}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
     notes += [
-        f"{each}: channels 0, 1 and 2 of {each.num_channels} are red, green and blue"
+        f"{shown(each)}: channels 0, 1 and 2 of {each.num_channels} are red, green and blue"
         for each in images
         if each.num_channels > 3
     ]

@@ -8,7 +8,9 @@ segmentation from its journal::
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -50,6 +52,7 @@ from volpipe.segmentation.tasks import (
     SegmentJob,
 )
 from volpipe.segmentation.verify import recompute_labels
+from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import Volume, open_volume
@@ -155,6 +158,9 @@ class SegmentSchedule(FedSchedule):
         return not all(finer.done[n] for n in self.plan.shards(level - 1).touching(box))
 
 
+SHOWN_OBJECTS, MOST_LISTED = 8, 1_000_000  # of a table in a notebook; a longer table takes seconds to read
+
+
 @dataclass(repr=False)
 class SegmentationResult(WorkReport):
     """How a segmentation ended.
@@ -177,6 +183,21 @@ class SegmentationResult(WorkReport):
     def table(self) -> Path:
         """The CSV file of objects."""
         return self.folder / TABLE
+
+    def largest(self, count: int = SHOWN_OBJECTS) -> list[dict[str, str]]:
+        """Return the rows of so many objects in the table, by its headings, those of most voxels first."""
+        if not self.num_objects:
+            return []
+        with self.table.open(encoding="utf-8", newline="") as file:
+            return heapq.nlargest(count, csv.DictReader(file), key=lambda row: int(row["voxels"]))
+
+    def _repr_html_(self) -> str:
+        """Return how it ended, and below it the largest objects, while their table is there and not too long."""
+        page = super()._repr_html_()
+        if not 0 < self.num_objects <= MOST_LISTED or not self.table.is_file():
+            return page
+        rows = self.largest()
+        return page + html_table(list(rows[0]), (list(row.values()) for row in rows), caption="the largest objects")
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""

@@ -44,7 +44,7 @@ def locate(location: str | os.PathLike[str] | Remote) -> Location:
 
 
 def shown(place: object) -> str:
-    """Return `place`, which begins with a path, as a notebook shows it: without the current folder, if it is in that."""
+    """Return `place`, which begins with a path, as a notebook shows it: without the current folder, if it is there."""
     try:
         here = os.getcwd() + os.sep  # noqa: PTH109  # links unresolved, as `locate` leaves them
     except FileNotFoundError:  # it was deleted
