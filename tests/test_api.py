@@ -14,6 +14,8 @@ from conftest import ROOT
 from volumes import write_volume
 
 import volpipe as vp
+from volpipe.geometry.grid import Box
+from volpipe.synthetic.volume import Sample
 
 STUB = ast.parse((ROOT / "volpipe" / "__init__.pyi").read_text(encoding="utf-8"))
 IMPORTED = [alias.name for node in STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -56,6 +58,15 @@ def test_a_volume_is_surveyed_part_by_part_and_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(copy, volume[...])
     assert calls[-1][0] == calls[-1][1]
     assert [array.key for array in vp.list_arrays(tmp_path / "a.n5")] == ["labels", "raw"]
+
+
+def test_a_sample_has_the_voxel_size_that_is_asked_for(tmp_path: Path) -> None:
+    volume = vp.sample(tmp_path / "a.n5", (16, 24, 32), voxel_size_nm=(10, 12, 14))
+    assert volume.voxel_size_nm == (10, 12, 14)
+    np.testing.assert_array_equal(volume, Sample((16, 24, 32), 0, (10, 12, 14)).raw(Box.from_shape((16, 24, 32))))
+    with pytest.raises(vp.VolpipeError, match="exists already, with resolution"):
+        vp.sample(tmp_path / "a.n5", (16, 24, 32))
+    assert vp.convert(volume, tmp_path / "b.n5", bin=(4, 1, 1)).voxel_size_nm == (40, 12, 14)
 
 
 def test_a_container_of_several_is_not_surveyed(tmp_path: Path) -> None:

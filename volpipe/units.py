@@ -36,7 +36,12 @@ def duration(seconds: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: 1 task, 1,200 tasks."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a noun: tasks, boxes."""
+    return f"{noun}es" if noun.endswith("x") else f"{noun}s"
 
 
 def shape(values: tuple[int, ...]) -> str:

@@ -77,6 +77,8 @@ def test_an_image_is_scored_against_another(mask: np.ndarray, tmp_path: Path) ->
     assert calls[-1] == 1
     assert vp.evaluate("g.zarr", "f.zarr", site="threads").scores == result.scores
     assert result.to_json()["reference"] == str(vp.open("f.zarr"))
+    assert f"<td>output</td><td>{result.scores['output'].psnr:.2f}</td>" in result._repr_html_()
+    assert repr(result).startswith("<EvaluationResult: output g.zarr, reference f.zarr, time ")
     result.draw(tmp_path / "p.png")
     assert (tmp_path / "p.png").is_file()
 
@@ -84,6 +86,9 @@ def test_an_image_is_scored_against_another(mask: np.ndarray, tmp_path: Path) ->
 def test_labels_are_scored_against_others(mask: np.ndarray, tmp_path: Path) -> None:
     result = vp.segment("f.zarr", COMPONENTS, site=Inline())
     make(tmp_path / "truth.zarr", measure.label(mask, connectivity=1).astype(np.uint32))
+    sizes = np.bincount(np.asarray(vp.open(result.out)).ravel())[1:]
+    assert [int(row["voxels"]) for row in result.largest(2)] == sorted(sizes.tolist())[::-1][:2]
+    assert f"<td>{sizes.argmax() + 1}</td><td>{sizes.max()}</td>" in result._repr_html_()
     scores = vp.evaluate(result.out, "truth.zarr", labels=True, site=Inline()).scores
     assert not isinstance(scores, dict)
     assert (scores.split, scores.merge, scores.rand_error) == (0, 0, 0)

@@ -180,6 +180,7 @@ def test_a_picture_goes_with_the_widget_and_says_where_there_is_none(
     explorer = placed(tmp_path / "a.n5", data, (8.0, 8.0, 8.0), (0.0, 0.0, 0.0)).show()
     bundle, _ = explorer._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
+    assert bundle["text/plain"].startswith("<Explorer of ")
     drawn = picture(bundle)
     margin, caption, zoom = 8, 22, 8  # 320 pixels of 40 voxels
     voxels = drawn[margin + caption + 4 :: zoom, margin + 4 :: zoom][:40, :40]

@@ -102,6 +102,17 @@ def test_html_holds_the_picture_and_the_facts(volume: vp.Volume) -> None:
     assert "windows" in text and "halo" in text and str(result.box) in text
 
 
+def test_a_cell_shows_the_picture_once_and_the_table_below_it(
+    volume: vp.Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, shown = vp.try_net("identity", volume, size=8), []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    result._ipython_display_()
+    picture, table = shown
+    assert picture == {"image/png": result.png(), "text/plain": repr(result)}
+    assert "<table>" in table["text/html"] and "base64" not in table["text/html"]
+
+
 def test_without_matplotlib_texts_and_tables_are_there(volume: vp.Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)

@@ -86,6 +86,33 @@ def test_a_copy_has_the_voxels_and_the_place_of_the_original(tmp_path: Path, for
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.n5", place_of(tmp_path, format).name]
 
 
+@pytest.mark.parametrize("format", ["n5", "ome-zarr-0.5", "tiff"])
+@pytest.mark.parametrize("limit", [2**27, 2**10])  # bytes that are read at once: all, or slab by slab
+def test_a_binned_copy_has_means_and_lies_in_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, limit: int
+) -> None:
+    monkeypatch.setattr(module, "MAX_BOX_BYTES", limit)
+    data = noise((40, 36, 51))
+    copy = convert(make(tmp_path / "a.n5", data), place_of(tmp_path, format), Choice(format, bin=(4, 2, 1)))
+    expected = np.rint(data.reshape(10, 4, 18, 2, 51).mean(axis=(1, 3))).astype(np.uint8)
+    np.testing.assert_array_equal(voxels(copy)[0], expected)
+    assert copy.voxel_size_nm == pytest.approx((4 * SIZE[0], 2 * SIZE[1], SIZE[2]))
+    if format != "tiff":  # which has no origin
+        corner = [o - v / 2 for o, v in zip(ORIGIN, SIZE, strict=True)]
+        assert [o - v / 2 for o, v in zip(copy.origin_nm, copy.voxel_size_nm, strict=True)] == pytest.approx(corner)
+
+
+def test_what_has_no_mean_is_not_binned(tmp_path: Path) -> None:
+    source = make(tmp_path / "a.n5", noise((40, 36, 51)))
+    with pytest.raises(VolumeError, match=r"axis x of .* has 51 voxels, which 2 does not divide"):
+        convert(source, tmp_path / "b.n5", Choice(bin=(4, 2, 2)))
+    with pytest.raises(VolumeError, match=r"axis z .* which 0 does not divide"):
+        convert(source, tmp_path / "b.n5", Choice(bin=(0, 1, 1)))
+    with pytest.raises(VolumeError, match="holds uint64, which volpipe takes for labels"):
+        convert(make(tmp_path / "c.n5", noise((8, 8, 8), "uint64")), tmp_path / "b.n5", Choice(bin=(2, 2, 2)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.n5", "c.n5"]
+
+
 def test_every_format_becomes_every_other(tmp_path: Path) -> None:
     data = noise((11, 12, 13), "int16")
     first = make(tmp_path / "a.n5", data)

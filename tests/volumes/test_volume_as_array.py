@@ -121,9 +121,13 @@ def test_a_level_keeps_the_channel_and_takes_no_foreign_size(tmp_path: Path) -> 
         open_volume(tmp_path / "a", view=View(voxel_size_nm=(9, 9, 9))).level(1)
 
 
-def test_it_shows_itself_briefly(tmp_path: Path) -> None:
+def test_it_shows_itself_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     volume = make(tmp_path / "a", invented((5, 6, 7), "uint8"))
     assert repr(volume) == f"<Volume {tmp_path / 'a'}: (5, 6, 7) uint8, voxel size unknown>"
+    monkeypatch.chdir(tmp_path)  # where a notebook is, names are as they were given there
+    assert repr(volume) == "<Volume a: (5, 6, 7) uint8, voxel size unknown>"
+    assert "<caption>a</caption>" in volume._repr_html_() and str(volume) == str(tmp_path / "a")
+    monkeypatch.chdir("/")
     pyramid(tmp_path / "b", (8, 8, 8), ("z", "y", "x"))
     assert repr(open_volume(tmp_path / "b")) == f"<Volume {tmp_path / 'b'}:s0: (8, 8, 8) uint8, 16 × 8 × 8 nm>"
 

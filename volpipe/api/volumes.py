@@ -91,6 +91,7 @@ def convert(
     chunk: tuple[int, int, int] | None = None,
     shard: tuple[int, int, int] | None = None,
     codec: str = "auto",
+    bin: tuple[int, int, int] = (1, 1, 1),
     workers: int = 1,
     progress: bool | None = None,
     on_progress: OnProgress | None = None,
@@ -105,16 +106,18 @@ def convert(
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
         codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
+        bin: voxels (z, y, x) of the volume whose mean, rounded as the type needs, is a voxel of the copy.
         workers: how many read at once.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of boxes copied and the number of boxes, after each.
 
     Raises:
-        VolumeError: `out` exists, its format cannot hold such a volume, or there is no room for it.
+        VolumeError: `out` exists, its format cannot hold such a volume, there is no room for it, or `bin` does not
+            divide its voxels.
     """
     opened = volume if isinstance(volume, Volume) else open(volume)
     with count_shown("convert", "box", progress, has_listener=on_progress is not None) as show:
-        choice = Choice(format, chunk, shard, codec)
+        choice = Choice(format, chunk, shard, codec, bin)
         return copy(opened, out, choice, workers=workers, on_progress=on_progress or show)
 
 
@@ -123,6 +126,7 @@ def sample(
     shape: tuple[int, int, int] = (128, 256, 256),
     *,
     seed: int = 0,
+    voxel_size_nm: tuple[float, float, float] = (16.0, 8.0, 8.0),
     workers: int = 1,
     progress: bool | None = None,
     on_progress: OnProgress | None = None,
@@ -130,9 +134,10 @@ def sample(
     """Write an invented electron-microscopy volume, arrays `raw` and `labels`, and return `raw`.
 
     Args:
-        path: a folder whose name ends in .n5; a sample in it of another shape or seed is in the way.
-        shape: voxels (z, y, x) of 16 × 8 × 8 nm.
+        path: a folder whose name ends in .n5; a sample in it of another shape, seed or voxel size is in the way.
+        shape: voxels (z, y, x).
         seed: the same seed gives the same bytes.
+        voxel_size_nm: edges (z, y, x) of a voxel; from about 2 to 40 nm the tissue can be recognised.
         workers: processes.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
         on_progress: called with the number of boxes written and the number of boxes, after each.
@@ -145,5 +150,5 @@ def sample(
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
     with count_shown("sample", "box", progress, has_listener=on_progress is not None) as show:
-        write_sample(Path(path), Sample(shape, seed), workers=workers, on_progress=on_progress or show)
+        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=on_progress or show)
     return open(path, "raw")

@@ -25,6 +25,7 @@ from volpipe.blockwise.interrupts import INTERRUPTED
 from volpipe.blockwise.pace import Pace, Reading
 from volpipe.display.cell import Cell
 from volpipe.errors import VolpipeError
+from volpipe.units import plural
 
 DONE, INCOMPLETE, REFUSED, AT_WORK = 0, 1, 2, 3  # exit codes beside INTERRUPTED; AT_WORK is of `volpipe status`
 PLAIN_LINE_SECONDS = 10.0
@@ -165,7 +166,7 @@ class Bars:
             row.task,
             completed=done,
             total=whole,
-            count=f"{int(done):,} of {whole:,.0f} {noun}{'' if whole == 1 else 's'}",
+            count=f"{int(done):,} of {whole:,.0f} {noun if whole == 1 else plural(noun)}",
             speed=_per_time(speed, noun) if done < whole else "",
             left=f"{_clock(seconds_left)} left" if seconds_left is not None and done < whole else "",
         )
@@ -182,7 +183,7 @@ def _per_time(speed: float, noun: str) -> str:
     """Return how many of a noun go by in a second, or in a minute or an hour where those are few."""
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
         if speed * seconds >= 1 or unit == "h":
-            return f"{speed * seconds:,.1f} {noun}s/{unit}" if speed > 0 else ""
+            return f"{speed * seconds:,.1f} {plural(noun)}/{unit}" if speed > 0 else ""
     raise AssertionError("unreachable")
 
 

@@ -16,20 +16,14 @@ if TYPE_CHECKING:
     from volpipe.evaluation.label_scores import LabelScores
     from volpipe.volumes.volume import Volume
 
-COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
-CAPTION = (
-    "FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {cube} voxels, first falls below; "
-    "along z: of directions within 30 degrees of it"
-)
-
 
 def score_table(scores: Scores, volume: Volume) -> Table:
     """Return the scores of each candidate, the best PSNR first, or of labels; `volume` knows the size of a voxel."""
-    from volpipe.evaluation.image_scores import CUBE
+    from volpipe.evaluation.evaluate import SCORE_CAPTION, SCORE_COLUMNS
 
     if not isinstance(scores, dict):
         return _label_table(scores)
-    table = columns("", *COLUMNS, caption=CAPTION.format(cube=CUBE))
+    table = columns("", *SCORE_COLUMNS, caption=SCORE_CAPTION)
     for name, result in sorted(scores.items(), key=lambda item: -item[1].psnr):
         has_cubes = bool(result.curve)
         cuts = (result.half, result.seventh, result.half_z, result.seventh_z)

@@ -22,20 +22,32 @@ from volpipe.blockwise.pool import Start, WorkerPool
 from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError
-from volpipe.evaluation.evaluate import FINGERPRINT, RESULTS, BlockScores, Evaluation, Scores, check_labels, sum_scores
+from volpipe.evaluation.evaluate import (
+    FINGERPRINT,
+    RESULTS,
+    SCORE_CAPTION,
+    SCORE_COLUMNS,
+    BlockScores,
+    Evaluation,
+    ImageScores,
+    Scores,
+    check_labels,
+    sum_scores,
+)
 from volpipe.evaluation.panels import draw
 from volpipe.geometry.grid import Box
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkReport, WorkSession, check_kind
+from volpipe.tables import html_table
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json
-from volpipe.volumes.storage.paths import Location, delete, delete_file, exists
+from volpipe.volumes.storage.paths import Location, delete, delete_file, exists, shown
 from volpipe.volumes.volume import Volume
 
 EVALUATION_FILE = "evaluation.json"  # in the folder of an evaluation: what is compared
 
 
-@dataclass
+@dataclass(repr=False)
 class EvaluationResult(WorkReport):
     """How an evaluation ended.
 
@@ -48,17 +60,25 @@ class EvaluationResult(WorkReport):
 
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        compared = {"output": self.plan.output, "reference": self.plan.reference}
-        return {**compared, **self._scores(), **super().facts()}
+        compared = {"output": shown(self.plan.output), "reference": shown(self.plan.reference)}
+        return {**compared, **self._label_scores(), **super().facts()}
 
-    def _scores(self) -> dict[str, object]:
-        scores = self.scores if isinstance(self.scores, dict) else {} if self.scores is None else {"": self.scores}
+    def _label_scores(self) -> dict[str, object]:
+        if self.scores is None or isinstance(self.scores, dict):
+            return {}
         return {
-            f"{name} {field.name.replace('_', ' ')}".strip(): f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-            for name, each in scores.items()
-            for field in dataclasses.fields(each)
-            if isinstance(value := getattr(each, field.name), int | float)
+            field.name.replace("_", " "): f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+            for field in dataclasses.fields(self.scores)
+            if isinstance(value := getattr(self.scores, field.name), int | float)
         }
+
+    def _repr_html_(self) -> str:
+        """Return a table of images, the best PSNR first, above how it ended; cuts are in cycles per voxel."""
+        if not isinstance(self.scores, dict):
+            return super()._repr_html_()
+        best_first = sorted(self.scores.items(), key=lambda item: -item[1].psnr)
+        rows = ((name, f"{each.psnr:.2f}", f"{each.ssim:.4f}", *_cuts(each)) for name, each in best_first)
+        return html_table(("", *SCORE_COLUMNS), rows, caption=SCORE_CAPTION) + super()._repr_html_()
 
     def to_json(self) -> dict[str, object]:
         """Return the scores and their volumes as JSON values; infinite numbers are None."""
@@ -69,6 +89,14 @@ class EvaluationResult(WorkReport):
     def draw(self, path: str | Path) -> None:
         """Write slices and errors of images to the PNG at `path`."""
         draw(Path(path), self.plan)
+
+
+def _cuts(scores: ImageScores) -> list[str]:
+    """Return the frequencies at which the correlation with the reference ends, as far as there are any."""
+    if not scores.curve:
+        return ["too small"] * 4
+    cuts = (scores.half, scores.seventh, scores.half_z, scores.seventh_z)
+    return ["never" if cut is None else f"{cut:.3f}" for cut in cuts]
 
 
 class EvaluationSchedule(FedSchedule):

@@ -105,6 +105,13 @@ class Evaluation:
         return self.describe() | {"scores": values}
 
 
+SCORE_COLUMNS = ("PSNR dB", "SSIM", "FSC 0.5", "FSC 1/7", "along z 0.5", "along z 1/7")
+SCORE_CAPTION = (
+    f"FSC: cycles per voxel at which the Fourier shell correlation, over cubes of {image_scores.CUBE} voxels, first "
+    "falls below; along z: of directions within 30 degrees of it"
+)
+
+
 @dataclass(frozen=True)
 class ImageScores:
     """Scores of a candidate against the reference; frequencies in cycles per voxel, resolutions in nm.

@@ -20,6 +20,7 @@ from volpipe.evaluation.pictures import grey, panel
 from volpipe.geometry.grid import triple
 from volpipe.notebook.cuts import AXES, Cut, Plane, Region, Stack
 from volpipe.volumes.storage.metadata import Lengths
+from volpipe.volumes.storage.paths import shown
 from volpipe.volumes.volume import Volume
 
 PLANES: tuple[Plane, ...] = ("xy", "xz", "yz")
@@ -77,7 +78,7 @@ class Explorer:
         return Region(plane, self.at, (low[down], low[across]), (high[down], high[across]), pixel)
 
     def __repr__(self) -> str:
-        return f"<Explorer of {', '.join(str(image.levels[0]) for image in self.images)}>"
+        return f"<Explorer of {', '.join(shown(image.levels[0]) for image in self.images)}>"
 
     def picture(self) -> bytes:
         """Return a PNG of the three planes of each image, with labels over them, and what should be known."""
@@ -96,7 +97,7 @@ class Explorer:
         """Return the picture, and beside it the widget where there can be one; Any: names, unused."""
         bundle: Message = {"text/plain": repr(self), "image/png": self.picture()}
         if _has_widgets():
-            bundle |= dict(self._started()._repr_mimebundle_()[0])
+            bundle = dict(self._started()._repr_mimebundle_()[0]) | bundle
         return bundle, {}
 
     def _started(self) -> Any:  # Any: an AnyWidget
@@ -183,9 +184,9 @@ def open_explorer(
     raster = stacks[0].rasters[0]
     places = zip(middle, raster.origin_nm, raster.voxel_size_nm, strict=True)
     everything = [*images, *([] if labels is None else [labels])]
-    notes = [f"{each}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
+    notes = [f"{shown(each)}: voxel size unknown, shown as 1 nm" for each in everything if each.voxel_size_nm is None]
     notes += [
-        f"{each}: channels 0, 1 and 2 of {each.num_channels} are red, green and blue"
+        f"{shown(each)}: channels 0, 1 and 2 of {each.num_channels} are red, green and blue"
         for each in images
         if each.num_channels > 3
     ]

@@ -120,6 +120,15 @@ class Drawn:
     def _table(self) -> str:
         raise NotImplementedError
 
+    def _ipython_display_(self) -> None:
+        """Show the picture and, below it, the table: each once, so that a notebook's file holds no picture twice."""
+        from IPython.display import display
+
+        picture = self._repr_png_()
+        if picture is not None:
+            display({"image/png": picture, "text/plain": repr(self)}, raw=True)
+        display({"text/html": self._repr_html_() if picture is None else self._table(), "text/plain": ""}, raw=True)
+
     def _repr_png_(self) -> bytes | None:
         with contextlib.suppress(MissingMatplotlibError):
             return self.png()

@@ -81,7 +81,7 @@ TOTALS = ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak mem
 MOST_MISSING = 20  # lines there
 
 
-@dataclass
+@dataclass(repr=False)
 class WorkReport:
     """How work on an output ended.
 
@@ -121,7 +121,11 @@ class WorkReport:
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
         time = "complete before" if self.was_complete else duration(self.seconds)
-        return {"time": time, "missing": len(self.missing), "folder": self.folder}
+        return {"time": time, "missing": len(self.missing), "folder": paths.shown(self.folder)}
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self.facts().items())
+        return f"<{type(self).__name__}: {facts}>"
 
     def _repr_html_(self) -> str:
         parts = [html_facts(self.facts())]

@@ -8,7 +8,9 @@ segmentation from its journal::
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -52,6 +54,7 @@ from volpipe.segmentation.tasks import (
     SegmentJob,
 )
 from volpipe.segmentation.verify import recompute_labels
+from volpipe.tables import html_table
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location, delete
 from volpipe.volumes.volume import open_volume
@@ -115,7 +118,10 @@ class SegmentSchedule(OutputSchedule[SegmentPlan]):
         return not all(self.pieces.done[near] for near in self.plan.blocks.touching(self.plan.around(block)))
 
 
-@dataclass
+SHOWN_OBJECTS, MOST_LISTED = 8, 1_000_000  # of a table in a notebook; a longer table takes seconds to read
+
+
+@dataclass(repr=False)
 class SegmentationResult(WorkReport):
     """How a segmentation ended.
 
@@ -137,9 +143,25 @@ class SegmentationResult(WorkReport):
         """The CSV file of objects."""
         return self.folder / TABLE
 
+    def largest(self, count: int = SHOWN_OBJECTS) -> list[dict[str, str]]:
+        """Return the rows of so many objects in the table, by its headings, those of most voxels first."""
+        if not self.num_objects:
+            return []
+        with self.table.open(encoding="utf-8", newline="") as file:
+            return heapq.nlargest(count, csv.DictReader(file), key=lambda row: int(row["voxels"]))
+
+    def _repr_html_(self) -> str:
+        """Return how it ended, and below it the largest objects, while their table is there and not too long."""
+        page = super()._repr_html_()
+        if not 0 < self.num_objects <= MOST_LISTED or not self.table.is_file():
+            return page
+        rows = self.largest()
+        return page + html_table(list(rows[0]), (list(row.values()) for row in rows), caption="the largest objects")
+
     def facts(self) -> dict[str, object]:
         """Return how it ended in numbers, for people."""
-        return {"labels": self.out, "objects": f"{self.num_objects:,}", "table": self.table, **super().facts()}
+        places = {"labels": paths.shown(self.out), "table": paths.shown(self.table)}
+        return {**places, "objects": f"{self.num_objects:,}", **super().facts()}
 
 
 def plan_segmentation(location: str, recipe: SegmentRecipe, out: str | Location, search_path: Path) -> SegmentPlan:

@@ -36,6 +36,7 @@ from volpipe.volumes.storage.metadata import Place
 from volpipe.volumes.storage.object_store import Remote, check_writable
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.storage.quota import find_quotas
+from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import ArraySpec, Volume, open_volume
 
 CODECS = {
@@ -63,6 +64,8 @@ SHARDED = ("zarr3", "precomputed")
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
 
+UNBINNED: Triple = (1, 1, 1)
+
 OnProgress = Callable[[int, int], None]
 
 
@@ -75,12 +78,14 @@ class Choice:
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
         codec: "zstd", "gzip", "raw" or "compressed_segmentation"; "auto" takes what the format's readers all have.
+        bin: voxels (z, y, x) of the volume whose mean is a voxel of the copy.
     """
 
     format: str = "auto"
     chunk: Triple | None = None
     shard: Triple | None = None
     codec: str = "auto"
+    bin: Triple = UNBINNED
 
 
 def convert(
@@ -109,17 +114,19 @@ def convert(
         VolumeError: `out` exists, the format cannot hold such a volume, there is no room for it, or a part of another
             copy is in the way.
     """
-    target = plan_copy(volume, out, choice or Choice())
-    boxes = Grid(volume.spatial_shape, _cell(target, volume))
+    choice = choice or Choice()
+    target = plan_copy(volume, out, choice)
+    coarse, read = coarser(volume, choice.bin), partial(_read, volume, choice.bin)
+    boxes = Grid(coarse.spatial_shape, _cell(target, coarse))
     tell = on_progress or (lambda done, total: None)
-    with atomic_copy(target, _identity(target, volume, boxes)) as tally:
+    with atomic_copy(target, _identity(target, volume, boxes) | {"bin": choice.bin}) as tally:
         if target.is_folder:
-            copy_box = partial(_copy_box, target, volume, boxes)
+            copy_box = partial(_copy_box, target, read, boxes)
             for number in in_processes(copy_box, tally.left(len(boxes)), workers, target.path):
                 tally.add(number)
                 tell(len(tally), len(boxes))
         else:
-            with contextlib.closing(_parts(target, volume, boxes, workers, tell)) as parts:
+            with contextlib.closing(_parts(target, read, boxes, workers, tell)) as parts:
                 _write_file(target, parts)
                 next(parts, None)  # to report the last box
     return open_volume(str(target.path), target.array_key)
@@ -146,13 +153,45 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         key = DEFAULT_KEY
     if "t" in volume.axes and volume.shape[volume.axes.index("t")] > 1 and volume.view.time is None:
         raise VolumeError(f"{volume} has several points in time; volpipe copies one: save it on its own")
-    where = Place(volume.voxel_size_nm, volume.origin_nm)
-    target = Target(path, key, format, _spec(volume, format, path, choice), where)
+    coarse = coarser(volume, choice.bin)
+    where = Place(coarse.voxel_size_nm, coarse.origin_nm)
+    target = Target(path, key, format, _spec(coarse, format, path, choice), where)
     if format == "precomputed":
         precomputed.check_spec(target.spec)
         precomputed.check_place(target.levels)
     _check_free(target, volume)
     return target
+
+
+def coarser(volume: Volume, bin: Triple) -> Volume:
+    """Return what a copy of `volume` would be whose voxels are means of `bin` (z, y, x) voxels; it cannot be read.
+
+    Raises:
+        VolumeError: `bin` does not fit the volume, or its numbers are labels.
+    """
+    if bin == UNBINNED:
+        return volume
+    for axis, b, n in zip("zyx", bin, volume.spatial_shape, strict=True):
+        if b < 1 or n % b:
+            raise VolumeError(
+                f"bin {bin}: axis {axis} of {volume} has {n} voxels, which {b} does not divide; give a number that "
+                "does, or save the part that it divides by numpy.save and copy that"
+            )
+    if volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4:
+        raise VolumeError(
+            f"{volume} holds {volume.dtype}, which volpipe takes for labels, and these have no mean; leave out bin "
+            f"{bin}, or copy images of 8 or 16 bits or floats"
+        )
+    size, factors = volume.voxel_size_nm or (0.0, 0.0, 0.0), dict(zip("zyx", bin, strict=True))
+    by_axis = [factors.get(axis, 1) for axis in volume.axes]
+    z, y, x = (o + (b - 1) / 2 * v for o, b, v in zip(volume.origin_nm, bin, size, strict=True))
+    return dataclasses.replace(
+        volume,
+        shape=tuple(n // b for n, b in zip(volume.shape, by_axis, strict=True)),
+        chunks=tuple(max(1, n // b) for n, b in zip(volume.chunks, by_axis, strict=True)),
+        voxel_size_nm=volume.voxel_size_nm and (size[0] * bin[0], size[1] * bin[1], size[2] * bin[2]),
+        origin_nm=(z, y, x),
+    )
 
 
 def container_of(out: str | os.PathLike[str] | Remote) -> Location:
@@ -318,9 +357,23 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _copy_box(target: Target, volume: Volume, boxes: Grid, number: int) -> None:
+def _read(volume: Volume, bin: Triple, box: Box) -> np.ndarray:
+    """Return the voxels (c, z, y, x) of `box` of the copy, read slab by slab where each is the mean of several."""
+    if bin == UNBINNED:
+        return volume.open().read(box)
+    num_bytes = math.prod(box.shape[1:]) * math.prod(bin) * volume.dtype.itemsize * volume.num_channels
+    depth = max(1, MAX_BOX_BYTES // num_bytes)
+    slabs = (
+        Box((z, *box.start[1:]), (min(z + depth, box.stop[0]), *box.stop[1:]))
+        for z in range(box.start[0], box.stop[0], depth)
+    )
+    means = [downsample(volume.open().read(slab.scaled(bin)), (1, *bin), "mean") for slab in slabs]
+    return np.concatenate(means, axis=1)
+
+
+def _copy_box(target: Target, read: Callable[[Box], np.ndarray], boxes: Grid, number: int) -> None:
     box = boxes.box(number)
-    data = volume.open().read(box)
+    data = read(box)
     writer = target.open()
     if len(target.spec.shape) == 4:
         writer.write(Box((0, *box.start), (len(data), *box.stop)), data)
@@ -328,12 +381,13 @@ def _copy_box(target: Target, volume: Volume, boxes: Grid, number: int) -> None:
         writer.write(box, data[0])
 
 
-def _parts(target: Target, volume: Volume, boxes: Grid, workers: int, tell: OnProgress) -> Generator[Part]:
+def _parts(
+    target: Target, read_box: Callable[[Box], np.ndarray], boxes: Grid, workers: int, tell: OnProgress
+) -> Generator[Part]:
     """Yield every box and its voxels in order, while `workers` threads read the next ones."""
-    reader = volume.open()
 
     def read(box: Box) -> np.ndarray:
-        return reader.read(box).astype(target.spec.dtype, copy=False)
+        return read_box(box).astype(target.spec.dtype, copy=False)
 
     with ThreadPoolExecutor(workers) as pool:
         try:

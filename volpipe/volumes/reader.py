@@ -114,7 +114,7 @@ class Volume:
         return f"{self.path}:{self.key}" if self.key else self.path
 
     def __repr__(self) -> str:
-        return f"<Volume {self}: {self.shape} {self.dtype}, {self._size_text}>"
+        return f"<Volume {paths.shown(self)}: {self.shape} {self.dtype}, {self._size_text}>"
 
     def _repr_html_(self) -> str:
         stored, num_bytes = self._file_bytes, math.prod(self.shape) * self.dtype.itemsize
@@ -129,7 +129,7 @@ class Volume:
             "uncompressed" if stored is None else "on disk": f"{num_bytes if stored is None else stored:,} bytes",
         }
         lines = [f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items()]
-        return f"<table><caption>{html.escape(str(self))}</caption>{''.join(lines)}</table>"
+        return f"<table><caption>{html.escape(paths.shown(self))}</caption>{''.join(lines)}</table>"
 
     @property
     def _size_text(self) -> str:

@@ -60,7 +60,7 @@ __all__ = ["Listener", "Options", "Report", "RunWork", "execute", "prepare", "pr
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(repr=False)
 class Report(WorkReport):
     """How a run ended.
 
@@ -82,7 +82,7 @@ class Report(WorkReport):
         """Return how it ended in numbers, for people."""
         seams = ", ".join(f"{score.axis} {score.value:.2f}" for score in self.seams)
         grey = {"clipped voxels": f"{self.clipped[0]:,}"} if self.clipped[0] else {}
-        return {"output": self.plan.out, **super().facts(), **({"seams": seams} if seams else {}), **grey}
+        return {"output": paths.shown(self.plan.out), **super().facts(), **({"seams": seams} if seams else {}), **grey}
 
 
 def prepare(location: str, recipe: Recipe, out: str | Location, search_path: Path) -> Plan:

@@ -43,6 +43,15 @@ def locate(location: str | os.PathLike[str] | Remote) -> Location:
     return object_store.parse(text) if "://" in text else Path(os.path.abspath(text))  # noqa: PTH100
 
 
+def shown(place: object) -> str:
+    """Return `place`, which begins with a path, as a notebook shows it: without the current folder, if it is there."""
+    try:
+        here = os.getcwd() + os.sep  # noqa: PTH109  # links unresolved, as `locate` leaves them
+    except FileNotFoundError:  # it was deleted
+        return str(place)
+    return str(place).removeprefix(here)
+
+
 def read(file: Location, limit: int) -> bytes | None:
     """Return the first `limit` bytes of `file`, None where there is no such file.
 
