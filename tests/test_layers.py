@@ -81,7 +81,7 @@ HEAVY = {
     "tornado": ({"viewer"}, set()),
     "yaml": (set(), {"cli", "nets"}),
     "rich": ({"display"}, {"cli"}),
-    "IPython": (set(), {"display"}),
+    "IPython": (set(), {"display", "notebook"}),
     "cc3d": (set(), {"segmentation"}),
     "fastremap": (set(), {"segmentation"}),
     "mwatershed": (set(), {"segmentation"}),

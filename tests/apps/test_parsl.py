@@ -391,6 +391,7 @@ def test_only_a_connected_idle_block_is_scaled_in_and_only_as_many_as_asked(
     (young,) = executor.scale_out_facade(1)  # starts, and has not connected yet
     wait_until(lambda: executor.idle_blocks()["0"] > 0.2, 5)
     assert executor.scale_in(2, max_idletime=0.1) == ["0"]
+    wait_until(lambda: young in executor.status_facade, 10)  # a look of Parsl's that began before is told last
     assert not executor.status_facade[young].terminal
 
 
