@@ -100,6 +100,14 @@ def sentences(ended: Ended) -> list[str]:
     return [line for line in ended.out.splitlines() if re.match("(here|note|cpu|gpu|gpu_.*): ", line)]
 
 
+def command_of(process: psutil.Process) -> str:
+    """Return the command line of a process; "" of one that ends just now."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def processes_in(folder: Path) -> list[psutil.Process]:
     """Return the processes that work in `folder` or name it: a driver, its interchange, its pool and its workers."""
     found = []

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
-from command import processes_in
+from command import command_of, processes_in
 from disturbance import Slow
 
 from volpipe.blockwise.interrupts import INTERRUPTED
@@ -135,7 +135,7 @@ class Round:
         while (alive := processes_in(self.slow.folder)) and time.monotonic() < stop:
             time.sleep(0.2)
         if alive:
-            self.troubles.append(f"processes are left: {[' '.join(p.cmdline())[:80] for p in alive]}")
+            self.troubles.append(f"processes are left: {[command_of(p)[:80] for p in alive]}")
         wrong = sum(row.wrong for row in self.rows)
         if wrong:
             self.troubles.append(f"{wrong} blocks were computed again although they were marked")
@@ -196,8 +196,8 @@ class Round:
             workers = self.slow.workers()
             return [self.dice.choice(workers)] if workers else []
         words = {"manager": "process_worker_pool", "interchange": "interchange.py", "driver": "-m volpipe run"}[whom]
-        found = [p for p in processes_in(self.slow.folder) if words in " ".join(p.cmdline())]
-        pools = [p for p in found if "spawn_main" not in " ".join(p.cmdline())]
+        found = [p for p in processes_in(self.slow.folder) if words in command_of(p)]
+        pools = [p for p in found if "spawn_main" not in command_of(p)]
         return pools if whom != "driver" else [p for p in pools if p.pid == self._driver_pid]
 
     @property
