@@ -161,6 +161,18 @@ def test_a_flow_in_a_bucket_that_is_complete_starts_nothing_and_writes_nothing(b
     assert bucket.files == before
 
 
+def test_a_status_says_what_the_journal_knows_where_the_bucket_cannot_be_asked(bucket: Bucket, folder: Path) -> None:
+    recipe = load_recipe(None, ["net.name=identity"])
+    execute(prepare("in.n5", recipe, "s3://cells/out.zarr", folder), Inline().start)
+    assert find_status("s3://cells/out.zarr").remark == ""
+    bucket.broken = 403
+    unseen = find_status("s3://cells/out.zarr")
+    assert unseen.is_complete and "cannot be seen" in unseen.remark
+    bucket.broken, bucket.files = 0, {}
+    gone = find_status("s3://cells/out.zarr")
+    assert not gone.is_complete and "its output is gone" in gone.remark
+
+
 def test_fresh_deletes_what_all_stages_left_in_a_bucket_and_no_run_of_another(bucket: Bucket, folder: Path) -> None:
     recipe = load_recipe(None, ["net.name=identity"])
     execute(prepare("in.n5", recipe, "s3://cells/chances.zarr", folder), Inline().start)  # its run: chances.zarr.run

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.journal import Totals
-from volpipe.errors import RunError
+from volpipe.errors import RemoteError, RunError
 from volpipe.recipes.training import LOSSES
 from volpipe.runs.presence import Driver, StageNote, find_driver
 from volpipe.runs.run_folder import RunFolder
@@ -127,11 +127,13 @@ def _of_run(output: str | Path) -> Status:
 def _of_work(work: RunWork | SegmentWork, driver: Driver) -> Status:
     progress, out = work.progress(), work.plan.out
     notes = {s.name: StageNote(s.num_done, s.num_units, 0, len(s.failed)) for s in progress.schedule.shown}
-    stages, is_whole, remark = _with_flights(notes, driver), work.is_complete, ""
-    if work.shards() and not paths.exists(paths.locate(out)):
-        is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
-    elif is_whole:
-        remark = work.remark
+    stages, is_whole = _with_flights(notes, driver), work.is_complete
+    remark = work.remark if is_whole else ""
+    try:
+        if not paths.exists(paths.locate(out)) and work.shards():
+            is_whole, remark = False, f"its output is gone; `{work.goes_on} --fresh` makes it again"
+    except RemoteError as error:
+        remark = f"so its journal says; whether the output is there cannot be seen: {error}"
     return Status(KINDS[work.what], out, is_whole, driver, stages, progress.totals, progress.missing, remark)
 
 

@@ -124,6 +124,8 @@ OFTEN = ("deleted", "evicted", "manager killed")
 def test_a_run_goes_on_whatever_happens_to_one_pod_after_another(
     base: Path, cluster: AnyCluster, undisturbed: str
 ) -> None:
+    for harm in OFTEN:
+        cluster.check(HARMS[harm].method)
     slow = SlowPods(base / "often", seconds=0.2, cluster=cluster)
     log = slow.run / "volpipe.log"
     slow.begin()
@@ -135,6 +137,7 @@ def test_a_run_goes_on_whatever_happens_to_one_pod_after_another(
         wait_until(lambda: re.search(HARMS[harm].said, log.read_text()[known:]), SOON)  # noqa: B023
         wait_until(lambda: name not in cluster.names("Running"), SOON)  # noqa: B023
     finish_well(slow, undisturbed)
+    assert slow.computed(1).total() >= 10 * len(OFTEN)
 
 
 @pytest.mark.long
