@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from volpipe.api.arguments import site_of
@@ -23,7 +24,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.volumes.formats.container import SUFFIXES
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
-from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, OnWork, execute_batch, plan_batch
+from volpipe.workflow.batch import AT_ONCE, BatchOptions, BatchPlan, OnRow, OnWork, Prepare, execute_batch, plan_batch
 from volpipe.workflow.batch_table import BatchReport, batch_folder
 from volpipe.workflow.plan import FlowPlan
 
@@ -91,30 +92,32 @@ def batch(
     tree, place = _batch_of(volumes, recipe, out)
     folder = RunFolder(batch_folder(place))
     start, name = site_of(site, None if dry_run else folder)
-    options = BatchOptions(
-        fresh=fresh, replace=replace, site=name, tolerated=tolerate, same_input=same_input,
-        at_once=at_once or tree.at_once or AT_ONCE,
-    )  # fmt: skip
-    datasets, mistakes = list_datasets(tree)
-
-    def prepare(dataset: Dataset) -> Plan | FlowPlan:
-        return _plan(dataset, settings, trust_model, search_path or Path.cwd())
-
+    options = BatchOptions(fresh, replace, name, tolerate, same_input, at_once or tree.at_once or AT_ONCE)
+    prepare = partial(_plan, settings=settings, trust_model=trust_model, search_path=search_path or Path.cwd())
     with _listening(progress, listener) as hears:
-        plan = plan_batch(
-            folder, datasets, prepare,
-            mistakes=mistakes,
-            options=options,
-            check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
-            on_dataset=lambda number: hears.on_dataset(number, len(datasets)),
-        )  # fmt: skip
-        hears.on_plan(plan)
+        plan = _planned(tree, folder, prepare, options, hears, parents=parents)
         if dry_run:
             return BatchReport(plan.rows, plan.folder.path, notes=plan.notes)
         return execute_batch(
             plan, start, prepare,
             options=options, on_begin=hears.on_begin, on_end=hears.on_end, on_progress=hears.on_progress,
         )  # fmt: skip
+
+
+def _planned(
+    tree: Batch, folder: RunFolder, prepare: Prepare, options: BatchOptions, listener: BatchListener, *, parents: bool
+) -> BatchPlan:
+    """Return the plan of all datasets of `tree`, whose folder need exist where `parents` are not made."""
+    datasets, mistakes = list_datasets(tree)
+    plan = plan_batch(
+        folder, datasets, prepare,
+        mistakes=mistakes,
+        options=options,
+        check_out=lambda target: None if parents else _check_folder(target, home(tree.out)),
+        on_dataset=lambda number: listener.on_dataset(number, len(datasets)),
+    )  # fmt: skip
+    listener.on_plan(plan)
+    return plan
 
 
 @contextmanager

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from volpipe.notebook.windows import WindowCosts
     from volpipe.workflow.driver import Report
 
+    NetLike = nn.Module | Recipe | str | Path | Mapping[str, Any]  # Any: TOML values
+
 
 def try_net(
-    net: nn.Module | Recipe | str | Path | Mapping[str, Any],  # Any: TOML values
+    net: NetLike,
     volume: str | Path | Volume,
     *,
     at: Sequence[int] | None = None,
@@ -60,7 +62,7 @@ def try_net(
     from volpipe.notebook.try_out import try_out
 
     with _recipe_of(net, settings) as recipe:
-        return try_out(recipe, volume, at=at, size=size, device=device or "", search_path=Path.cwd())
+        return try_out(recipe, volume, at, size, device or "")
 
 
 def side_by_side(a: object, b: object, *, at: Sequence[int] | None = None, size: Sizes | None = None) -> SideBySide:
@@ -99,7 +101,7 @@ def seams(result: Report | str | Path) -> Seams:
 
 
 def blends(
-    net: nn.Module | Recipe | str | Path | Mapping[str, Any],  # Any: TOML values
+    net: NetLike,
     volume: str | Path | Volume,
     *,
     at: Sequence[int] | None = None,
@@ -122,11 +124,11 @@ def blends(
     from volpipe.notebook.blends import blends
 
     with _recipe_of(net, settings) as recipe:
-        return blends(recipe, volume, at=at, size=size, device=device or "", search_path=Path.cwd())
+        return blends(recipe, volume, at, size, device or "")
 
 
 def windows(
-    net: nn.Module | Recipe | str | Path | Mapping[str, Any],  # Any: TOML values
+    net: NetLike,
     *,
     settings: Sequence[str] = (),
 ) -> WindowCosts:
@@ -146,7 +148,7 @@ def windows(
 
 @contextmanager
 def _recipe_of(
-    net: nn.Module | Recipe | str | Path | Mapping[str, Any],  # Any: TOML values
+    net: NetLike,
     settings: Sequence[str],
 ) -> Iterator[Recipe]:
     """Yield the recipe that `net` means; of a torch module the defaults of every key, without weights to load."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # the command line answers to Tab, which nobody waits a secon
     from volpipe.blockwise.journal import Totals
     from volpipe.estimation.estimate import Estimate
     from volpipe.runs.presence import Driver, Note, StageNote
+    from volpipe.runs.report import WorkReport
     from volpipe.runs.seams import Score
-    from volpipe.runs.work import WorkReport
     from volpipe.workflow.driver import Report
 
 MOST_ROWS = 20

@@ -36,8 +36,9 @@ from volpipe.evaluation.evaluate import (
 )
 from volpipe.evaluation.panels import draw
 from volpipe.geometry.grid import Box
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkReport, WorkSession, check_kind
+from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
 from volpipe.tables import html_table
 from volpipe.volumes.identity import Identity, changes, identify, read_identities, store_identities
 from volpipe.volumes.storage.metadata import read_json, write_json

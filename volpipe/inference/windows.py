@@ -6,6 +6,7 @@ Not here: torch (dataset), or where windows lie (geometry.grid).
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,18 +28,20 @@ BLOCKS_IN_MEMORY = 2  # the one being cut and the one being read
 CACHE_BYTES = 64 * 2**20
 
 
-class WindowSource:
+class WindowSource(ABC):
     """Source of windows, stored or cut from the volume."""
 
     lattice: Lattice
 
+    @abstractmethod
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         """Return the windows of these numbers, (n, c, z, y, x), float32, normalised."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expect(self, block: int) -> None:
         """Start to read the voxels of `block` ahead, if they can be."""
 
+    @abstractmethod
     def forget(self, block: int) -> None:
         """Free the voxels of `block`, if they are kept."""
 
@@ -53,6 +56,12 @@ class StoredWindows(WindowSource):
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         reader = self.tensors.open()
         return np.stack([reader.read_raw((slice(n, n + 1),))[0] for n in numbers])
+
+    def expect(self, block: int) -> None:
+        """Do nothing: windows are read as they are needed."""
+
+    def forget(self, block: int) -> None:
+        """Do nothing: no voxel is kept."""
 
 
 @dataclass

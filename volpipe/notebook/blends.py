@@ -25,7 +25,7 @@ from volpipe.inference.plan import Plan
 from volpipe.inference.runner import Runner
 from volpipe.nets.load import remembering
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel
+from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import error_panel, first_channel, grey_panel, limits_of, slices_of
 from volpipe.notebook.try_out import computed, loaded, normalisation, plan_whole
 from volpipe.recipes.inference import Recipe
@@ -64,7 +64,7 @@ class Blend:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Blends(Drawn):
+class Blends(DrawnInPanels):
     """Ways to join windows over the same box of a volume, and the whole that they are compared with.
 
     Attributes:
@@ -124,17 +124,11 @@ class Blends(Drawn):
 
 
 def blends(
-    recipe: Recipe,
-    volume: str | Path | Volume,
-    *,
-    at: Sequence[int] | None = None,
-    size: Sizes | None = None,
-    device: str = "",
-    search_path: Path,
+    recipe: Recipe, volume: str | Path | Volume, at: Sequence[int] | None, size: Sizes | None, device: str
 ) -> Blends:
     """Return the errors of ways to join windows; arguments as of `volpipe.blends`."""
     with remembering():  # one net, planned for each blend
-        planned = [plan_whole(_with_blend(recipe, family), volume, search_path) for family in TRIED]
+        planned = [plan_whole(_with_blend(recipe, family), volume) for family in TRIED]
     plan, source, notes = planned[0]
     if any(plan.net.fixed):
         raise PlanError(

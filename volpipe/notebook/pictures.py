@@ -16,6 +16,7 @@ import base64
 import contextlib
 import html
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,23 +103,20 @@ def curves_png(curves: Sequence[Curve]) -> bytes:
         return _png(figure)
 
 
-class Drawn:
+class Drawn(ABC):
     """A result that a notebook shows as a picture above a table; as the table alone where matplotlib is missing."""
 
-    def panels(self) -> Iterator[list[Panel]]:
-        """Yield the rows of the picture."""
-        raise NotImplementedError
-
+    @abstractmethod
     def png(self) -> bytes:
         """Return the picture, as the bytes of a PNG.
 
         Raises:
             VolpipeError: matplotlib is not installed.
         """
-        return panels_png([*self.panels()])
 
+    @abstractmethod
     def _table(self) -> str:
-        raise NotImplementedError
+        """Return the table, as HTML."""
 
     def _ipython_display_(self) -> None:
         """Show the picture and, below it, the table: each once, so that a notebook's file holds no picture twice."""
@@ -142,6 +140,18 @@ class Drawn:
         except MissingMatplotlibError as error:
             picture = f"<p>{html.escape(str(error))}</p>"
         return picture + self._table()
+
+
+class DrawnInPanels(Drawn):
+    """A result whose picture is rows of panels."""
+
+    @abstractmethod
+    def panels(self) -> Iterator[list[Panel]]:
+        """Yield the rows of the picture."""
+
+    def png(self) -> bytes:
+        """Return the picture; see `Drawn`."""
+        return panels_png([*self.panels()])
 
 
 class MissingMatplotlibError(VolpipeError, ImportError):

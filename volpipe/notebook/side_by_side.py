@@ -21,7 +21,7 @@ from volpipe.errors import VolumeError
 from volpipe.evaluation.image_scores import ImageSums, psnr
 from volpipe.geometry.grid import Box, Triple, triple
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel
+from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import channel_note, error_panel, first_channel, grey_panel, limits_of, slices_of
 from volpipe.notebook.try_out import TryOut, divided, repeated, squeezed
 from volpipe.segmentation.driver import SegmentationResult
@@ -63,7 +63,7 @@ class Image:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SideBySide(Drawn):
+class SideBySide(DrawnInPanels):
     """Two images over the same box, on the finer of their grids, and how they differ.
 
     Attributes:

@@ -29,7 +29,7 @@ from volpipe.inference.selection import Selection
 from volpipe.inference.statistics import affine, join, measure, needs_histogram, needs_measuring, sampled_affine
 from volpipe.inference.windows import StreamedWindows
 from volpipe.notebook.boxes import Sizes, box_around, checked_at, checked_size
-from volpipe.notebook.pictures import Drawn, Panel
+from volpipe.notebook.pictures import DrawnInPanels, Panel
 from volpipe.notebook.slices import channel_note, first_channel, grey_panel, limits_of, slices_of
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.verify import compute_box
@@ -74,7 +74,7 @@ class TryFacts:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TryOut(Drawn):
+class TryOut(DrawnInPanels):
     """A box of a volume before and after a net.
 
     Attributes:
@@ -150,17 +150,11 @@ class TryOut(Drawn):
 
 
 def try_out(
-    recipe: Recipe,
-    volume: str | Path | Volume,
-    *,
-    at: Sequence[int] | None = None,
-    size: Sizes | None = None,
-    device: str = "",
-    search_path: Path,
+    recipe: Recipe, volume: str | Path | Volume, at: Sequence[int] | None, size: Sizes | None, device: str
 ) -> TryOut:
     """Return what the net of `recipe` makes of a box of `volume`; arguments as of `volpipe.try_net`."""
     started = time.perf_counter()
-    plan, source, notes = plan_whole(recipe, volume, search_path)
+    plan, source, notes = plan_whole(recipe, volume)
     box = _box(plan, at, size)
     is_counted = count_peak_anew()
     with loaded(plan, device) as runner:
@@ -181,7 +175,7 @@ def try_out(
     )  # fmt: skip
 
 
-def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -> tuple[Plan, Volume, list[str]]:
+def plan_whole(recipe: Recipe, volume: str | Path | Volume) -> tuple[Plan, Volume, list[str]]:
     """Return the plan of a run over the whole of `volume`, the volume, and what was left out of the recipe."""
     choice = recipe.input
     if not isinstance(volume, str | Path | Volume):
@@ -194,7 +188,7 @@ def plan_whole(recipe: Recipe, volume: str | Path | Volume, search_path: Path) -
     notes = [f"input.{name} of the recipe does not count here; a run leaves out what it excludes" for name in limited]
     whole = recipe.model_copy(update={"input": choice.model_copy(update=dict.fromkeys(limited))})
     out = str(Path(tempfile.gettempdir(), f"volpipe-{uuid.uuid4().hex}.zarr"))  # which nobody writes
-    plan = prepare_for(source, whole, out, search_path)
+    plan = prepare_for(source, whole, out, Path.cwd())
     check_window(plan)
     return plan, source, notes
 

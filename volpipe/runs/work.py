@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from volpipe.blockwise.failures import Missing, last_line
+from volpipe.blockwise.failures import Missing
 from volpipe.blockwise.feed import Feed
 from volpipe.blockwise.journal import Journal, Kinds, Totals, read_records
 from volpipe.blockwise.logs import logging_to
@@ -31,8 +31,6 @@ from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.verify import Recomputed, Shard, Verdict, check_files, check_present, metadata_of, written
-from volpipe.tables import html_facts, html_table
-from volpipe.units import duration, size
 from volpipe.volumes.identity import Identity, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.object_store import Remote, try_writing
@@ -77,71 +75,6 @@ class Listener:
 
 
 SILENT, PLAIN = Listener(), Options()
-TOTALS = ("stage", "units", "tasks", "wall", "cpu", "read", "written", "peak memory")  # columns in a notebook
-MOST_MISSING = 20  # lines there
-
-
-@dataclass(repr=False)
-class WorkReport:
-    """How work on an output ended.
-
-    Attributes:
-        missing: what failed, and then what cannot be done without that.
-        totals: what tasks took in this session, by stage.
-        seconds: of this session, from its first task's submission.
-        was_complete: whether there was nothing to do.
-        asked: when the site was asked for workers, seconds since 1970.
-        first_task: when the first of them began its first task.
-        driver_peak_bytes: memory of the driver at its highest.
-    """
-
-    plan: Any  # of the work's kind
-    folder: Path
-    missing: list[Missing] = field(default_factory=list)
-    totals: dict[str, Totals] = field(default_factory=dict)
-    seconds: float = 0.0
-    was_complete: bool = False
-    asked: float = 0.0
-    first_task: float = 0.0
-    driver_peak_bytes: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is missing of what was to be done."""
-        return not self.missing
-
-    @property
-    def open_reason(self) -> str:
-        """How many parts are missing, and why the first is; "" if none is."""
-        if not self.missing:
-            return ""
-        first = self.missing[0]
-        return f"{len(self.missing):,} parts missing, first {first.stage} {first.unit} ({first.box}): {first.reason}"
-
-    def facts(self) -> dict[str, object]:
-        """Return how it ended in numbers, for people."""
-        time = "complete before" if self.was_complete else duration(self.seconds)
-        return {"time": time, "missing": len(self.missing), "folder": paths.shown(self.folder)}
-
-    def __repr__(self) -> str:
-        facts = ", ".join(f"{name} {value}" for name, value in self.facts().items())
-        return f"<{type(self).__name__}: {facts}>"
-
-    def _repr_html_(self) -> str:
-        parts = [html_facts(self.facts())]
-        if self.totals:
-            parts.append(html_table(TOTALS, (_line(name, totals) for name, totals in self.totals.items())))
-        if self.missing:
-            lines = ((part.stage, part.unit, part.box, last_line(part.reason)) for part in self.missing[:MOST_MISSING])
-            parts.append(html_table(("stage", "unit", "box z,y,x", "reason"), lines, caption="missing"))
-        return "".join(parts)
-
-
-def _line(stage: str, totals: Totals) -> tuple[object, ...]:
-    """Return the cells of a stage, in the columns of TOTALS."""
-    bytes_ = (size(value) for value in (totals.read_bytes, totals.written_bytes, totals.peak_bytes))
-    times = (duration(totals.seconds), duration(totals.cpu_seconds))
-    return stage, f"{totals.units:,}", f"{totals.tasks:,}", *times, *bytes_
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,11 @@ from volpipe.geometry.grid import Box
 from volpipe.inference.output import check_output, create_output
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import OutputSchedule
 from volpipe.runs.verify import Recomputed, Verdict, judge, written
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport, WorkSession
+from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.segmentation import tasks
 from volpipe.segmentation.agglomerate import bytes_needed
 from volpipe.segmentation.estimate import forecast_labels

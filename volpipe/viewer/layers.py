@@ -17,7 +17,8 @@ from volpipe.errors import RunError, VolumeError
 from volpipe.geometry.grid import Box, triple
 from volpipe.viewer.objects import Objects, find_objects
 from volpipe.viewer.progress import Watch, outputs_of, watch
-from volpipe.viewer.sources import Chunks, Folder, Raster, Source, as_files, decoded, difference, public_url
+from volpipe.viewer.raster import Raster
+from volpipe.viewer.sources import Chunks, Folder, Source, as_files, decoded, difference, public_url
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.survey import measure_intensities

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, triple
+from volpipe.viewer.raster import Raster, factors_between, levels_of, rasters_of
 from volpipe.volumes.formats.container import read_attributes
 from volpipe.volumes.storage import object_store
-from volpipe.volumes.storage.metadata import Lengths, read_json
+from volpipe.volumes.storage.metadata import read_json
 from volpipe.volumes.volume import View, Volume, absolute
 
 EDGE = 64  # voxels of a chunk that is made here
@@ -36,7 +37,6 @@ LARGE = 512  # voxels along an axis, from which coarser levels are made
 STEPS = (1, 2, 4)  # of levels that are made: a chunk of the coarsest reads 64 times its voxels
 CACHE_BYTES = 2**28
 NOTHING = np.float32(2.0**126)  # a difference that there is not
-UNKNOWN_SIZE_NM: Lengths = (1.0, 1.0, 1.0)
 
 NATIVE = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")  # that Neuroglancer shows
 N5_CODECS = ("raw", "gzip", "blosc", "zstd")
@@ -48,26 +48,6 @@ CHUNK = re.compile(r"(?:c[./])?\d{1,19}(?:[./]\d{1,19})*")
 LEVEL = re.compile(r"s(\d{1,3})/(.+)", re.DOTALL)
 
 Tree = dict[str, Any]  # Any: JSON
-
-
-@dataclass(frozen=True)
-class Raster:
-    """One level of a layer: voxels (z, y, x), their size, and the centre of the first."""
-
-    shape: Triple
-    voxel_size_nm: Lengths
-    origin_nm: Lengths = (0.0, 0.0, 0.0)
-
-    @classmethod
-    def from_volume(cls, volume: Volume) -> Raster:
-        return cls(volume.spatial_shape, volume.voxel_size_nm or UNKNOWN_SIZE_NM, volume.origin_nm)
-
-    def every(self, step: Triple) -> Raster:
-        """Return the raster of one voxel in `step` (z, y, x), each in the middle of those that it stands for."""
-        sizes = zip(self.voxel_size_nm, step, strict=True)
-        moves = zip(self.origin_nm, self.voxel_size_nm, step, strict=True)
-        shape = triple(-(-n // s) for n, s in zip(self.shape, step, strict=True))
-        return Raster(shape, triple(v * s for v, s in sizes), triple(o + v * (s - 1) / 2 for o, v, s in moves))
 
 
 @dataclass(frozen=True)
@@ -183,26 +163,6 @@ def decoded(volume: Volume, *, as_labels: bool, is_live: bool) -> Chunks:
     return Chunks(rasters, dtype, volume.num_channels, read, is_live, volume.open)
 
 
-def levels_of(volume: Volume) -> tuple[Volume, ...]:
-    """Return `volume` and the coarser levels of its group; itself alone where it was given a place of its own."""
-    if volume.key not in volume.levels or volume.view.voxel_size_nm is not None or volume.view.origin_nm is not None:
-        return (volume,)
-    coarser = (volume.level(number) for number in range(volume.levels.index(volume.key) + 1, len(volume.levels)))
-    return (volume, *(v for v in coarser if (v.dtype, v.axes, v.format) == (volume.dtype, volume.axes, volume.format)))
-
-
-def rasters_of(levels: Sequence[Volume]) -> tuple[Raster, ...]:
-    """Return the rasters of a group's levels; without voxel sizes the coarser ones cover what the first does."""
-    base = Raster.from_volume(levels[0])
-    if all(level.voxel_size_nm is not None for level in levels):
-        return tuple(map(Raster.from_volume, levels))
-    rasters = [base]
-    for level in levels[1:]:
-        step = triple(max(1, round(n / m)) for n, m in zip(base.shape, level.spatial_shape, strict=True))
-        rasters.append(replace(base.every(step), shape=level.spatial_shape))
-    return tuple(rasters)
-
-
 def _step(shape: Triple, step: int) -> Triple:
     """Return `step` along the axes of `shape` that are long, 1 along the others."""
     return triple(step if n > EDGE else 1 for n in shape)
@@ -252,7 +212,7 @@ def difference(first: Volume, second: Volume, written: Callable[[Box], np.ndarra
 
 def _voxels_apart(first: Volume, second: Volume) -> Triple | None:
     """Return the voxel of `first` (z, y, x) that lies at the first of `second`; None if their grids do not meet."""
-    size, other = (np.array(volume.voxel_size_nm or UNKNOWN_SIZE_NM) for volume in (first, second))
+    size, other = (np.array(Raster.from_volume(volume).voxel_size_nm) for volume in (first, second))
     if not np.allclose(size, other, rtol=1e-6):
         return None
     exact = (np.array(second.origin_nm) - first.origin_nm) / size
@@ -291,7 +251,7 @@ class Files:
         if self.scheme != "n5":
             return _group(2 if self.scheme == "zarr2" else 3, axes, rasters)
         size = rasters[0].voxel_size_nm
-        factors = [_factors(rasters[0], raster) or (1, 1, 1) for raster in rasters]
+        factors = [factors_between(rasters[0], raster) or (1, 1, 1) for raster in rasters]
         return {
             "axes": ["c^" if axis == "c" else axis for axis in reversed(axes)],
             "units": ["nm" if axis in "zyx" else "" for axis in reversed(axes)],
@@ -329,7 +289,7 @@ def as_files(volume: Volume) -> Files | None:
     documents = [read_json(level.folder / ARRAY_FILES[level.format]) or {} for level in levels]
     if volume.format == "n5":
         rasters = rasters_of(levels)
-        is_even = all(_factors(rasters[0], raster) is not None for raster in rasters)
+        is_even = all(factors_between(rasters[0], raster) is not None for raster in rasters)
         plain = all(_n5_codec(document) in N5_CODECS for document in documents)
         keys = ("dimensions", "blockSize", "dataType", "compression", "compressionType")
         kept = tuple({key: document[key] for key in keys if key in document} for document in documents)
@@ -393,16 +353,6 @@ def _decodes(codec: Any) -> bool:  # Any: JSON
 def _is_number(value: object) -> bool:
     """Return whether a fill value is one that a double holds, as Neuroglancer's parser has it."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53)
-
-
-def _factors(base: Raster, level: Raster) -> Triple | None:
-    """Return how many voxels of `base` one of `level` joins (z, y, x); None if no whole number, or not in step."""
-    exact = np.array(level.voxel_size_nm) / base.voxel_size_nm
-    z, y, x = (round(n) for n in exact.tolist())
-    middle = np.array(base.origin_nm) + (exact - 1) / 2 * base.voxel_size_nm
-    is_middle = np.allclose(middle, level.origin_nm, rtol=0, atol=1e-3 * min(base.voxel_size_nm))
-    is_even = is_middle and np.allclose(exact, (z, y, x), rtol=1e-6)
-    return (z, y, x) if is_even and min(z, y, x) > 0 else None
 
 
 def chunk_file(volume: Volume, name: str) -> Path | None:
@@ -511,8 +461,3 @@ def _along(lengths: Sequence[float], axis: str, other: float = 1.0) -> float:
 
 def _json(tree: Mapping[str, Any]) -> bytes:
     return json.dumps(tree).encode()
-
-
-def extent_nm(raster: Raster) -> Lengths:
-    """Return the lengths (z, y, x) of the whole raster."""
-    return triple(n * v for n, v in zip(raster.shape, raster.voxel_size_nm, strict=True))

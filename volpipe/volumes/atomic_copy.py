@@ -20,13 +20,13 @@ from pathlib import Path
 from volpipe.errors import VolumeError
 from volpipe.volumes.formats.container import create_groups
 from volpipe.volumes.identity import Identity, changes
-from volpipe.volumes.reader import Writer
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import LOCK_FILE, held
 from volpipe.volumes.storage.metadata import Place
 from volpipe.volumes.storage.object_store import Remote
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
+from volpipe.volumes.writer import Writer
 
 FOLDERS = {
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},

@@ -1,6 +1,6 @@
-"""Access to the voxels of stored arrays: references that travel as values, and what reads and writes them.
+"""Access to the voxels of stored arrays: references that travel as values, and what reads them.
 
-Not here: which array a name means (volume), or what the formats write (formats). Importing this costs numpy;
+Not here: which array a name means (volume), or what is written (writer, formats). Importing this costs numpy;
 tensorstore comes with the first voxel.
 
 A volume keeps its axes as stored; what a `Reader` reads is always (c, z, y, x)::
@@ -28,18 +28,11 @@ import numpy as np
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Box, mirror
 from volpipe.volumes.formats import single_file, webknossos, zarr
-from volpipe.volumes.formats.container import (
-    absolute,
-    inside,
-    read_attributes,
-    read_datasets,
-    read_header,
-    read_place,
-)
+from volpipe.volumes.formats.container import absolute, inside, read_attributes, read_datasets, read_header, read_place
 from volpipe.volumes.formats.ome import Dataset
 from volpipe.volumes.storage import damage, object_store, paths, tensorstore
 from volpipe.volumes.storage.indexing import plain_index
-from volpipe.volumes.storage.metadata import Header, Lengths, check_aligned, usual_axes
+from volpipe.volumes.storage.metadata import Header, Lengths, usual_axes
 from volpipe.volumes.storage.paths import Location
 
 if TYPE_CHECKING:
@@ -273,7 +266,7 @@ class Volume:
             VolumeError: the array is gone or has changed since the reference was made.
         """
         folder = self.folder
-        return _once(folder, (self, cache_bytes, session), lambda: Reader(self, cache_bytes))
+        return once(folder, (self, cache_bytes, session), lambda: Reader(self, cache_bytes))
 
 
 class Reader:
@@ -320,7 +313,7 @@ class Reader:
         if not isinstance(self._array, tensorstore.TensorStoreArray) or self._header.format == "precomputed":
             return True
         index = self.stored_index(self._mirrored(box)[1])
-        with _naming(self.volume, box, self._header.folder):
+        with naming(self.volume, box, self._header.folder):
             return self._array.is_stored(index)
 
     def stored_index(self, box: Box) -> tensorstore.Index:
@@ -386,49 +379,6 @@ class Reader:
         return data.view(np.uint8) if data.dtype == np.bool_ else data
 
 
-class Writer:
-    """An open array to be written by whole chunks or shards, which appear whole or not at all."""
-
-    def __init__(self, folder: Location, into: Location | None = None) -> None:
-        if isinstance(folder, object_store.Remote):
-            object_store.check_writable(folder)
-        header = read_header(folder)
-        if header is None:
-            raise VolumeError(f"no array at {folder}; create it before writing to it")
-        header = header if into is None else replace(header, folder=into)
-        if header.unsupported:
-            raise VolumeError(f"{folder}: {header.unsupported} cannot be written")
-        self.header = header
-        self.shape = header.shape
-        self.dtype = header.dtype
-        try:
-            self._array = tensorstore.open_array(header, write=True)
-        except ValueError as error:
-            raise VolumeError(f"{folder}: cannot be written to: {error}") from error
-
-    def write(self, box: Box, data: np.ndarray) -> None:
-        """Write `data` to `box`, both in stored axes.
-
-        Raises:
-            VolumeError: another dtype or shape, a box that is not made of whole chunks (shards, where there are any) or
-                that leaves the array, or a disk that is full.
-        """
-        folder = self.header.folder
-        if data.dtype != self.dtype:
-            raise VolumeError(f"{folder} holds {self.dtype}, the data is {data.dtype}; cast it first")
-        if data.shape != box.shape:
-            raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
-        check_aligned(self.header, box.start, box.shape)
-        with _naming(folder, box, folder):
-            self._array.write(box.slices, data)
-
-    def read(self, box: Box) -> np.ndarray:
-        """Return the voxels of `box`, in stored axes, as they are on disk now."""
-        if box.is_empty or not Box.from_shape(self.shape).contains(box):
-            raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
-        return damage.read(self.header.folder, self.header, self._array, box.slices)
-
-
 def describe_array(container: Location, key: str) -> Volume:
     """Return the volume of the one array `key`, with what the groups around it say of it."""
     header = read_header(container / key)
@@ -485,25 +435,13 @@ def make_volume(container: Location, header: Header, dataset: Dataset, levels: t
     )
 
 
-def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:
-    """Return this process's writer of an array that `create_array` made; the same one each time.
-
-    Args:
-        path: the container.
-        key: the array in it.
-        into: where its chunks go; beside its metadata where it is not said.
-    """
-    folder = absolute(path) / key.strip("/")
-    return _once(folder, ("write", into), lambda: Writer(folder, into))
-
-
-T = TypeVar("T", Reader, Writer)
+T = TypeVar("T")
 MOST_OPENED = 256  # arrays that a process keeps, 30 KiB each (2026-11-23); the oldest is opened anew where it is needed
-_opened: dict[tuple[int, Location, object], tuple[object, Reader | Writer]] = {}
+_opened: dict[tuple[int, Location, object], tuple[object, object]] = {}
 _lock = threading.Lock()
 
 
-def _once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
+def once(folder: Location, purpose: object, make: Callable[[], T]) -> T:
     """Return this process's object for the folder and purpose, made anew if the metadata have changed."""
     place = (os.getpid(), folder, purpose)
     now = state(folder)
@@ -545,7 +483,7 @@ def _open_for_reading(header: Header, cache_bytes: int) -> tensorstore.StoredArr
 
 
 @contextmanager
-def _naming(what: object, where: object, folder: Location) -> Iterator[None]:
+def naming(what: object, where: object, folder: Location) -> Iterator[None]:
     """Turn errors of a chunk into one that names the array and the box."""
     try:
         yield

@@ -29,15 +29,14 @@ from volpipe.volumes.reader import (
     Reader,
     View,
     Volume,
-    Writer,
     describe_array,
     level_keys,
     make_volume,
-    open_writer,
 )
 from volpipe.volumes.storage import object_store, paths
 from volpipe.volumes.storage.metadata import ArraySpec, Header, Lengths, Level, Multiscale
 from volpipe.volumes.storage.paths import Location
+from volpipe.volumes.writer import Writer, open_writer
 
 __all__ = [
     "ArraySpec",

@@ -44,11 +44,12 @@ from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
 from volpipe.runs.seams import Score, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
-from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkReport, WorkSession
+from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths

@@ -25,8 +25,9 @@ from volpipe.errors import RunError
 from volpipe.inference.plan import Plan
 from volpipe.recipes.workflow import VOLUME, named
 from volpipe.runs.presence import Presence
+from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
-from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options, WorkReport
+from volpipe.runs.work import PLAIN, SILENT, HeldWork, Listener, Options
 from volpipe.segmentation.driver import SegmentWork
 from volpipe.segmentation.plan import SegmentPlan
 from volpipe.tables import html_table

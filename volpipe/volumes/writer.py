@@ -1,0 +1,74 @@
+"""Voxels into stored arrays, by whole chunks or shards.
+
+Not here: arrays that are made (volume, formats), or voxels that are read (reader).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from volpipe.errors import VolumeError
+from volpipe.geometry.grid import Box
+from volpipe.volumes.formats.container import absolute, read_header
+from volpipe.volumes.reader import naming, once
+from volpipe.volumes.storage import damage, object_store, tensorstore
+from volpipe.volumes.storage.metadata import check_aligned
+from volpipe.volumes.storage.paths import Location
+
+
+class Writer:
+    """An open array to be written by whole chunks or shards, which appear whole or not at all."""
+
+    def __init__(self, folder: Location, into: Location | None = None) -> None:
+        if isinstance(folder, object_store.Remote):
+            object_store.check_writable(folder)
+        header = read_header(folder)
+        if header is None:
+            raise VolumeError(f"no array at {folder}; create it before writing to it")
+        header = header if into is None else replace(header, folder=into)
+        if header.unsupported:
+            raise VolumeError(f"{folder}: {header.unsupported} cannot be written")
+        self.header = header
+        self.shape = header.shape
+        self.dtype = header.dtype
+        try:
+            self._array = tensorstore.open_array(header, write=True)
+        except ValueError as error:
+            raise VolumeError(f"{folder}: cannot be written to: {error}") from error
+
+    def write(self, box: Box, data: np.ndarray) -> None:
+        """Write `data` to `box`, both in stored axes.
+
+        Raises:
+            VolumeError: another dtype or shape, a box that is not made of whole chunks (shards, where there are any) or
+                that leaves the array, or a disk that is full.
+        """
+        folder = self.header.folder
+        if data.dtype != self.dtype:
+            raise VolumeError(f"{folder} holds {self.dtype}, the data is {data.dtype}; cast it first")
+        if data.shape != box.shape:
+            raise VolumeError(f"{folder}: data of shape {data.shape} does not fill the box {box} of shape {box.shape}")
+        check_aligned(self.header, box.start, box.shape)
+        with naming(folder, box, folder):
+            self._array.write(box.slices, data)
+
+    def read(self, box: Box) -> np.ndarray:
+        """Return the voxels of `box`, in stored axes, as they are on disk now."""
+        if box.is_empty or not Box.from_shape(self.shape).contains(box):
+            raise VolumeError(f"{self.header.folder}: box {box} is empty or leaves the array {self.shape}")
+        return damage.read(self.header.folder, self.header, self._array, box.slices)
+
+
+def open_writer(path: str | Path | object_store.Remote, key: str, into: Location | None = None) -> Writer:
+    """Return this process's writer of an array that `create_array` made; the same one each time.
+
+    Args:
+        path: the container.
+        key: the array in it.
+        into: where its chunks go; beside its metadata where it is not said.
+    """
+    folder = absolute(path) / key.strip("/")
+    return once(folder, ("write", into), lambda: Writer(folder, into))
