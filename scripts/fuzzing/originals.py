@@ -124,7 +124,7 @@ def _zarr3(folder: Path, codec: str) -> None:
 def _levels(folder: Path, format: str) -> None:
     """Write a group of two levels with volpipe's own metadata."""
     from volpipe.geometry.grid import Box
-    from volpipe.inference.output_plan import ARRAY_FORMATS
+    from volpipe.volumes.formats.container import ARRAY_FORMATS
     from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 
     data = voxels()

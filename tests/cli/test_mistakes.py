@@ -59,6 +59,14 @@ MISTAKES = [
     ("run --recipe segment in.n5 -o no/seg", "/no; make it first, or give --parents"),
     ("plan --recipe segment in.n5 -o seg.tif", ".tif is no format of an output"),
     ("segment in.n5 -o l.tif", ".tif is no format of an output"),
+    (
+        "segment in.n5 -o l.precomputed --set output.codec=gzip",
+        "--out l.precomputed: output.codec gzip is for ome-zarr",
+    ),
+    (
+        "segment in.n5 -o l.zarr --set output.format=precomputed",
+        "its name is that of ome-zarr-0.5, and output.format is",
+    ),
     ("segment in.n5 -o l.n5", "labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or"),
     ("segment in.n5 -o no/l.zarr", "/no; make it first, or give --parents"),
     ("segment in.n5 --json no/x.json", "there is no folder no; make it first, or give --parents"),

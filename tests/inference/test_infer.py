@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from volpipe.blockwise.usage import measured
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Lattice
 from volpipe.inference import runner as runner_module
-from volpipe.inference.infer import infer
+from volpipe.inference.infer import _outcome, infer
 from volpipe.inference.intensity import Affine
 from volpipe.inference.output import create_output
 from volpipe.inference.plan import Plan
@@ -390,3 +392,10 @@ def test_whoever_stops_listening_leaves_no_thread(tmp_path: Path) -> None:
     del stream
     assert producers() == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("volpipe-write")]
+
+
+def test_what_could_not_be_written_keeps_no_frame_and_so_no_sum() -> None:
+    task, error = Future[Any](), OSError("disk full")
+    task.set_exception(error)
+    assert _outcome(task) is error
+    assert error.__traceback__ is None

@@ -17,8 +17,8 @@ from volpipe.errors import RunError, VolpipeError
 from volpipe.evaluation import driver as evaluation_driver
 from volpipe.evaluation.driver import EvaluationResult
 from volpipe.evaluation.evaluate import plan_evaluation
-from volpipe.inference.output import check_name, suffix_of
-from volpipe.recipes.segmentation import SegmentOutput, SegmentRecipe
+from volpipe.inference.output import suffix_of, with_format
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.runs.provenance import read_origin
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import Listener
@@ -26,7 +26,6 @@ from volpipe.segmentation import driver as segmentation
 from volpipe.segmentation.driver import SegmentationResult, plan_segmentation
 from volpipe.segmentation.estimate import SegmentTimes
 from volpipe.segmentation.plan import SegmentPlan
-from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage import paths
 from volpipe.volumes.volume import open_volume
 
@@ -74,7 +73,7 @@ def segment(
     """
     chosen = load(SegmentRecipe, recipe, settings)
     target = str(out or default_name(str(affinities), f"labels{suffix_of(chosen.output.format)}"))
-    chosen = _with_format(chosen, target)
+    chosen = with_format(chosen, target)
     open_volume(affinities, chosen.input.key, chosen.input.level, view=chosen.input.view)  # refused before the site is
     start, name = site_of(site, RunFolder.from_output(paths.locate(target)))
     plan = plan_segmentation(str(affinities), chosen, target, Path(search_path or Path.cwd()))
@@ -84,30 +83,6 @@ def segment(
         return segmentation.segment(
             plan, start, listener=listener, fresh=fresh, site=name, tolerated=tolerate, same_input=same_input
         )
-
-
-def _with_format(recipe: SegmentRecipe, out: str) -> SegmentRecipe:
-    """Return `recipe` with the format that the name `out` has.
-
-    Raises:
-        VolpipeError: the name is that of a format that labels are not written in, or of another than the recipe's.
-    """
-    check_name(out)
-    suffix, format = locate(out)[0].suffix.lower(), recipe.output.format
-    if suffix == ".n5":
-        raise VolpipeError(
-            f"--out {out}: labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or "
-            ".precomputed"
-        )
-    if suffix == ".zarr" and format == "precomputed":
-        raise VolpipeError(
-            f"--out {out}: its name is that of OME-Zarr, and output.format is precomputed; give a name that ends in "
-            ".precomputed"
-        )
-    if suffix != ".precomputed" or format == "precomputed":
-        return recipe
-    output = SegmentOutput.model_validate(recipe.output.model_dump() | {"format": "precomputed"})
-    return recipe.model_copy(update={"output": output})
 
 
 def evaluate(

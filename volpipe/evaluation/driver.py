@@ -175,7 +175,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         mark, states = self.folder.path / EVALUATION_FILE, self._states()
         given = {key: value for key, value in self._described().items() if key != FINGERPRINT}
         if self.options.fresh or read_json(mark) != given or self._has_changed(states):
-            self.folder.clear()
+            self.clear()
             write_json(mark, given)
         store_identities(self.folder.inputs, states)
 
@@ -183,7 +183,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         """Refuse a folder that other work made."""
         check_kind(self.folder, EVALUATION_FILE)
 
-    def check_source(self, source: FolderWork[Any]) -> None:
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Forget the scores of an output that is made anew, and of one that is not complete the whole."""
         if self.to is not None and not source.is_complete:
             delete_file(self.to)

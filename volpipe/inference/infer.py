@@ -147,7 +147,7 @@ def block_sums(
 
 
 def _outcome(future: Future[BlockResult]) -> Exception | BlockResult:
-    try:
-        return future.result()
-    except Exception as error:
-        return error
+    error = future.exception()  # not raised: a traceback through here would keep the block's sum
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return future.result() if error is None else error

@@ -9,8 +9,10 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import TypeVar, get_args
 
 import numpy as np
+from pydantic import ValidationError
 
 from volpipe.errors import PlanError, VolumeError
 from volpipe.geometry.grid import Box, Grid, triple
@@ -18,13 +20,16 @@ from volpipe.inference.intensity import Affine, Tally, to_dtype, unit_scale
 from volpipe.inference.output_plan import OutputPlan, level_key
 from volpipe.inference.plan import Plan
 from volpipe.inference.selection import Selection
-from volpipe.recipes.inference import Output, Recipe
+from volpipe.recipes.inference import Recipe
+from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.volumes import checksums
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import locate
 from volpipe.volumes.storage.metadata import Display
 from volpipe.volumes.storage.paths import PARTIAL, Location
 from volpipe.volumes.volume import Volume, absolute, create_array, create_multiscale, open_writer
+
+R = TypeVar("R", Recipe, SegmentRecipe)
 
 SHOWN_BOXES, SHOWN_EDGE = 8, 64  # a sample of a level, for its display range
 SHOWN_PERCENTILES = (0.1, 99.9)  # black and white
@@ -65,24 +70,33 @@ def check_name(out: str | Location) -> None:
         )
 
 
-def with_format(recipe: Recipe, out: str | Location) -> Recipe:
-    """Return `recipe` with the format that the name `out` has, where the recipe gives none.
+def with_format(recipe: R, out: str | Location) -> R:
+    """Return `recipe`, of a run or a segmentation, with the format that the name `out` has, where it gives none.
 
     Raises:
-        PlanError: the name is that of another format than the recipe's.
+        PlanError: the name is that of another format than the recipe's, or of one that cannot be.
     """
     check_name(out)
-    suffix = locate(str(out))[0].suffix.lower()
-    formats, format = FOLDERS.get(suffix, ()), recipe.output.format
-    if not formats or format in formats:
+    output, suffix = recipe.output, locate(str(out))[0].suffix.lower()
+    named, known = FOLDERS.get(suffix, ()), get_args(type(output).model_fields["format"].annotation)
+    fitting = [format for format in named if format in known]
+    if not named or output.format in fitting:
         return recipe
-    if "format" in recipe.output.model_fields_set:
+    if not fitting:
         raise PlanError(
-            f"--out {out}: its name is that of {formats[0]}, and output.format is {format}; give a name that ends in "
-            f"{suffix_of(format)}, or output.format={formats[0]}"
+            f"--out {out}: labels are written as OME-Zarr or precomputed; give a name that ends in .zarr or "
+            ".precomputed"
         )
-    output = Output.model_validate(recipe.output.model_dump(exclude_unset=True) | {"format": formats[0]})
-    return recipe.model_copy(update={"output": output})
+    if "format" in output.model_fields_set:
+        raise PlanError(
+            f"--out {out}: its name is that of {fitting[0]}, and output.format is {output.format}; give a name that "
+            f"ends in {suffix_of(output.format)}, or output.format={fitting[0]}"
+        )
+    try:
+        chosen = type(output).model_validate(output.model_dump(exclude_unset=True) | {"format": fitting[0]})
+    except ValidationError as error:
+        raise PlanError(f"--out {out}: output.{error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+    return recipe.model_copy(update={"output": chosen})
 
 
 # Unfinished files of a killed writer: tensorstore's, and that of our JSON.

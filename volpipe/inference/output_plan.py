@@ -21,15 +21,9 @@ from volpipe.nets.files import short_hash
 from volpipe.recipes.inference import Recipe
 from volpipe.recipes.segmentation import SegmentRecipe
 from volpipe.recipes.toml import differences
+from volpipe.volumes.formats.container import ARRAY_FORMATS
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, View, Volume, open_volume
 
-ARRAY_FORMATS = {
-    "ome-zarr-0.5": "zarr3",
-    "ome-zarr-0.4": "zarr2",
-    "zarr2": "zarr2",
-    "n5": "n5",
-    "precomputed": "precomputed",
-}
 COMPARED = {"source", "net", "code_sha256", "search_path", "out"}  # fields that explain why sizes differ
 REASONS = {"net.weights_sha256": ": the weights changed", "code_sha256": ": the code of the net changed"}
 

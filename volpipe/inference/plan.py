@@ -26,13 +26,13 @@ from volpipe.nets.facts import NetFacts, cautions
 from volpipe.nets.files import code_hash
 from volpipe.nets.tta import check_augment
 from volpipe.recipes.inference import Output, Recipe
-from volpipe.volumes.formats.precomputed import LABELS, SEGMENTATION, even_chunk
+from volpipe.volumes.formats.container import SHARDED, chunk_channels
+from volpipe.volumes.formats.precomputed import default_codec, even_chunk
 from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Multiscale, Volume, absolute
 
 AXES = "zyx"
 
-SHARDED = ("zarr3", "precomputed")  # formats of arrays
 BLOCK_TARGET, LARGEST_TARGET = 128, 256  # output voxels per axis of a block, near which sizes are chosen
 CHUNK_TARGET = 64
 SUM_CHUNK_TARGET = 32
@@ -144,11 +144,10 @@ class Plan(OutputPlan):
         """Return the array of `level`."""
         choice = self.recipe.output
         channels = (self.num_channels,) if self.num_channels > 1 else ()
-        is_precomputed = self.array_format == "precomputed"
         return ArraySpec(
             shape=(*channels, *self.level_shape(level)),
             dtype=self.dtype,
-            chunks=(*(channels if is_precomputed else (1 for _ in channels)), *self.chunk),
+            chunks=(*chunk_channels(self.array_format, channels), *self.chunk),
             shards=(*channels, *self.shard) if self.array_format in SHARDED else None,
             axes=self.multiscale.axes,
             codec=choice.codec if choice.codec != "auto" else self._codec,
@@ -158,9 +157,9 @@ class Plan(OutputPlan):
     @property
     def _codec(self) -> str:
         """Codec of an output for which the recipe names none."""
-        if self.array_format == "precomputed" and self.is_labels and self.dtype.name in LABELS:
-            return SEGMENTATION
-        return "gzip" if self.array_format in ("n5", "precomputed") else "zstd"
+        if self.array_format == "precomputed":
+            return default_codec(self.dtype, is_labels=self.is_labels)
+        return "gzip" if self.array_format == "n5" else "zstd"
 
     def sum_box(self, block: int) -> Box:
         """Return the output voxels that the weighted sum of `block` reaches; none where it is not needed."""

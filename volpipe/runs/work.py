@@ -140,13 +140,14 @@ class FolderWork(HeldWork[R]):
     Attributes:
         kinds: of results, in the journal.
         readers: of the levels of the output that other work reads while this one writes them.
+        was_begun: whether this session goes on with what another one made.
     """
 
     kinds: ClassVar[Kinds]
 
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
-        self.readers = list[Feed]()
+        self.readers, self.was_begun = list[Feed](), False
 
     @property
     def needs_all(self) -> bool:
@@ -184,11 +185,11 @@ class FolderWork(HeldWork[R]):
         """
 
     @abstractmethod
-    def check_source(self, source: FolderWork[Any]) -> None:
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Refuse to keep what was made of an output of `source` that is gone, or make it anew.
 
         Raises:
-            RunError: naming both.
+            RunError: naming both; this work is `called` so.
         """
 
     @abstractmethod
@@ -205,6 +206,7 @@ class FolderWork(HeldWork[R]):
 
     def held_steps(self, name: str, presence: Presence) -> Steps[R]:
         """Do what is not done yet with the journal open; see `HeldWork`."""
+        self.was_begun = self.is_begun
         with Journal(self.folder.journal, self.kinds) as journal:
             return (yield from self.session_steps(WorkSession(self, name, presence, journal)))
 
@@ -382,11 +384,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
         """Refuse to go on with another recipe or input: two outputs would be mixed."""
         self.folder.check_same(self.plan, self.what)
 
-    def check_source(self, source: FolderWork[Any]) -> None:
+    def check_source(self, source: FolderWork[Any], called: str) -> None:
         """Refuse an output that was made of one that is gone: it would be of another input."""
         if self.is_begun and not source.is_begun:
             raise RunError(
-                f"it is not complete, but {self.plan.out}, which needs it, was begun: {source.name} or its run was "
+                f"it is not complete, but stage {called}, which needs it, was begun: {source.name} or its run was "
                 f"taken away; put it back, delete {self.plan.out} and {self.folder.path} as well, or use --fresh to "
                 "start all stages over"
             )

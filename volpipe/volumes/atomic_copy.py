@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from volpipe.errors import VolumeError
-from volpipe.volumes.formats.container import create_groups
+from volpipe.volumes.formats.container import ARRAY_FORMATS, create_groups
 from volpipe.volumes.identity import Identity, changes
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.lock import LOCK_FILE, held
@@ -28,11 +28,6 @@ from volpipe.volumes.storage.paths import Location
 from volpipe.volumes.volume import ArraySpec, Level, Multiscale, create_array, create_multiscale, open_writer
 from volpipe.volumes.writer import Writer
 
-FOLDERS = {
-    **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
-    "ome-zarr-0.4": "zarr2",
-    "ome-zarr-0.5": "zarr3",
-}
 TALLY_FILE = "copied.json"
 MAX_TALLY_BYTES = 2**24
 
@@ -57,7 +52,7 @@ class Target:
 
     @property
     def is_folder(self) -> bool:
-        return self.format in FOLDERS
+        return self.format in ARRAY_FORMATS
 
     @property
     def is_group(self) -> bool:
@@ -207,7 +202,7 @@ def _discard(target: Target) -> None:
 
 def create_draft(target: Target, container: Location) -> None:
     """Make the array in `container`, without voxels, and its group, if any; what is there already stays."""
-    create_array(container, target.array_key, target.spec, FOLDERS[target.format])
+    create_array(container, target.array_key, target.spec, ARRAY_FORMATS[target.format])
     if target.is_group:
         create_multiscale(container, target.levels, format=target.format, key=target.key)
 
@@ -216,7 +211,7 @@ def _rename(target: Target, path: Path) -> bool:
     """Move the draft to its place, and return whether that was free."""
     draft = Path(str(target.draft))
     if target.is_folder and target.key and path.exists():
-        create_groups(path, target.key, FOLDERS[target.format])
+        create_groups(path, target.key, ARRAY_FORMATS[target.format])
         place = path / target.key
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
@@ -248,7 +243,7 @@ def atomic_copy(target: Target, identity: Mapping[str, object]) -> Iterator[Tall
         VolumeError: it cannot be made there, or another process is making it.
     """
     if target.is_folder and paths.exists(target.path):
-        create_groups(target.path, target.key, FOLDERS[target.format])
+        create_groups(target.path, target.key, ARRAY_FORMATS[target.format])
     with _held(target):
         tally = Tally(target.work / TALLY_FILE, json.loads(json.dumps(identity)))
         _begin(target, tally)

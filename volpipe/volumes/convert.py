@@ -27,9 +27,9 @@ import numpy as np
 
 from volpipe.errors import VolumeError
 from volpipe.geometry.grid import Box, Grid, Triple, align_up, triple
-from volpipe.volumes.atomic_copy import FOLDERS, Target, atomic_copy
+from volpipe.volumes.atomic_copy import Target, atomic_copy
 from volpipe.volumes.formats import hdf5, mrc, npy, precomputed, tiff
-from volpipe.volumes.formats.container import absolute, inside
+from volpipe.volumes.formats.container import ARRAY_FORMATS, SHARDED, absolute, chunk_channels, inside
 from volpipe.volumes.formats.flat import Part, num_bytes
 from volpipe.volumes.identity import identify
 from volpipe.volumes.storage.metadata import Place
@@ -40,14 +40,14 @@ from volpipe.volumes.storage.tensorstore import downsample
 from volpipe.volumes.volume import ArraySpec, Volume, open_volume
 
 CODECS = {
-    **dict.fromkeys(FOLDERS, ("zstd", "gzip", "raw")),
+    **dict.fromkeys(ARRAY_FORMATS, ("zstd", "gzip", "raw")),
     "n5": ("gzip", "zstd", "raw"),
     "precomputed": ("gzip", "raw", precomputed.SEGMENTATION),
     "hdf5": ("gzip", "raw"),
     "tiff": ("raw", "gzip", "zstd"),
     "mrc": ("raw",),
     "npy": ("raw",),
-}  # the first is the default; of precomputed labels the last
+}  # the first is the default, but of precomputed labels
 FORMATS = tuple(CODECS)
 SUFFIXES = {
     ".n5": "n5",
@@ -60,7 +60,6 @@ SUFFIXES = {
 }
 DEFAULT_KEY = "raw"
 CHUNK, SHARD = 64, 256
-SHARDED = ("zarr3", "precomputed")
 MIN_BOX_BYTES = 2**24  # smaller boxes would cost more to hand out than to copy
 MAX_BOX_BYTES = 2**27  # a worker holds two to four boxes, measured 2026-11
 
@@ -143,9 +142,9 @@ def plan_copy(volume: Volume, out: str | os.PathLike[str], choice: Choice) -> Ta
         raise VolumeError(f"format {format!r} is not known; use {', '.join(FORMATS)}")
     if isinstance(path, Remote):
         check_writable(path)
-        if format not in FOLDERS:
-            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(FOLDERS)}")
-    if key and not (format in FOLDERS or format == "hdf5"):
+        if format not in ARRAY_FORMATS:
+            raise VolumeError(f"{path}: {format} is written to a disk; what goes to S3 is {', '.join(ARRAY_FORMATS)}")
+    if key and not (format in ARRAY_FORMATS or format == "hdf5"):
         raise VolumeError(f"{path} would be a file of one array; leave out {key!r}")
     if key and format == "precomputed":
         raise VolumeError(f"{path} would be a folder of one volume; leave out {key!r}, or name another folder")
@@ -213,13 +212,16 @@ def _place(out: Location, format: str) -> tuple[Location, str, str]:
 
 def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArraySpec:
     """Return the array of the copy in `format`; its voxel size is in its attributes, if the format keeps it there."""
-    is_labels = format == "precomputed" and volume.dtype.name in precomputed.LABELS and volume.num_channels == 1
-    codec = CODECS[format][-1 if is_labels else 0] if choice.codec == "auto" else choice.codec
+    codec = choice.codec
+    if codec == "auto":
+        codec = CODECS[format][0]
+        if format == "precomputed":
+            codec = precomputed.default_codec(volume.dtype, is_labels=volume.num_channels == 1)
     if codec not in CODECS[format]:
         raise VolumeError(f"{format} is not written with codec {codec!r}; use {', '.join(CODECS[format])}")
     if choice.chunk and format in ("tiff", "mrc", "npy"):
         raise VolumeError(f"{format} has no chunks; leave out chunk {choice.chunk}")
-    if choice.shard and FOLDERS.get(format) not in SHARDED:
+    if choice.shard and ARRAY_FORMATS.get(format) not in SHARDED:
         raise VolumeError(
             f"{format} has no shards; leave out shard {choice.shard}, or write ome-zarr-0.5, zarr3 or precomputed"
         )
@@ -230,8 +232,8 @@ def _spec(volume: Volume, format: str, path: Location, choice: Choice) -> ArrayS
     return ArraySpec(
         shape=(*channels, *shape),
         dtype=mrc.stored_dtype(volume.dtype, (*channels, *shape), Path(str(path))) if format == "mrc" else volume.dtype,
-        chunks=(*(channels if format == "precomputed" else (1 for _ in channels)), *chunk),
-        shards=(*channels, *(choice.shard or shard)) if FOLDERS.get(format) in SHARDED else None,
+        chunks=(*chunk_channels(format, channels), *chunk),
+        shards=(*channels, *(choice.shard or shard)) if ARRAY_FORMATS.get(format) in SHARDED else None,
         axes=("c", "z", "y", "x") if channels else ("z", "y", "x"),
         codec=codec,
         attributes=_attributes(volume, format),

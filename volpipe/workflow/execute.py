@@ -151,11 +151,10 @@ class StageWork:
                     if not source.is_open:
                         return None
                     _check_given(self.stage)
-                is_new = not self.work.is_begun
                 self.listener.on_stage(self.stage)
                 began = time.monotonic()
                 report = yield from self.work.steps()
-            return StageReport(self.stage, report, time.monotonic() - began, is_new)
+            return StageReport(self.stage, report, time.monotonic() - began, not self.work.was_begun)
         finally:
             for reader in self.work.readers:
                 reader.is_closed = True
@@ -214,7 +213,10 @@ class FlowWork(HeldWork[FlowReport]):
             with named(stage.name):
                 _check_same(stage)
                 for later in plan.after(stage.name):
-                    later.work().check_source(stage.work())
+                    later.work().check_source(stage.work(), later.name)
+        for stage in plan.stages:
+            if isinstance(stage.out, Remote) and stage.makes_volume:
+                stage.folder.path.mkdir(mode=0o750, exist_ok=True)  # else `RunFolder.find` would give that of another
         if isinstance(plan.out, Path):
             plan.out.mkdir(parents=True, exist_ok=True)
         entries = [

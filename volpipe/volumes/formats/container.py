@@ -29,8 +29,19 @@ from volpipe.volumes.storage.paths import Location
 
 MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",), "precomputed": ("info",)}
 SUFFIXES = (".n5", ".zarr", ".precomputed")
+ARRAY_FORMATS = {  # of the arrays in a folder, by its format
+    **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
+    "ome-zarr-0.4": "zarr2",
+    "ome-zarr-0.5": "zarr3",
+}
+SHARDED = ("zarr3", "precomputed")  # of these array formats
 MAX_DEPTH = 12
 MAX_FOLDERS = 10_000
+
+
+def chunk_channels(array_format: str, channels: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many of `channels`, () of an array without that axis, lie in a chunk: precomputed has all in each."""
+    return channels if array_format == "precomputed" else (1,) * len(channels)
 
 
 def locate(location: str | os.PathLike[str], key: str | None = None) -> tuple[Location, str]:

@@ -53,6 +53,11 @@ MINISHARD_BITS = 9  # chunks below a minishard's index, as powers of two: 512, a
 ORIGIN = "volpipe_origin_nm"  # (z, y, x), centre of the first voxel, with the half voxel that voxel_offset lacks
 
 
+def default_codec(dtype: np.dtype, *, is_labels: bool) -> str:
+    """Return the codec of an array for which nobody names one."""
+    return SEGMENTATION if is_labels and dtype.name in LABELS else "gzip"
+
+
 def read_info(folder: Location) -> Tree | None:
     """Return what the file `info` in `folder` says of a volume, None where there is none that describes one.
 
