@@ -311,6 +311,8 @@ class Tally:
     def _add_attempt(self, stage: str, fields: dict[str, Any], began: float, seconds: float) -> None:
         """Add a task that failed."""
         reason, units = str(fields["reason"]), tuple(map(int, fields["units"]))
+        if not units:
+            raise ValueError("it is an attempt at nothing")
         worker = self._worker(fields)
         for sums in self._both(stage, worker, began):
             sums.attempts += 1
