@@ -101,6 +101,21 @@ def test_nothing_is_shown_to_who_listens_or_does_not_want_it(notebook: Kernel) -
     assert shown.result["text/plain"] == "True"
 
 
+@pytest.mark.parametrize(
+    ("call", "bar"),
+    [
+        ("vp.convert('in.n5', 'told.npy', {})", "convert"),
+        ("vp.sample('told.n5', (16, 24, 24), {})", "sample"),
+    ],
+)
+def test_who_listens_and_wants_a_display_gets_both(notebook: Kernel, call: str, bar: str) -> None:
+    asked = call.format("progress=True, on_progress=lambda done, whole: seen.append((done, whole))")
+    shown = notebook.run(f"seen = []\n{asked}\nseen[-1][0] == seen[-1][1] > 0")
+    assert shown.result["text/plain"] == "True"
+    last = drawings(shown)[-1]["text/plain"]
+    assert bar in last and "100 %" in last
+
+
 def test_what_fails_leaves_its_display_where_it_stopped(notebook: Kernel) -> None:
     shown = notebook.run(
         "def stop(progress):\n    if progress.stages[0].num_done >= 4:\n        raise RuntimeError('enough')\n"

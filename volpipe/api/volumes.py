@@ -116,9 +116,9 @@ def convert(
             divide its voxels.
     """
     opened = volume if isinstance(volume, Volume) else open(volume)
-    with count_shown("convert", "box", progress, has_listener=on_progress is not None) as show:
+    with count_shown("convert", "box", progress, on_progress) as show:
         choice = Choice(format, chunk, shard, codec, bin)
-        return copy(opened, out, choice, workers=workers, on_progress=on_progress or show)
+        return copy(opened, out, choice, workers=workers, on_progress=show)
 
 
 def sample(
@@ -149,6 +149,6 @@ def sample(
         raise VolpipeError(f"samples are written to a disk, not to {Path(path).parts[0]}//; choose a folder")
     if Path(path).suffix.lower() != ".n5":
         raise VolpipeError(f"{path}: a sample is an N5 container; give a name that ends in .n5, such as sample.n5")
-    with count_shown("sample", "box", progress, has_listener=on_progress is not None) as show:
-        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=on_progress or show)
+    with count_shown("sample", "box", progress, on_progress) as show:
+        write_sample(Path(path), Sample(shape, seed, voxel_size_nm), workers=workers, on_progress=show)
     return open(path, "raw")
