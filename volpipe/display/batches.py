@@ -156,8 +156,9 @@ class RowsShown:
         self._draw()
 
     def end(self, number: int, row: DatasetRow) -> None:
-        """Show how a dataset ended."""
-        self.rows[number], self.num_left = row, self.num_left - 1
+        """Show how a dataset ended; one that was interrupted is left."""
+        self.rows[number] = row
+        self.num_left -= row.ended != "interrupted"
         self.now.pop(number, None)
         self._draw()
         if self.cell is None:
