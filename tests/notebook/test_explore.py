@@ -180,7 +180,7 @@ def test_a_picture_goes_with_the_widget_and_says_where_there_is_none(
     explorer = placed(tmp_path / "a.n5", data, (8.0, 8.0, 8.0), (0.0, 0.0, 0.0)).show()
     bundle, _ = explorer._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/png", "application/vnd.jupyter.widget-view+json"}
-    assert bundle["text/plain"].startswith("<Explorer of ")
+    assert bundle["text/plain"].startswith("<Explorer of ") and bundle["image/png"] == explorer.png()
     drawn = picture(bundle)
     margin, caption, zoom = 8, 22, 8  # 320 pixels of 40 voxels
     voxels = drawn[margin + caption + 4 :: zoom, margin + 4 :: zoom][:40, :40]
@@ -208,10 +208,30 @@ def test_channels_are_colours_and_other_types_are_stretched(tmp_path: Path) -> N
     np.testing.assert_array_equal(np.moveaxis(shown[..., :3], -1, 0), channels[:, 4])
 
 
+def test_every_question_of_a_browser_is_answered(
+    volume: tuple[Volume, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    explorer = vp.explore(volume[0])
+    sent: list[dict[str, Any]] = []
+    widget = type("Widget", (), {"send": lambda self, content, buffers=None: sent.append(content)})()
+    good = message(explorer, (10, 10), 8.0)
+    for asked in (good | {"number": 7, "panels": [{"row": 3, "plane": "xy", "size": (9, 9)}]}, {"number": 8}):
+        explorer._answer(widget, asked, [])
+    assert [(each["kind"], each["number"]) for each in sent] == [("refusal", 7), ("refusal", 8)]
+    assert "IndexError" in sent[0]["text"] and "KeyError" in sent[1]["text"]
+    assert "Traceback" in caplog.text
+    explorer._answer(widget, good | {"shades": [(7.0, 7.0)]}, [])
+    assert sent[-1]["kind"] == "pictures"
+
+
 def test_mistakes_are_refused_with_what_to_do(tmp_path: Path) -> None:
     volume = placed(tmp_path / "a.n5", noise((8, 8, 8)))
-    with pytest.raises(vp.VolpipeError, match=r"at 8,0,0 leaves .*a\.n5.* go from 0,0,0 to 7,7,7"):
+    with pytest.raises(vp.VolpipeError, match=r"at \(8, 0, 0\): axis z of the volume has voxels 0 to 7, not 8"):
         vp.explore(volume, at=(8, 0, 0))
+    for at in ((1, 2), (1.5, 2, 3)):
+        with pytest.raises(vp.VolpipeError, match=r"give a voxel \(z, y, x\), such as .* in whole numbers"):
+            vp.explore(volume, at=at)
+    assert vp.explore(volume, at=np.array([1, 2, 3])).at == (90.0, 15.0, 124.0)
     with pytest.raises(vp.VolpipeError, match=r"b\.n5.* holds float32 .*labels are whole numbers"):
         vp.explore(volume, labels=placed(tmp_path / "b.n5", noise((8, 8, 8), "float32")))
     with pytest.raises(vp.VolpipeError, match="no volume at"):

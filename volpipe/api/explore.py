@@ -5,10 +5,10 @@ Not here: what is read and drawn (notebook).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from volpipe.geometry.grid import Triple
 from volpipe.volumes.reader import Volume
 from volpipe.volumes.volume import open_volume
 
@@ -19,7 +19,7 @@ Place = str | Path | Volume
 
 
 def explore(
-    volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Triple | None = None
+    volume: Place, output: Place | None = None, labels: Place | None = None, *, at: Sequence[int] | None = None
 ) -> Explorer:
     """Return a view of `volume` that a notebook shows: three planes, with sliders and zoom where there are widgets.
 

@@ -42,7 +42,12 @@ class Planes {
   async receive(message, buffers) {
     if (message.kind === "scene" && !this.scene) this.build(message);
     if (message.kind === "refusal") this.refuse(message);
-    if (message.kind === "pictures") await this.take(message, buffers);
+    if (message.kind !== "pictures") return;
+    try {
+      await this.take(message, buffers);
+    } catch (error) {
+      this.refuse({ text: String(error) });
+    }
   }
 
   build(scene) {
