@@ -143,6 +143,22 @@ def test_of_a_large_slice_without_levels_some_chunks_are_read_each_in_its_place(
     assert len(boxes) == 1
 
 
+def test_what_helps_where_chunks_are_left_out_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "MAX_BYTES", 16**3)
+    volume = placed(tmp_path / "a.n5", noise((8, 160, 160)))
+    explorer = vp.explore(volume, at=(4, 72, 72))
+    content, _ = explorer.draw(message(explorer, (200, 200), 8.0))
+    (note,) = content["notes"]
+    assert note.startswith("1 % of the chunks in sight are read") and "--set net.name=identity" in note
+    vp.run(volume, {"net": {"name": "identity"}}, out=tmp_path / "copy.zarr", site="threads")
+    copy = vp.open(tmp_path / "copy.zarr")
+    assert len(copy.levels) > len(volume.levels) and (copy[...] == volume[...]).all()
+    labels = vp.explore(placed(tmp_path / "labels.n5", noise((8, 160, 160)).astype(np.uint64)))
+    content, _ = labels.draw(message(labels, (200, 200), 8.0))
+    assert content["notes"][0].endswith("zoom in to see all")  # of labels a run makes no copy
+    assert explorer.draw(message(explorer, (8, 8), 8.0))[0]["notes"] == []
+
+
 def test_an_output_of_smaller_voxels_and_labels_lie_where_they_are(tmp_path: Path) -> None:
     before = noise((8, 16, 16))
     first = placed(tmp_path / "a.n5", before, (40.0, 10.0, 10.0), (0.0, 0.0, 0.0))

@@ -33,6 +33,7 @@ MOST_PIXELS = 4096  # of a panel, whatever a browser asks for
 DARK, BRIGHT = 0.5, 99.5  # percentiles of the first slice that are black and white, but of bytes
 OPACITY = 0.5  # of labels on an image
 ADVICE = "A picture only: pip install 'volpipe[notebook]' brings planes that move."
+LEVELS = "a copy with coarser levels (volpipe run VOLUME --set net.name=identity -o COPY.zarr)"  # convert makes none
 
 Range = tuple[float, float]
 Message = dict[str, Any]  # Any: JSON
@@ -154,7 +155,7 @@ class Explorer:
 
         `message` has at and pixel in nm, level, shades of each image, and panels: a row, its plane and its pixels.
         """
-        pictures, buffers = [], []
+        pictures, buffers, sparse = [], [], list[tuple[float, Stack]]()
         for asked in message["panels"]:
             image, region = self.images[int(asked["row"])], _region(message, asked)
             shades = message["shades"][int(asked["row"])]
@@ -166,7 +167,10 @@ class Explorer:
                     place = {"low": cut.low, "high": cut.high, "level": cut.level, "index": cut.index}
                     place |= {"steps": cut.steps, "share": cut.share}
                     pictures.append({"row": asked["row"], "plane": asked["plane"], "what": what, **place})
-        return {"kind": "pictures", "number": message["number"], "pictures": pictures}, buffers
+                    if cut.share < 1:
+                        sparse.append((cut.share, stack))
+        answer = {"kind": "pictures", "number": message["number"], "pictures": pictures, "notes": _sparse_notes(sparse)}
+        return answer, buffers
 
 
 def open_explorer(
@@ -203,6 +207,15 @@ def _has_widgets() -> bool:
     from importlib.util import find_spec
 
     return find_spec("anywidget") is not None
+
+
+def _sparse_notes(sparse: Sequence[tuple[float, Stack]]) -> list[str]:
+    """Return what to say of volumes of which only a share of the chunks in sight is read, and what helps."""
+    if not sparse:
+        return []
+    share = min(share for share, _ in sparse)
+    copy = "" if all(stack.is_labels for _, stack in sparse) else f", or make {LEVELS}"  # of labels a run makes none
+    return [f"{100 * share:.2g} % of the chunks in sight are read, each in its place; zoom in to see all{copy}"]
 
 
 def _region(message: Message, asked: Message) -> Region:
