@@ -90,6 +90,11 @@ def test_a_batch_is_a_table_with_a_line_for_each_dataset(notebook: Kernel) -> No
     assert all("&lt;script&gt;.n5" in page and "<script" not in page for page in pages)
 
 
+def test_a_table_for_the_log_is_not_shown_below_the_cell(notebook: Kernel) -> None:
+    shown = notebook.run("from volpipe.display.console import rendered\nrendered('a table')")
+    assert (shown.displays, shown.text, shown.result["text/plain"]) == ({}, "", "'a table\\n'")
+
+
 def test_nothing_is_shown_to_who_listens_or_does_not_want_it(notebook: Kernel) -> None:
     shown = notebook.run(
         "vp.run('in.n5', out='a.zarr', progress=False, **same)\n"
