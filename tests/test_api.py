@@ -36,6 +36,7 @@ def test_the_names_are_sorted_and_those_of_the_stub() -> None:
 def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
     assert (getattr(vp, name).__doc__ or "").strip()
     assert name in dir(vp)
+    assert getattr(vp, name).__name__ == name  # that help() shows
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

@@ -16,8 +16,7 @@ from volpipe.volumes.convert import Choice, OnProgress
 from volpipe.volumes.convert import convert as copy
 from volpipe.volumes.reader import View, Volume
 from volpipe.volumes.survey import Footprint, Intensities, Trials, measure_footprint, measure_intensities, try_codecs
-from volpipe.volumes.volume import AS_STORED, list_arrays
-from volpipe.volumes.volume import open_volume as open
+from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
 
 __all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
 
@@ -38,6 +37,23 @@ class Info:
     intensities: Intensities | None = None
     footprint: Footprint | None = None
     codecs: Trials | None = None
+
+
+def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
+    """Return the volume at `location`: an array, a level of a multiscale group, or the only one of these inside.
+
+    Args:
+        location: an N5, Zarr or Neuroglancer precomputed container, an HDF5, TIFF, MRC or .npy file, a folder of TIFF
+            slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
+        key: the array or group in it; needed where there are several.
+        level: of the multiscale group, 0 for the finest.
+        view: what is read of the array, and where it lies, in place of what it says itself.
+
+    Raises:
+        VolumeError: nothing there, several to choose from, metadata that are broken, wrong or not supported, or a
+            channel or a point in time that there is none of.
+    """
+    return open_volume(location, key, level, view=view)
 
 
 def info(

@@ -174,8 +174,8 @@ class Bars:
         seconds = min(seconds, most)
         self._move(self._row(name, 0, most), seconds, most, count=f"{seconds:.0f} of {most:.0f} s")
 
-    def _move(self, row: _Row, done: float, whole: float, **texts: str) -> None:
-        self.progress.update(row.task, completed=done, total=whole, **texts)
+    def _move(self, row: _Row, done: float, whole: float, count: str, speed: str = "", left: str = "") -> None:
+        self.progress.update(row.task, completed=done, total=whole, count=count, speed=speed, left=left)
         self.draw(self.progress.get_renderable)
 
     def _row(self, name: str, done: float, whole: float) -> _Row:
