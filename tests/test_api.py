@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from volumes import write_volume
 import volpipe as vp
 from volpipe.geometry.grid import Box
 from volpipe.synthetic.volume import Sample
+from volpipe.volumes.convert import CODECS
 
 STUB = ast.parse((ROOT / "volpipe" / "__init__.pyi").read_text(encoding="utf-8"))
 IMPORTED = [alias.name for node in STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names]
@@ -37,6 +40,11 @@ def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
     assert (getattr(vp, name).__doc__ or "").strip()
     assert name in dir(vp)
     assert getattr(vp, name).__name__ == name  # that help() shows
+
+
+def test_every_format_and_codec_of_a_copy_is_described() -> None:
+    words = set(re.findall(r"[\w.-]*\w", vp.convert.__doc__ or ""))
+    assert words >= {*CODECS, *chain(*CODECS.values())}
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

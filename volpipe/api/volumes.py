@@ -121,7 +121,8 @@ def convert(
             suffix.
         chunk: voxels (z, y, x); None for 64 each.
         shard: voxels (z, y, x), of Zarr v3 and precomputed; None for 256 each.
-        codec: zstd, gzip or raw; "auto" takes what the format's readers all have.
+        codec: zstd, gzip, raw, or compressed_segmentation of precomputed labels; "auto" takes what the format's readers
+            all have.
         bin: voxels (z, y, x) of the volume whose mean, rounded as the type needs, is a voxel of the copy.
         workers: how many read at once.
         progress: show how far it is; None: in a notebook, below its cell, unless `on_progress` is given.
