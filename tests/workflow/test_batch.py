@@ -21,8 +21,8 @@ from volumes import fingerprint, noise, windowed, write_volume
 
 import volpipe as vp
 from volpipe.api.batch import BatchListener
-from volpipe.display.batches import showing_rows
 from volpipe.display.cell import Cell
+from volpipe.display.live_batches import showing_rows
 from volpipe.errors import SiteError, VolumeError
 from volpipe.estimation.limits import Limits
 from volpipe.runs import run_folder
