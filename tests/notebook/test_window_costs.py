@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -66,8 +67,24 @@ def test_windows_of_a_module_are_tried_here_and_its_settings_run() -> None:
 
 def test_a_window_that_would_not_fit_beside_the_notebook_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_search, "free_memory", lambda: 4 * MIB)
+    monkeypatch.setattr(window_search, "_try", lambda *arguments: (0.1, window_search.held_memory() + 10 * MIB))
     table = vp.windows(Slow())
     assert len(table.costs) == 1
+
+
+def test_what_the_notebook_holds_already_is_not_held_against_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = np.ones(300 * MIB, np.uint8)
+    monkeypatch.setattr(window_search, "free_memory", lambda: 100 * MIB)
+    monkeypatch.setattr("volpipe.notebook.windows.free_memory", lambda: 100 * MIB)
+    table = vp.windows(Slow())
+    assert len(table.costs) == 4 and table.best is not None
+    assert table.costs[0].num_bytes > held.nbytes
+
+
+def test_a_peak_that_cannot_be_counted_anew_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_search, "count_peak_anew", lambda: False)
+    with pytest.raises(vp.VolpipeError, match="memory cannot be measured here"):
+        vp.windows(Slow())
 
 
 def test_windows_of_a_named_net_are_tried_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import volpipe
 from volpipe.errors import RunError, RunStopped, SiteError
 from volpipe.recipes.training import load_training
 from volpipe.training.driver import run_training
+from volpipe.training.logs import open_log, read_log
 from volpipe.training.search.grid import load_sweep, run_sweep
 from volpipe.training.search.optuna import load_tuning, run_tuning
 
@@ -167,3 +168,15 @@ def test_the_log_of_a_run_names_its_site_as_well(
     give = giver(folder, monkeypatch, capsys)
     assert give("run", "v.tif", "--out", "o.zarr", "--config", "threads", "--set", "net.name=identity").code == 0
     assert "starts the site threads" in lines_in(folder / "o.zarr.run")
+
+
+def test_what_a_rank_of_a_killed_driver_still_writes_is_not_in_the_log_of_the_next(tmp_path: Path) -> None:
+    (tmp_path / "losses.jsonl").touch()
+    with open_log(tmp_path, 0) as write:
+        for step in range(1, 60):
+            write({"step": step, "time": 0.0, "loss": 1.0})
+        with open_log(tmp_path, 3) as next_write:
+            write({"step": 60, "time": 0.0, "loss": 1.0})
+            next_write({"step": 4, "time": 0.0, "loss": 2.0})
+            write({"step": 61, "time": 0.0, "loss": 1.0})
+    assert [(entry["step"], entry["loss"]) for entry in read_log(tmp_path)] == [(1, 1), (2, 1), (3, 1), (4, 2)]

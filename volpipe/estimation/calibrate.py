@@ -323,7 +323,7 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
             closed += _check(worker.infer(job, units[1:])).shared
     start = max(0.0, warm.seconds - timed.seconds / len(units[1:] or units))
     sum_seconds, sum_bytes = _try_sum(job, units[-1], closed)
-    level_0, coarser = _try_output(job, units[-1], folder)
+    (write_seconds, output_bytes), (coarsen_seconds, coarse_bytes) = _try_output(job, units[-1], folder)
     return UnitCosts(
         num_blocks=len(units),
         start_seconds=start,
@@ -331,12 +331,12 @@ def _try_whole(job: Job, units: Sequence[int]) -> UnitCosts:
         factor_seconds=factor_seconds,
         infer_seconds=timed.seconds / num_windows,
         sum_seconds=sum_seconds,
-        write_seconds=level_0[0],
-        coarsen_seconds=coarser[0],
+        write_seconds=write_seconds,
+        coarsen_seconds=coarsen_seconds,
         window_bytes=window_bytes,
         sum_bytes=sum_bytes,
-        output_bytes=level_0[1],
-        coarse_bytes=coarser[1],
+        output_bytes=output_bytes,
+        coarse_bytes=coarse_bytes,
         peak_bytes=0,
     )
 

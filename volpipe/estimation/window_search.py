@@ -16,6 +16,7 @@ from pathlib import Path
 
 from volpipe.blockwise.malloc import keep_freed_memory, share_heap
 from volpipe.blockwise.usage import peak_bytes
+from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Triple, align_up, triple
 from volpipe.inference.runner import is_shortage
 from volpipe.nets.facts import NetFacts
@@ -84,24 +85,25 @@ def measure_windows_here(
 ) -> Iterator[WindowCost]:
     """Yield what `measure_windows` does, of a net that this process alone has, and whose memory it shares.
 
-    A window for which the memory may not be enough is not tried: it would be the end of this process.
+    Bytes are of the whole process, what it held before included; `held_memory` has that. A window for which the memory
+    may not be enough is not tried: it would be the end of this process.
     """
     import torch
 
-    tried: list[tuple[int, int]] = []
+    per_voxel = 0.0  # bytes that the latest window took beyond what was held before
 
     def attempt(shape: Sequence[int]) -> tuple[float, int] | None:
-        size = math.prod(shape)
-        if tried and tried[-1][1] * size / tried[-1][0] > free_memory():
+        nonlocal per_voxel
+        if per_voxel * math.prod(shape) > free_memory():
             return None
-        num_threads = torch.get_num_threads()
+        num_threads, held = torch.get_num_threads(), held_memory()
         try:
-            count_peak_anew()
-            result = _try(choice, infer, shape, search_path)
+            _count_peak()
+            seconds, num_bytes = _try(choice, infer, shape, search_path)
         finally:
             torch.set_num_threads(num_threads)
-        tried.append((size, result[1]))
-        return result
+        per_voxel = max(0, num_bytes - held) / math.prod(shape)
+        return seconds, num_bytes
 
     return _costs(attempt, facts, halo)
 
@@ -140,6 +142,27 @@ def free_memory() -> int:
     return int(torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available)
 
 
+def held_memory() -> int:
+    """Return the memory, in bytes, that this process holds already where `free_memory` counts."""
+    import psutil
+    import torch
+
+    return int(torch.cuda.memory_allocated() if torch.cuda.is_available() else psutil.Process().memory_info().rss)
+
+
+def _count_peak() -> None:
+    """Let the highest memory count from now.
+
+    Raises:
+        VolpipeError: the kernel does not let a process do so.
+    """
+    if not count_peak_anew():
+        raise VolpipeError(
+            "memory cannot be measured here: the kernel does not let a process count its highest memory anew "
+            "(/proc/self/clear_refs); do it on another machine"
+        )
+
+
 def count_peak_anew() -> bool:
     """Let the highest memory of this process, and of its GPU, count from now; return whether that can be."""
     import torch
@@ -175,7 +198,7 @@ def _net_bytes(choice: NetChoice, shape: Sequence[int], search_path: str) -> int
     share_heap()
     keep_freed_memory()
     net = build_net(choice, search_path)
-    count_peak_anew()
+    _count_peak()
     before = peak_bytes()
     with torch.inference_mode():
         for _ in range(2):

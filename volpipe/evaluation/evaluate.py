@@ -273,10 +273,10 @@ def check_labels(evaluation: Evaluation) -> None:
     """
     if evaluation.kind == "labels":
         for volume in (evaluation.output, evaluation.reference):
-            _check_alike(volume, evaluation.box)
+            _refuse_image(volume, evaluation.box)
 
 
-def _check_alike(volume: Volume, box: Box) -> None:
+def _refuse_image(volume: Volume, box: Box) -> None:
     """Refuse an image, by the middle of `box`: voxels of an object are like their neighbours, grey levels seldom."""
     start = tuple(max(a, (a + b - SAMPLE_EDGE) // 2) for a, b in zip(box.start, box.stop, strict=True))
     part = Box(start, tuple(min(a + SAMPLE_EDGE, b) for a, b in zip(start, box.stop, strict=True)))

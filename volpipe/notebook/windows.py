@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from volpipe.errors import PlanError, VolpipeError
-from volpipe.estimation.window_search import WindowCost, fastest, free_memory, measure_windows, measure_windows_here
+from volpipe.estimation.window_search import (
+    WindowCost,
+    fastest,
+    free_memory,
+    held_memory,
+    measure_windows,
+    measure_windows_here,
+)
 from volpipe.geometry.grid import Triple
 from volpipe.nets.load import describe
 from volpipe.recipes.inference import Recipe
@@ -91,5 +98,5 @@ def windows(recipe: Recipe, search_path: Path, *, is_here: bool) -> WindowCosts:
             f"no window of net {net.label} could be tried: the process of the first one ended. Either the memory is "
             "too little for it, or this is a script: call vp.windows below `if __name__ == '__main__':` there"
         )
-    memory = free_memory()
+    memory = free_memory() + (held_memory() if is_here else 0)
     return WindowCosts(net.label, net.halo, costs, memory, fastest(costs, memory))

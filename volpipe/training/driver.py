@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -39,6 +40,7 @@ from volpipe.training.data.volumes import check_data
 from volpipe.training.logs import last_step
 from volpipe.training.rank_info import ABANDONED, RankInfo
 from volpipe.training.task import STAGE, TRAINING_FILE, RankResult, Training
+from volpipe.volumes.storage.paths import shown
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +74,16 @@ class TrainingResult:
     run_command: str = ""
 
     def _repr_html_(self) -> str:
-        facts = {"weights": self.weights, "steps": f"{self.steps:,}", "curve": self.curve, "use them": self.run_command}
-        lines = {f"{number}": line for number, line in enumerate(self.summary, 1)}
-        return html_facts({name: value for name, value in facts.items() if value}) + html_facts(lines) * bool(lines)
+        facts: dict[str, object] = {"steps": f"{self.steps:,}"}
+        if self.was_stopped:
+            facts["stopped"] = 'by a file "stop"; there are no weights yet'
+        else:
+            facts["weights"] = shown(self.weights)
+        if self.curve is not None:
+            facts["curve"] = shown(self.curve)
+        if self.run_command:
+            facts["use them"] = self.run_command
+        return html_facts(facts) + "".join(f"<p>{escape(line)}</p>" for line in self.summary)
 
 
 def run_training(

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from volpipe.recipes.training import EVENTS, LOSSES
+from volpipe.volumes.storage.paths import atomic_write
 
 EVENT_FILE = "events.out.tfevents.0.volpipe"
 MASK = 0xA282EAD8  # of TensorFlow's checksums
@@ -31,8 +32,9 @@ def open_log(folder: Path, step: int) -> Iterator[Write]:
     entries = [entry for entry in read_log(folder) if entry["step"] <= step]
     write_events(folder / EVENTS, entries)
     losses, events = folder / LOSSES, folder / EVENTS / EVENT_FILE
-    with losses.open("w", encoding="utf-8", buffering=1) as lines, events.open("ab", buffering=0) as records:
-        lines.write("".join(json.dumps(entry) + "\n" for entry in entries))
+    # A new file: what a rank of a killed driver still writes goes with the old one.
+    atomic_write(losses, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
+    with losses.open("a", encoding="utf-8", buffering=1) as lines, events.open("ab", buffering=0) as records:
 
         def write(entry: Mapping[str, float]) -> None:
             lines.write(json.dumps(entry) + "\n")

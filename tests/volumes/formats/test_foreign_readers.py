@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
+import volpipe as vp
+
 READERS = ("ome-zarr-models", "ome-zarr", "napari-ome-zarr", "bioio", "webknossos", "cloud-volume", "zarr", "z5py")
+
+
+def test_the_script_writes_what_readers_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = SourceFileLoader("foreign_readers", str(ROOT / "scripts" / "foreign_readers"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    script = module_from_spec(spec)
+    loader.exec_module(script)
+    script.write(tmp_path)
+    places = sorted(tmp_path.iterdir())
+    assert len(places) >= 10
+    for place in places:
+        np.testing.assert_array_equal(np.asarray(vp.open(place)), script.truth(place.name.partition("_")[0]))
 
 
 @pytest.mark.long  # each is installed from the package index first
