@@ -47,7 +47,8 @@ def open(location: str | Path, key: str | None = None, level: int = 0, *, view: 
             slices, or a path into one; on a disk, containers also s3://bucket/… or https://host/… .
         key: the array or group in it; needed where there are several.
         level: of the multiscale group, 0 for the finest.
-        view: what is read of the array, and where it lies, in place of what it says itself.
+        view: what is read of the array, and where it lies, in place of what it says itself, such as
+            `View(voxel_size_nm=(16, 8, 8), channel=1)`.
 
     Raises:
         VolumeError: nothing there, several to choose from, metadata that are broken, wrong or not supported, or a

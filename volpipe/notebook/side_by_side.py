@@ -251,7 +251,8 @@ def _check_whole(one: Image, other: Image) -> None:
             raise VolumeError(
                 f"{called}, {image.name}, is a box of a volume, which lies {_place_of(image)}, and {rest}, "
                 f"{beside.name}, lies {_place_of(beside)}, so that it is unknown which voxels lie over each other; "
-                "give both a voxel size, or crop them to the same box and give arrays"
+                "give both a voxel size, by vp.open(…, view=vp.View(voxel_size_nm=(z, y, x))), or crop them to the "
+                "same box and give arrays"
             )
 
 

@@ -74,7 +74,8 @@ def open_volume(location: str | Path, key: str | None = None, level: int = 0, *,
     count = _length(volume, "t")
     if count > 1 and view.time is None:
         raise VolumeError(
-            f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, or --time"
+            f"{volume} has {count} points in time; choose one, 0 to {count - 1}, by input.time in a recipe, --time, or "
+            "view=vp.View(time=0)"
         )
     return volume
 
