@@ -78,6 +78,18 @@ def test_a_sample_has_the_voxel_size_that_is_asked_for(tmp_path: Path) -> None:
     assert vp.convert(volume, tmp_path / "b.n5", bin=(4, 1, 1)).voxel_size_nm == (40, 12, 14)
 
 
+def test_what_a_notebook_prints_is_for_people(tmp_path: Path) -> None:
+    volume = vp.sample(tmp_path / "a.n5", (16, 24, 32))
+    lines = [line.split()[0] for line in repr(vp.info(volume)).splitlines()]
+    assert lines[1:] == ["format", "shape", "voxel", "chunks", "codec", "intensity", "on", "empty"]
+    assert "files in 512³ shards" in repr(vp.info(volume, codecs=True))
+    assert repr(vp.net_report("identity")) == (
+        "<NetReport of identity: 0 parameters, scale (1, 1, 1), stride (1, 1, 1), halo (0, 0, 0)>"
+    )
+    vp.run(volume, {"net": {"name": "identity"}}, out=tmp_path / "out.zarr", site="threads")
+    assert repr(vp.reproduce(tmp_path / "out.zarr")).startswith("<Reproduction: cd ")
+
+
 def test_a_container_of_several_is_not_surveyed(tmp_path: Path) -> None:
     vp.sample(tmp_path / "a.n5", (16, 16, 16))
     with pytest.raises(vp.VolpipeError, match="holds 2 volumes"):

@@ -21,7 +21,7 @@ from volpipe.volumes.volume import AS_STORED, list_arrays, open_volume
 __all__ = ["Info", "convert", "info", "list_arrays", "open", "sample"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Info:
     """A volume and its survey.
 
@@ -37,6 +37,20 @@ class Info:
     intensities: Intensities | None = None
     footprint: Footprint | None = None
     codecs: Trials | None = None
+
+    def __repr__(self) -> str:
+        """Return the lines that `volpipe info` prints."""
+        from volpipe.display.console import rendered
+        from volpipe.display.volumes import codec_table, footprint_lines, info_lines, intensity_line
+
+        lines = [*info_lines(self.volume)]
+        if self.intensities is not None:
+            lines.append(intensity_line(self.intensities))
+        if self.footprint is not None:
+            lines += footprint_lines(self.volume, self.footprint)
+        if self.codecs is not None and self.footprint is not None:
+            lines += ["", rendered(codec_table(self.volume, self.codecs, self.footprint.stored_share)).rstrip()]
+        return "\n".join(lines)
 
 
 def open(location: str | Path, key: str | None = None, level: int = 0, *, view: View = AS_STORED) -> Volume:
