@@ -23,7 +23,16 @@ from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import read_header
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Level, Multiscale
-from volpipe.volumes.volume import ArraySpec, View, Volume, create_array, create_multiscale, open_volume, with_view
+from volpipe.volumes.volume import (
+    ArraySpec,
+    View,
+    Volume,
+    create_array,
+    create_multiscale,
+    open_volume,
+    open_writer,
+    with_view,
+)
 
 SIZE, ORIGIN = (30.0, 6.0, 8.0), (15.0, 63.0, 84.0)  # nm: the centres of voxels 0, 10 and 10
 LABELS = precomputed.SEGMENTATION
@@ -285,3 +294,17 @@ def test_a_file_named_info_of_something_else_is_left_alone(tmp_path: Path) -> No
     convert(made_by_tensorstore(tmp_path / "image", noise((8, 8, 8))), tmp_path / "b.zarr")
     np.save(tmp_path / "a.npy", noise((8, 8, 8)))
     assert open_volume(tmp_path / "b.zarr").shape == open_volume(tmp_path / "a.npy").shape == (8, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ['{"scales": [], "data_type": "uint8"}', '{"scales": [7, {"key": "c"}], "data_type": "uint8"}', "notes"],
+)
+@pytest.mark.parametrize("name", ["b.zarr", "B.ZARR", "b"])
+def test_a_broken_description_beside_other_volumes_is_left_alone(tmp_path: Path, broken: str, name: str) -> None:
+    data = noise((8, 8, 8))
+    create_array(tmp_path / name, "c/raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)))
+    open_writer(tmp_path / name, "c/raw").write(Box.from_shape(data.shape), data)
+    (tmp_path / "info").write_text(broken)
+    assert np.array_equal(open_volume(tmp_path / name)[...], data)
+    assert open_volume(tmp_path / name / "c").shape == data.shape

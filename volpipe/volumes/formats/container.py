@@ -28,7 +28,7 @@ from volpipe.volumes.storage.metadata import (
 from volpipe.volumes.storage.paths import Location
 
 MARKS = {"n5": ("attributes.json",), "zarr2": (".zarray", ".zgroup"), "zarr3": ("zarr.json",), "precomputed": ("info",)}
-SUFFIXES = (".n5", ".zarr", ".precomputed")
+SUFFIXES = precomputed.CONTAINERS
 ARRAY_FORMATS = {  # of the arrays in a folder, by its format
     **{name: name for name in ("n5", "zarr2", "zarr3", "precomputed")},
     "ome-zarr-0.4": "zarr2",
