@@ -21,6 +21,7 @@ from volpipe.geometry.grid import Box
 from volpipe.volumes.convert import Choice, convert
 from volpipe.volumes.formats import precomputed
 from volpipe.volumes.formats.container import read_header
+from volpipe.volumes.identity import changes, identify
 from volpipe.volumes.storage.chunk_files import ChunkFiles
 from volpipe.volumes.storage.metadata import Level, Multiscale
 from volpipe.volumes.volume import (
@@ -294,6 +295,35 @@ def test_a_file_named_info_of_something_else_is_left_alone(tmp_path: Path) -> No
     convert(made_by_tensorstore(tmp_path / "image", noise((8, 8, 8))), tmp_path / "b.zarr")
     np.save(tmp_path / "a.npy", noise((8, 8, 8)))
     assert open_volume(tmp_path / "b.zarr").shape == open_volume(tmp_path / "a.npy").shape == (8, 8, 8)
+
+
+def change_info(folder: Path, **scale: Any) -> None:  # Any: JSON
+    info = json.loads((folder / "info").read_text())
+    info["scales"][0] |= scale
+    (folder / "info").write_text(json.dumps(info))
+
+
+@pytest.mark.parametrize("key", ["em", "em/8_6_30"])
+@pytest.mark.parametrize("name", ["image", "a.precomputed", "A.Precomputed"])
+def test_changes_of_its_description_are_seen(tmp_path: Path, key: str, name: str) -> None:
+    volume = made_by_tensorstore(tmp_path / name, noise((8, 9, 10)), key=key)
+    reader, before = volume.open(), identify(volume)
+    (tmp_path / name / key / "8-16_0-1_0-1").write_bytes(b"")  # as by a run that writes there
+    assert volume.open() is reader
+    change_info(tmp_path / name, size=[10, 9, 7])
+    with pytest.raises(VolumeError, match="and is now uint8"):
+        volume.open()
+    assert any(change.startswith("info was") for change in changes(before, identify(open_volume(tmp_path / name))))
+
+
+@pytest.mark.parametrize("key", ["em", "em/8_6_30"])
+def test_its_identity_names_the_files_of_the_voxels_it_compares(tmp_path: Path, key: str) -> None:
+    files = identify(made_by_tensorstore(tmp_path / "a", noise((8, 9, 10)), key=key)).files
+    assert set(files) == {"info", f"{key}/10-18_10-18_0-8"}
+    assert None not in files.values()
+    hashed = identify(made_by_tensorstore(tmp_path / "b", noise((8, 9, 10)), key=key, sharding=HASHED))
+    assert set(hashed.files) == {"info"}
+    assert [sample.file for sample in hashed.boxes] == [""]
 
 
 @pytest.mark.parametrize(
