@@ -297,6 +297,19 @@ def test_a_file_named_info_of_something_else_is_left_alone(tmp_path: Path) -> No
     assert open_volume(tmp_path / "b.zarr").shape == open_volume(tmp_path / "a.npy").shape == (8, 8, 8)
 
 
+def test_a_file_named_info_of_something_else_stands_in_nobodys_way(tmp_path: Path) -> None:
+    data = noise((8, 8, 8))
+    for name in ("a.n5", "b.zarr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "info").write_text('{"microscope": "3"}')
+    np.save(tmp_path / "a.npy", data)
+    for name in ("a.n5/raw", "b.zarr/raw"):
+        np.testing.assert_array_equal(convert(open_volume(tmp_path / "a.npy"), tmp_path / name)[...], data)
+    made_by_tensorstore(tmp_path / "c", data)
+    with pytest.raises(VolumeError, match="c is precomputed; zarr3 cannot be written into it"):
+        create_array(tmp_path / "c", "raw", ArraySpec(data.shape, data.dtype, (8, 8, 8)), "zarr3")
+
+
 def change_info(folder: Path, **scale: Any) -> None:  # Any: JSON
     info = json.loads((folder / "info").read_text())
     info["scales"][0] |= scale
