@@ -227,6 +227,11 @@ def create_array(
         create_groups(container, key, format)
         precomputed.create_array(container, key, spec)
         return
+    if spec.codec == precomputed.SEGMENTATION:
+        raise VolumeError(
+            f"codec {spec.codec} is precomputed's alone; choose gzip or zstd for {format}, or write to a name that "
+            "ends in .precomputed"
+        )
     documents = n5.documents(spec) if format == "n5" else zarr.documents(spec, int(format[-1]))
     folder = container / key
     for name, tree in documents.items():
