@@ -174,7 +174,7 @@ def coarser(volume: Volume, bin: Triple) -> Volume:
         if b < 1 or n % b:
             raise VolumeError(
                 f"bin {bin}: axis {axis} of {volume} has {n} voxels, which {b} does not divide; give a number that "
-                "does, or save the part that it divides by numpy.save and copy that"
+                "does, or cut the volume to a whole number of bins first"
             )
     if volume.dtype.kind in "iu" and volume.dtype.itemsize >= 4:
         raise VolumeError(

@@ -278,6 +278,7 @@ def test_a_name_of_another_format_is_refused(tmp_path: Path, give: Give) -> None
         ({"scales": [{"encoding": "jxl"}]}, "encoding 'jxl' is not read; volpipe reads raw, jpeg, png"),
         ({"scales": [{"key": "../outside"}]}, "the key '../outside' of a level is no folder inside"),
         ({"scales": [{"voxel_offset": [0.5, 0, 0]}]}, "voxel_offset .* is not three integers"),
+        ({"scales": [{"voxel_offset": [True, 0, 0]}]}, "voxel_offset .* is not three integers"),
         ({"scales": [{"sharding": {"preshift_bits": -1}}]}, "the bits of its sharding"),
     ],
 )

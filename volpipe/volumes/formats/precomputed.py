@@ -18,7 +18,7 @@ import numpy as np
 from volpipe.errors import RemoteError, VolumeError
 from volpipe.geometry.grid import Triple
 from volpipe.volumes.formats.ome import Dataset
-from volpipe.volumes.storage.chunk_files import morton_bits
+from volpipe.volumes.storage.chunk_files import axis_bits, morton_bits
 from volpipe.volumes.storage.metadata import (
     ArraySpec,
     Header,
@@ -210,7 +210,8 @@ def _codec(encoding: str, sharding: Tree | None) -> str:
 
 def _offset(scale: Tree, file: Location) -> tuple[int, ...]:
     offset = scale.get("voxel_offset", [0, 0, 0])
-    if not isinstance(offset, list) or len(offset) != 3 or not all(isinstance(n, int) for n in offset):
+    is_offset = isinstance(offset, list) and len(offset) == 3
+    if not is_offset or not all(isinstance(n, int) and not isinstance(n, bool) for n in offset):
         raise VolumeError(f"{file}: voxel_offset {str(offset)[:60]} is not three integers")
     return tuple(offset)
 
@@ -232,7 +233,7 @@ def shard_box(size: Sequence[int], chunk: Sequence[int], sharding: Mapping[str, 
     A chunk's number interleaves the bits of its place along x, y and z. Where it is not hashed, a shard has the chunks
     whose numbers share all but the lowest bits: along each axis a power of two of them.
     """
-    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(size, chunk, strict=True)]
+    per_axis = axis_bits(size, chunk)
     low, high = sharding["preshift_bits"] + sharding["minishard_bits"], sharding["shard_bits"]
     if high and (sharding.get("hash") != "identity" or low + high < sum(per_axis)):
         return None
@@ -350,7 +351,7 @@ def stored_shards(spec: ArraySpec) -> tuple[int, ...]:
 
 def _scale(spec: ArraySpec, key: str) -> Tree:
     shape, chunks = spec.shape[-3:], spec.chunks[-3:]
-    per_axis = [(-(-n // c) - 1).bit_length() for n, c in zip(shape, chunks, strict=True)]
+    per_axis = axis_bits(shape, chunks)
     k = shard_exponent(spec)
     inside = sum(min(k, bits) for bits in per_axis)
     preshift = min(inside, MINISHARD_BITS)
