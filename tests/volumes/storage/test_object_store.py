@@ -146,6 +146,15 @@ def test_a_server_that_says_nothing_of_a_neighbour_serves_volumes(tmp_path: Path
         assert np.array_equal(open_volume(f"{address}/x/{name}").open()[...], DATA)
 
 
+def test_a_level_whose_key_has_two_parts_is_read_from_s3(bucket: Bucket, tmp_path: Path) -> None:
+    spec = ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), (32, 32, 32), codec="gzip")
+    create_array(tmp_path / "a.precomputed", "em/s0", spec, "precomputed")
+    open_writer(tmp_path / "a.precomputed", "em/s0").write(Box.from_shape(DATA.shape), DATA)
+    upload(tmp_path / "a.precomputed", bucket, "x/a.precomputed")
+    for location in ("s3://cells/x/a.precomputed", "s3://cells/x/a.precomputed/em/s0"):
+        assert np.array_equal(open_volume(location).open()[...], DATA)
+
+
 def test_a_server_that_says_nothing_of_a_volume_is_named(tmp_path: Path) -> None:
     create_array(
         tmp_path / "a.precomputed", "s0", ArraySpec(DATA.shape, DATA.dtype, (8, 8, 8), codec="gzip"), "precomputed"

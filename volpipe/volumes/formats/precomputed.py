@@ -101,12 +101,8 @@ def roots(folder: Location) -> Sequence[Location]:
     if folder.suffix.lower() in CONTAINERS:
         return ()
     around: tuple[Location, ...] = tuple(folder.parents[:KEY_PARTS])
-    for i, root in enumerate(around):
-        if root.suffix.lower() == SUFFIX:
-            return (root,)
-        if root.suffix.lower() in CONTAINERS:
-            return around[: i + 1]
-    return around[:1] if isinstance(folder, Remote) else around  # each costs a request there
+    named = [root for root in around if root.suffix.lower() == SUFFIX]
+    return named[:1] or (around[:1] if isinstance(folder, Remote) else around)  # each costs a request there
 
 
 def _read_info_around(root: Location) -> Tree | None:
