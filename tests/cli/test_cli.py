@@ -500,7 +500,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
-        (["sites", "check", "threads"], "volpipe.apps.site_check.check_site", "what was started is stopped"),
+        (["sites", "check", "threads"], "volpipe.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
     ],
 )
