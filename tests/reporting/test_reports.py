@@ -163,6 +163,9 @@ def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
     for stage in rows:
         check_sums(rows, lines, stage)
     assert rows["infer"]["units"] == "8"
+    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    run = json.loads((place / "clean.zarr" / "run" / "zarr.json").read_text())["attributes"]["volpipe"]
+    assert all(f"{axis} {score:.2f}" in facts["seams"] for axis, score in run["seams"].items()) and run["seams"]
     planned = sheet(page, "Planned and taken")
     on_disk = [file.stat().st_size for file in (place / "clean.zarr").rglob("*") if file.is_file()]
     assert planned["output"]["taken"] == size(sum(on_disk))

@@ -42,7 +42,7 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
-from volpipe.runs.pages import Taken
+from volpipe.runs.pages import Taken, findings_facts
 from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
@@ -186,6 +186,7 @@ class RunWork(OutputWork[Plan, Report]):
             "net": f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}{invariant}",
             "windows": f"{shape(plan.window)} voxels, overlap {shape(plan.overlap)}, blend {blend}, {plan.mode}",
             "blocks": f"{plan.num_active:,} of {shape(plan.block)} windows",
+            **findings_facts(plan),
         }
 
     def _selection(self) -> Selection | None:
