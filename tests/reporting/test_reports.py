@@ -251,6 +251,11 @@ def test_a_batch_has_a_line_for_each_dataset_and_leads_to_its_report(place: Path
         assert (folder / row["dataset"].target).resolve() == run / REPORT
         assert row["written"] == size(sum(line.get("written_bytes", 0) for line in lines_of(journals[-1])))
     check_sums(sheet(page, "By stage"), lines_of(*journals), "infer")
+    facts = next(item for item in items(page) if isinstance(item, Facts)).entries
+    planned = size(sum(entry["output_bytes"] for entry in table))
+    assert facts["planned"] == f"outputs of ≤ {planned} in {sum(entry['output_files'] for entry in table)} files"
+    sums = [size(sum(entry[f"{what}_bytes"] for entry in table)) for what in ("read", "written")]
+    assert facts["taken"] == f"read {sums[0]}, written {sums[1]}"
     assert (page.state, page.is_well) == ("not complete", False)
 
 
