@@ -222,6 +222,10 @@ def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> No
         link = stages[entry["name"]]["stage"]
         assert (folder / link.target).resolve() == (Path(entry["folder"]) / REPORT).resolve()
     check_sums(tasks, everything, "all")
+    scores = json.loads((place / "flow" / "scores.json").read_text())["scores"]["output"]
+    for name in ("flow/scores.json", "flow/scores.json.run"):
+        page, _ = find_page(str(place / name))
+        assert (page.state, sheet(page, "Scores")["output"]["ssim"]) == ("complete", f"{scores['ssim']:.4f}")
 
 
 def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place: Path) -> None:

@@ -291,5 +291,8 @@ def _page_of_run(output: str) -> tuple[Page, Path]:
             f"there is nothing to report of {output}: {folder.path} holds no plan; name the output of a run, a "
             "segmentation or a flow, the folder of a training, or a batch"
         )
-    parts = evaluation_parts(described, read_json(paths.locate(output)) if Path(output).is_file() else None)
-    return page_of(folder, Taken.read(folder, Schedule(), [folder.journal]), parts, is_complete=False), folder.path
+    scores = folder.path.with_name(folder.path.name.removesuffix(".run"))
+    tree = read_json(scores) if scores.is_file() else None
+    taken = Taken.read(folder, Schedule(), [folder.journal])
+    is_complete = bool((tree or {}).get("scores"))
+    return page_of(folder, taken, evaluation_parts(described, tree), is_complete=is_complete), folder.path
