@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
+from volpipe.cli.monitor import monitored
 from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
 from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from volpipe.workflow.batch_table import BatchReport
 
 
+@monitored("batch")
 def batch(
     volumes: Annotated[
         list[str],
