@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
-from volpipe.display.console import INCOMPLETE, REFUSED, Notices
+from volpipe.display.console import INCOMPLETE, REFUSED, Notices, err
 from volpipe.errors import VolpipeError
 from volpipe.monitoring.targets import STANDARD_ERROR, Address, Port, check_file, parse_address, parse_target
 from volpipe.runs.presence import COMMAND
@@ -231,5 +231,7 @@ def _measured(target: Port | Path, command: str, recipe: object) -> Iterator[Non
     from volpipe.monitoring.exposition import exposed, name_of
     from volpipe.monitoring.metrics import Metrics
 
-    with exposed(target, Metrics(command, name_of(recipe))):
+    with exposed(target, Metrics(command, name_of(recipe))) as place:
+        if isinstance(target, Port):
+            err.print(f"metrics are at {place}", markup=False)
         yield

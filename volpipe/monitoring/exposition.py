@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING
 from volpipe.blockwise.observer import observing
 from volpipe.errors import NOTICE, VolpipeError
 from volpipe.monitoring.metrics import Metrics
-from volpipe.monitoring.targets import Port, parse_target
+from volpipe.monitoring.targets import Port, check_file, parse_target
 from volpipe.volumes.storage.paths import whole_file
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-PERIOD = 5.0  # seconds between two looks at the workers, and between two writings of a file
+PERIOD = 5.0  # seconds between two writings of a file
+ASK_PERIOD = 2.0  # between two looks at the workers
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def exposed(target: Port | Path, metrics: Metrics) -> Iterator[None]:
-    """Let the metrics of what this thread performs meanwhile be read at `target`; nothing of it stays open.
+def exposed(target: Port | Path, metrics: Metrics) -> Iterator[str]:
+    """Let the metrics of what this thread performs meanwhile be read at `target`, and give their address.
+
+    Nothing of it stays open.
 
     Raises:
         VolpipeError: the port is taken, or the file cannot be written.
@@ -39,8 +42,8 @@ def exposed(target: Port | Path, metrics: Metrics) -> Iterator[None]:
     registry = CollectorRegistry()
     registry.register(metrics)
     publisher = _served if isinstance(target, Port) else _written
-    with publisher(target, registry), _asking(metrics), observing(metrics):  # type: ignore[arg-type]
-        yield
+    with publisher(target, registry) as place, _asking(metrics), observing(metrics):  # type: ignore[arg-type]
+        yield place
 
 
 @contextmanager
@@ -59,7 +62,7 @@ def name_of(recipe: object) -> str:
 
 
 @contextmanager
-def _served(port: Port, registry: CollectorRegistry) -> Iterator[None]:
+def _served(port: Port, registry: CollectorRegistry) -> Iterator[str]:
     """Serve the metrics at a port."""
     from prometheus_client import start_http_server
 
@@ -69,8 +72,7 @@ def _served(port: Port, registry: CollectorRegistry) -> Iterator[None]:
         raise VolpipeError(f"--metrics {port}: {_why(error, port)}") from error
     thread.name = "volpipe-metrics"
     try:
-        log.info("metrics are at %s", port.at(server.server_port), extra=NOTICE)
-        yield
+        yield port.at(server.server_port)
     finally:
         server.shutdown()
         server.server_close()
@@ -87,15 +89,15 @@ def _why(error: OSError, port: Port) -> str:
 
 
 @contextmanager
-def _written(path: Path, registry: CollectorRegistry) -> Iterator[None]:
+def _written(path: Path, registry: CollectorRegistry) -> Iterator[str]:
     """Write the metrics to a file now and then, and at the end."""
-    writer = _Writer(path, registry)
+    writer = _Writer(check_file("--metrics", path), registry)
     try:
         writer.write()
     except OSError as error:
         raise VolpipeError(f"--metrics {path}: it cannot be written ({error.strerror}); give another file") from error
-    with _repeating("volpipe-metrics-file", writer.try_writing):
-        yield
+    with _repeating("volpipe-metrics-file", PERIOD, writer.try_writing):
+        yield str(path)
     writer.try_writing()
 
 
@@ -132,18 +134,18 @@ def _asking(metrics: Metrics) -> Iterator[None]:
             num_connected = pool.num_connected()
             metrics.num_connected = num_connected if metrics.pool is pool else None
 
-    with _repeating("volpipe-metrics-workers", ask):
+    with _repeating("volpipe-metrics-workers", ASK_PERIOD, ask):
         yield
 
 
 @contextmanager
-def _repeating(name: str, act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` every few seconds in a thread; one that raises is called no more."""
+def _repeating(name: str, seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` each time that so many seconds are over, in a thread; one that raises is called no more."""
     stopped = threading.Event()
 
     def repeat() -> None:
         try:
-            while not stopped.wait(PERIOD):
+            while not stopped.wait(seconds):
                 act()
         except Exception:
             log.warning("%s ends by a fault; the work goes on", name, exc_info=True)

@@ -216,7 +216,8 @@ class Metrics(Witness):
             return ()
         try:
             with self._lock:
-                return [*self._of_work(), *self._of_stages(), *self._of_parts()]
+                families = (*self._of_work(), *self._of_stages(), *self._of_parts())
+            return [family for family in families if family.samples]
         except Exception:
             log.warning("the metrics cannot be collected", exc_info=True)
             return ()
@@ -235,8 +236,7 @@ class Metrics(Witness):
         family = GaugeMetricFamily(f"volpipe_{name}", text, labels=["output", "state"])
         for state, count in counts.items():
             family.add_metric([self.output, state], count)
-        if counts:
-            yield family
+        yield family
 
     def _of_work(self) -> Iterator[Metric]:
         """Yield what is known of all: state, time, workers and the driver."""
@@ -319,7 +319,7 @@ class Metrics(Witness):
         for place, account in self._open.items():
             if place in self._own and account.seconds_left is not None:
                 left.add_metric([self.output, account.flow_stage], account.seconds_left)
-        yield from (family for family in (voxels, scratch, left) if family.samples)
+        yield from (voxels, scratch, left)
 
     def _sums(self) -> dict[str, _Account]:
         """Return the numbers of all works, ended or not, by stage of a flow."""

@@ -26,6 +26,11 @@ class Port:
     number: int
     has_host: bool = True  # given by the user
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine, or this pod, can reach it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __str__(self) -> str:
         return _joined(self.host, self.number) if self.has_host else str(self.number)
 
@@ -39,7 +44,7 @@ def _joined(host: str, number: int) -> str:
 
 
 def parse_target(text: str) -> Port | Path:
-    """Return the port, or the file whose folder is there, that `text` names.
+    """Return the port or the file that `text` names; whether it can be used is not looked at.
 
     Raises:
         VolpipeError: it names neither.
@@ -59,7 +64,7 @@ def parse_target(text: str) -> Port | Path:
             f"--metrics {text}: write a port such as 9100, HOST:PORT, or a file whose name ends in {SUFFIX}, as those "
             "that node_exporter reads"
         )
-    return check_file("--metrics", path)
+    return path
 
 
 def check_file(option: str, path: Path) -> Path:
