@@ -269,7 +269,8 @@ class Phase:
         self.reasons[key] = reason
         text = last_line(reason) if kind in self._reported else reason
         self._reported.add(kind)
-        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text)
+        extra = {"stage": stage.name}
+        log.warning("%s %d failed (attempt %d): %s", stage.name, unit, self._attempts[key], text, extra=extra)
         if self._costs[key] <= RETRIES:
             self.progress.retries[stage.name] += 1
             stage.give_back(unit)

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
@@ -49,13 +50,15 @@ def notify(address: Address, message: Mapping[str, object]) -> bool:
 def _post(address: Address, message: Mapping[str, object], faults: list[str]) -> None:
     """Post `message`, once more after a fault; the faults, "" where it went well, come last."""
     headers = {"Content-Type": "application/json", "User-Agent": f"volpipe/{volpipe.__version__}"}
+    if (user := address.user) is not None:
+        headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
     body = json.dumps(message, default=str).encode()
     opener = urllib.request.build_opener(_NoRedirect)
     for attempt in range(2):
         if attempt:
             time.sleep(PAUSE)
         try:
-            request = urllib.request.Request(address.url, body, headers, method="POST")
+            request = urllib.request.Request(address.without_user, body, headers, method="POST")
             with opener.open(request, timeout=TIMEOUT):
                 faults.append("")
                 return

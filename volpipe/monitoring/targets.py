@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from volpipe.errors import VolpipeError
 
@@ -85,6 +85,18 @@ class Address:
     """An address of the web, shown without what may be a secret: user, path and query."""
 
     url: str
+
+    @property
+    def user(self) -> str | None:
+        """The user and the password, user:password, None where the address has none."""
+        user, at, _ = urlsplit(self.url).netloc.rpartition("@")
+        return unquote(user) if at else None
+
+    @property
+    def without_user(self) -> str:
+        """The address without them."""
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
