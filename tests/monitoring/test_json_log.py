@@ -102,9 +102,7 @@ def test_standard_error_has_json_alone(folder: Path, give: Give) -> None:
     assert give(*RUN).err == ""  # the next command prints as ever
 
 
-def test_a_fault_that_nobody_foresaw_is_json_too(
-    folder: Path, give: Give, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_that_nobody_foresaw_is_json_too(folder: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **named: object) -> None:
         raise RuntimeError("a fault of ours")
 

@@ -15,15 +15,17 @@ import pytest
 from command import THREADS, Give, giver, set_each
 from conftest import ROOT
 from inline import Inline
+from prometheus_client import CollectorRegistry, generate_latest
 from scrapes import Samples, by_state, free_port, is_open, labelled, samples, scrape, state
 from trainings import Threads, make_folder
 from volumes import noise, windowed, write_volume
 from works import WORKS, prepare
 
 import volpipe as vp
-from volpipe.blockwise.journal import Totals
+from volpipe.blockwise.journal import Record, Totals
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.usage import Usage
 from volpipe.monitoring import exposition
 from volpipe.monitoring.metrics import MOST_FLOW_STAGES, OTHER, Metrics
 from volpipe.runs.run_folder import RunFolder
@@ -219,6 +221,38 @@ def test_a_batch_counts_datasets_and_adds_up_their_stages(here: Path) -> None:
     assert found["volpipe_written_bytes_total"][labelled(stage="infer")] == sums["written_bytes"]
 
 
+def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
+    metrics, usage = Metrics("run"), Usage(seconds=4, device_seconds=3, device_percent=50, device_used_bytes=7)
+    metrics.begin((), [Held()])
+    for seconds in (10.0, 20.0):  # two phases of a work, and then another work
+        for number in range(2):
+            progress = Progress([stage := Stage("infer", 4)], 0.0, num_voxels=100, seconds_left=seconds)
+            stage.label = "gpu"
+            stage.mark(number)
+            progress.totals = {"infer": Totals()}
+            progress.totals["infer"].add(Record("infer", (number,), usage=usage))
+            progress.retries["infer"] = 1
+            metrics.move((0,) if seconds == 20 else (), [Held()] * (2 if seconds == 20 else 1), progress)
+    found = samples(generate_latest(registry_of(metrics)).decode())
+    assert found["volpipe_remaining_seconds"] == {labelled(): 10}
+    for name, value in {
+        "gpu_seconds_total": 12,
+        "gpu_busy_seconds_total": 8,
+        "retries_total": 4,
+        "tasks_total": 4,
+    }.items():
+        assert found[f"volpipe_{name}"] == {labelled(stage="infer"): value}
+    assert found["volpipe_gpu_memory_used_peak_bytes"] == {labelled(stage="infer"): 7}
+    assert by_state(found, "volpipe_units", stage="infer") == {"done": 2, "in_flight": 0, "failed": 0, "left": 6}
+    assert by_state(found, "volpipe_voxels") == {"done": 50, "left": 150}
+
+
+def registry_of(metrics: Metrics) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return registry
+
+
 class Held(HeldWork[None]):
     """Work with many others, none of which is done."""
 
@@ -314,7 +348,9 @@ def test_a_file_that_cannot_be_written_any_more_fails_no_run(
     here: Path, give: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "gone").mkdir()
-    (here / "net.py").write_text(FAILING.replace("return x\n", "import shutil; shutil.rmtree('gone', True); return x\n"))
+    (here / "net.py").write_text(
+        FAILING.replace("return x\n", "import shutil; shutil.rmtree('gone', True); return x\n")
+    )
     settings = set_each("net.name=net.py:build", *SETTINGS[1:])
     ended = give("run", *THREADS, *settings, "--metrics", "gone/m.prom", "-o", "out.zarr", "in.n5")
     assert ended.code == 0, ended.err
@@ -350,6 +386,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are(here: Path) -> None:
         vp.train("recipe.toml", out="t", site=workers, metrics="t.prom", settings=["train.steps=2"])
         vp.sweep("recipe.toml", out="s", site=workers, metrics="s.prom", settings=["train.steps=2"])
     names |= {name for file in ("b.prom", "t.prom", "s.prom") for name in samples(here / file)}
-    assert len(asked) > 20
-    assert asked - names <= {"volpipe_remaining_seconds"}  # which a run has after 5 s; test_prometheus.py waits for it
+    names.add("volpipe_remaining_seconds")  # which a run has after 5 s
+    assert len(asked) > 20 and asked - names == set()
+    described = set(re.findall(r"`(volpipe_\w+)`", (ROOT / "docs" / "watching.md").read_text()))
+    assert described == names
     assert all("$output" in query or "label_values" in query for query in queries)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from command import THREADS, Ended, Give, begin, finish, giver, set_each, wait_until
-from scrapes import free_port, samples, state
+from command import THREADS, Ended, Give, giver, set_each
+from scrapes import free_port
 from trainings import make_folder
 from volumes import noise, windowed, write_volume
 from webhook import SECRET, Webhook, webhook

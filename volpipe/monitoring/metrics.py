@@ -180,8 +180,9 @@ class Metrics(Witness):
         """Take note of how far a work is."""
         with self._lock:
             if place not in self._open:
-                self._open[place] = _Account(self._flow_stage(works))
-                if len(works) == 1 or (len(works) == 2 and isinstance(works[1], StageWork)):
+                flow_stage = self._flow_stage(works)
+                self._open[place] = _Account(flow_stage)
+                if len(works) == 1 or (len(works) == 2 and isinstance(works[1], StageWork) and flow_stage != OTHER):
                     self._own.add(place)
             self._open[place].follow(progress)
 
