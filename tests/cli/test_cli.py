@@ -199,6 +199,17 @@ def test_a_sample_is_written_and_can_be_opened(tmp_path: Path, give: Give) -> No
     assert open_volume(tmp_path / "made.n5", "labels").shape == (16, 32, 24)
 
 
+def test_a_binned_copy_of_a_sample_has_the_means_and_a_larger_voxel(tmp_path: Path, give: Give) -> None:
+    assert give("sample", "made.n5", "--shape", "8,16,24", "--voxel-size-nm", "4,8,8.5").code == 0
+    ended = give("convert", "--bin", "4,1,2", "made.n5/raw", "coarse.zarr")
+    assert ended.code == 0
+    fine, coarse = open_volume(tmp_path / "made.n5", "raw"), open_volume(tmp_path / "coarse.zarr")
+    assert fine.voxel_size_nm == (4.0, 8.0, 8.5)
+    assert (coarse.voxel_size_nm, coarse.origin_nm) == ((16.0, 8.0, 17.0), (6.0, 0.0, 4.25))
+    means = fine[...].reshape(2, 4, 16, 12, 2).mean(axis=(1, 4))
+    np.testing.assert_array_equal(coarse[...], np.rint(means))
+
+
 def test_the_version_is_told(give: Give) -> None:
     ended = give("--version")
     assert (ended.code, ended.out) == (0, f"{volpipe.__version__}\n")
@@ -489,7 +500,7 @@ def test_sizes_and_times_are_for_people() -> None:
         (["sweep", "mine.toml"], "volpipe.api.training.load_sweep", ""),
         (["tune", "mine.toml"], "volpipe.api.training.load_tuning", ""),
         (["segment", *THREADS, "in.n5"], "volpipe.cli.segment.check_target", ""),
-        (["sites", "check", "threads"], "volpipe.apps.site_check.check_site", "what was started is stopped"),
+        (["sites", "check", "threads"], "volpipe.check_site", "what was started is stopped"),
         (["evaluate", "in.n5", "in.n5"], "volpipe.cli.evaluate.check_target", ""),
     ],
 )
