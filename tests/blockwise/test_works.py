@@ -19,11 +19,10 @@ from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Journal, Record, read_records
 from volpipe.blockwise.logs import logging_to
 from volpipe.blockwise.loop import perform
-from volpipe.blockwise.observer import Observer, observing
 from volpipe.blockwise.phase import Phase, Progress
 from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.usage import Usage
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Steps, Together, Until, Work
+from volpipe.blockwise.work import POOL, RELEASED, Ended, Errand, Observer, Steps, Together, Until, Work, observing
 from volpipe.errors import PlanError, RunError, RunStopped, SiteError, VolpipeError
 from volpipe.runs.presence import present, read_note
 

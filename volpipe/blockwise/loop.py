@@ -7,6 +7,7 @@ gave between their steps.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import Counter
@@ -20,15 +21,30 @@ from typing import Any, TypeVar
 from volpipe.blockwise.interrupts import INTERRUPTS
 from volpipe.blockwise.journal import Record
 from volpipe.blockwise.logs import speaking
-from volpipe.blockwise.observer import Audience, Place, Works
 from volpipe.blockwise.phase import Phase
 from volpipe.blockwise.pool import WorkerPool
 from volpipe.blockwise.stage import Stage
-from volpipe.blockwise.work import POOL, RELEASED, Ended, Step, Steps, Together, Until, Work
+from volpipe.blockwise.work import (
+    POOL,
+    RELEASED,
+    Ended,
+    Observer,
+    Place,
+    Step,
+    Steps,
+    Together,
+    Until,
+    Work,
+    Works,
+    observers,
+)
 from volpipe.errors import RunError, SiteError, VolpipeError
 from volpipe.resolve import describe_error
 
 TICK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 Arrived = tuple["_Node", Phase, Stage, list[int], "Future[Record[Any]]"]
 
@@ -81,6 +97,22 @@ class _Node:
         return [*(() if self.parent is None else self.parent.works), self.work]
 
 
+class _Audience:
+    """The observers that listen now; one that raises is told no more."""
+
+    def __init__(self) -> None:
+        self._observers = list(observers())
+
+    def tell(self, say: Callable[[Observer], None]) -> None:
+        """Call `say` with each of them."""
+        for observer in list(self._observers):
+            try:
+                say(observer)
+            except Exception:
+                self._observers.remove(observer)
+                log.warning("%s fails, and is told no more", type(observer).__name__, exc_info=True)
+
+
 class _Loop:
     """One session over a work and those that belong to it; see `perform`."""
 
@@ -93,7 +125,7 @@ class _Loop:
         self._reported: set[str] = set()
         self._ended: Ended[Any] | None = None
         self._ticked = 0.0
-        self._audience = Audience()
+        self._audience = _Audience()
 
     def run(self, work: Work[R]) -> Ended[R]:
         """Step `work` and all that belongs to it to their ends."""

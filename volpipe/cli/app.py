@@ -21,8 +21,18 @@ import typer
 import volpipe
 from volpipe.blockwise.interrupts import GRACE_SECONDS, INTERRUPTED, INTERRUPTS
 from volpipe.cli import batch, data, evaluate, k8s, net, outputs, search, segment, shipped, train, viewer, workflow
-from volpipe.cli.monitor import current, monitored, watched
-from volpipe.cli.options import Grouped, Parents, RecipeFile, SameInput, Settings, Site, Strict, Tolerate, Trust
+from volpipe.cli.options import (
+    Grouped,
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Strict,
+    Tolerate,
+    Trust,
+    monitored,
+)
 from volpipe.cli.slurm import slurm
 from volpipe.display.console import (
     AT_WORK,
@@ -49,6 +59,7 @@ from volpipe.display.plans import (
 from volpipe.display.progress import showing
 from volpipe.display.reports import MOST_ROWS, clipped_line, print_missing, report_table, seam_line, seam_warning
 from volpipe.errors import RunStopped, VolpipeError
+from volpipe.monitoring.command import current, watched
 from volpipe.resolve import describe_error
 from volpipe.runs.presence import COMMAND
 from volpipe.sites.find import name_user

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.monitor import monitored
-from volpipe.cli.options import Parents, RecipeFile, SameInput, Settings, Site, Trust, complete_volumes, positive, share
+from volpipe.cli.options import (
+    Parents,
+    RecipeFile,
+    SameInput,
+    Settings,
+    Site,
+    Trust,
+    complete_volumes,
+    monitored,
+    positive,
+    share,
+)
 from volpipe.display.batches import mistake_table, plan_table, result_table, showing_rows, tally, why_table
 from volpipe.display.console import INCOMPLETE, REFUSED, err, interruptible, measuring_shown, out
 from volpipe.errors import BatchError

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 import volpipe
-from volpipe.cli.monitor import monitored
-from volpipe.cli.options import Parents, Site, Strict, Tolerate, number
+from volpipe.cli.options import Parents, Site, Strict, Tolerate, monitored, number
 from volpipe.display.console import INCOMPLETE, check_target, interruptible, out
 from volpipe.display.progress import showing
 from volpipe.display.reports import print_missing

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import volpipe
-from volpipe.cli.monitor import monitored
-from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
+from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe, monitored
 from volpipe.display.console import INCOMPLETE, bars, check_folder, columns, err, interruptible, out
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from volpipe.blockwise.observer import Observer, Place, Works
+from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.errors import RunStopped, VolpipeError
 from volpipe.runs.report import WorkReport
 from volpipe.runs.work import HeldWork

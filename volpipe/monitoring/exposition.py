@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from volpipe.blockwise.observer import observing
+from volpipe.blockwise.work import observing
 from volpipe.errors import NOTICE, VolpipeError
 from volpipe.monitoring.metrics import Metrics
 from volpipe.monitoring.targets import Port, check_file, parse_target

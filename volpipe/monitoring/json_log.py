@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from volpipe.blockwise.logs import LogFile, speaker
-from volpipe.blockwise.observer import Observer, Place, Works
+from volpipe.blockwise.work import Observer, Place, Works
 from volpipe.workflow.batch import DatasetWork
 from volpipe.workflow.execute import StageWork
 

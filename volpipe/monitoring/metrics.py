@@ -18,9 +18,9 @@ import psutil
 
 import volpipe
 from volpipe.blockwise.journal import Totals
-from volpipe.blockwise.observer import Place, Works
 from volpipe.blockwise.phase import Progress
 from volpipe.blockwise.pool import WorkerPool
+from volpipe.blockwise.work import Place, Works
 from volpipe.monitoring.ending import State, Witness
 from volpipe.training.driver import TrainingWork
 from volpipe.training.logs import last_step

@@ -1,24 +1,21 @@
-"""Options that let machines watch a command: --metrics, --log-json and --notify, and what closes them at its end.
+"""The watch over a command: metrics, log and notification, opened as it begins and closed at its end.
 
-Not here: what they do (monitoring). Where none is given, nothing of it is imported.
+Not here: what these are, or the options of the command line (cli.options). Where none is asked for, nothing heavy is
+imported.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
-import typer
-
-from volpipe.display.console import INCOMPLETE, REFUSED, Notices, err
+from volpipe.display.console import INCOMPLETE, REFUSED, Notices
 from volpipe.errors import VolpipeError
 from volpipe.monitoring.targets import STANDARD_ERROR, Address, Port, check_file, parse_address, parse_target
 from volpipe.runs.presence import COMMAND
@@ -26,34 +23,8 @@ from volpipe.runs.presence import COMMAND
 if TYPE_CHECKING:
     from volpipe.monitoring.ending import Ending, State, Witness
 
-log = logging.getLogger("volpipe.cli.monitor")
+log = logging.getLogger(__name__)
 
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="PORT|HOST:PORT|FILE",
-        help="Let Prometheus read how far it is: at a port of this machine, of HOST for others, or in FILE.prom.",
-    ),
-]
-LogJsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--log-json",
-        metavar="FILE|-",
-        help="Append the log to FILE as JSON lines; -: to standard error, in place of all else there.",
-    ),
-]
-NotifyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--notify",
-        metavar="URL",
-        envvar="VOLPIPE_NOTIFY",
-        help="Post a JSON object there at the end, also where it stops or is refused.",
-    ),
-]
-OPTIONS = {"metrics": MetricsOption, "log_json": LogJsonOption, "notify": NotifyOption}
 INTERRUPTED_BY = "interrupted; the same command again goes on from here"
 
 
@@ -75,8 +46,10 @@ class Watch:
     witness: Witness | None = None
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
 
-    def begin(self, command: str, recipe: object, metrics: str | None, log_json: str | None, url: str | None) -> None:
-        """Open all that is asked for; the address first, so that a refusal of the others is told there.
+    def begin(self, command: str, recipe: object, metrics: str | None, log_json: str | None, url: str | None) -> str:
+        """Open all that is asked for, and return the place of the metrics, "" without.
+
+        The address comes first, so that a refusal of the others is told there.
 
         Raises:
             VolpipeError: it cannot be used.
@@ -85,21 +58,22 @@ class Watch:
         if url is not None:
             self.address = parse_address(url)
         if metrics is None and log_json is None and url is None:
-            return
-        from volpipe.blockwise.observer import observing
+            return ""
+        from volpipe.blockwise.work import observing
         from volpipe.monitoring.ending import Witness
 
         self.witness = Witness()
         self._stack.enter_context(observing(self.witness))
         if log_json is not None:
             self._stack.enter_context(self._logging(log_json))
-        if metrics is not None:
-            self._stack.enter_context(_measured(parse_target(metrics), command, recipe))
+        if metrics is None:
+            return ""
+        return self._stack.enter_context(_measured(parse_target(metrics), command, recipe))
 
     @contextmanager
     def _logging(self, target: str) -> Iterator[None]:
         """Let the log go to `target` as JSON lines meanwhile."""
-        from volpipe.blockwise.observer import observing
+        from volpipe.blockwise.work import observing
         from volpipe.monitoring.json_log import Printed, WorkNames, handler_for
 
         is_terminal, logger, names = target == STANDARD_ERROR, logging.getLogger("volpipe"), WorkNames()
@@ -204,34 +178,11 @@ def watched() -> Iterator[Watch]:
     watch.close(0)
 
 
-def monitored(command: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives `command` the options by which machines watch it."""
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(*arguments: Any, **named: Any) -> None:  # Any: the command's own
-            options = [named.pop(name) for name in OPTIONS]
-            _watch.begin(command, named.get("recipe"), *options)
-            function(*arguments, **named)
-
-        signature = inspect.signature(function, eval_str=True)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(name, kind, default=None, annotation=option) for name, option in OPTIONS.items()]
-        parameters = [*signature.parameters.values(), *added]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
-        return run
-
-    return decorate
-
-
 @contextmanager
-def _measured(target: Port | Path, command: str, recipe: object) -> Iterator[None]:
-    """Let metrics be read at `target` meanwhile."""
+def _measured(target: Port | Path, command: str, recipe: object) -> Iterator[str]:
+    """Let metrics be read at `target` meanwhile, and give their address."""
     from volpipe.monitoring.exposition import exposed, name_of
     from volpipe.monitoring.metrics import Metrics
 
     with exposed(target, Metrics(command, name_of(recipe))) as place:
-        if isinstance(target, Port):
-            err.print(f"metrics are at {place}", markup=False)
-        yield
+        yield place
