@@ -247,6 +247,15 @@ def test_phases_and_works_of_one_stage_are_added_up_their_gpus_too() -> None:
     assert by_state(found, "volpipe_voxels") == {"done": 50, "left": 150}
 
 
+def test_names_that_are_no_text_are_labels_all_the_same() -> None:
+    metrics = Metrics("run", 'a "recipe"\n')
+    held = Held()
+    held.folder = RunFolder(Path('a "b"\n\udcff.zarr'))
+    metrics.begin((), [held])
+    text = generate_latest(registry_of(metrics)).decode()
+    assert 'output="a \\"b\\"\\n\\\\udcff.zarr"' in text and samples(text)["volpipe_info"]
+
+
 def registry_of(metrics: Metrics) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(metrics)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from volpipe.display.console import INCOMPLETE, REFUSED, Notices
-from volpipe.errors import VolpipeError
+from volpipe.errors import NOTICE, VolpipeError
 from volpipe.monitoring.targets import STANDARD_ERROR, Address, Port, check_file, parse_address, parse_target
 from volpipe.runs.presence import COMMAND
 
@@ -98,10 +98,18 @@ class Watch:
             yield
 
     def close(self, code: int, error: BaseException | None = None) -> None:
-        """Tell whoever watches that the command ended with an exit code, or by an error that nobody foresaw."""
-        if self.witness is None:
-            self._stack.close()
-            return
+        """Tell whoever watches that the command ended with an exit code, or by an error that nobody foresaw.
+
+        A fault of that is a warning, and does not change how the command ended.
+        """
+        try:
+            with self._stack:
+                if self.witness is not None:
+                    self._tell(code, error)
+        except Exception:
+            log.warning("not all that watched was told of the end", exc_info=True, extra=NOTICE)
+
+    def _tell(self, code: int, error: BaseException | None) -> None:
         ending = self._ending(code, error)
         seconds = round(time.time() - COMMAND.began, 3)
         extra = {"state": ending.state, "exit_code": code, "seconds": seconds}
@@ -110,7 +118,6 @@ class Watch:
             self._notify(ending, code, seconds)
         sentence = f": {ending.message}" if ending.message else ""
         log.log(level, "volpipe %s ended, %s%s", self.command, ending.state, sentence, extra=extra, exc_info=error)
-        self._stack.close()
 
     def _ending(self, code: int, error: BaseException | None) -> Ending:
         """Return how the command ended: its exit code says more than how its work did."""

@@ -115,12 +115,13 @@ class _Writer:
             partial.write_bytes(text)
 
     def try_writing(self) -> None:
-        """Write; a fault is a warning."""
+        """Write; a fault of any kind is a warning, once."""
         try:
             self.write()
-        except OSError as error:
+        except Exception as error:
             if not self._has_told:
-                log.warning("metrics cannot be written to %s: %s", self.path, error.strerror, extra=NOTICE)
+                reason = getattr(error, "strerror", None) or error
+                log.warning("metrics cannot be written to %s: %s", self.path, reason, extra=NOTICE)
             self._has_told = True
 
 

@@ -89,7 +89,7 @@ def handler_for(target: str, stream: TextIO, names: WorkNames) -> logging.Handle
     Raises:
         OSError: the file cannot be written.
     """
-    handler = _Lines(stream) if target == "-" else LogFile(target, encoding="utf-8")
+    handler = _Lines(stream) if target == "-" else LogFile(target, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(JsonLines(names))
     return handler
 

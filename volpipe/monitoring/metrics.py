@@ -207,6 +207,11 @@ class Metrics(Witness):
             if self.ending is not None:
                 self.state = self.ending.state
 
+    @property
+    def output(self) -> str:
+        """The output as a label, also where its name is no text, as names of files need not be."""
+        return super().output.encode("utf-8", "backslashreplace").decode()
+
     def describe(self) -> Sequence[Metric]:
         """Return nothing: a registry asks for names, and ours are no other's."""
         return ()
