@@ -77,6 +77,7 @@ HEAVY = {
     "PIL": (set(), {"evaluation", "notebook", "reporting"}),
     "anywidget": (set(), {"notebook"}),
     "matplotlib": (set(), {"notebook"}),
+    "jinja2": (set(), {"reporting"}),
     "kubernetes": ({"apps.kubernetes"}, set()),
     "optuna": (set(), {"training.search"}),
     "tornado": ({"viewer"}, set()),
