@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,9 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
+from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.slices import middle_of_done, missing_in
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport
@@ -175,6 +178,25 @@ class RunWork(OutputWork[Plan, Report]):
         return tuple(sentences) or (
             "net, input, packages and device are as they were; the files changed after the run (see above), "
             "or the net gives other numbers each time",
+        )
+
+    def pictures(self) -> list[Draft]:
+        """Return slices of input and output; see `HeldWork`."""
+        return [Draft("Slices", self._slices, "Slices")]
+
+    def _slices(self) -> Sequence[Item]:
+        plan, schedule = self.plan, self.resumed()[0]
+        if not isinstance(schedule, RunSchedule):
+            return [Note("Nothing is computed yet: it is still looked for what is wanted of the volume.")]
+        return slices_of(
+            Subject(
+                plan,
+                plan.roi_box,
+                middle_of_done(plan.blocks, schedule.infer.done),
+                plan.net.scale,
+                is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
+                is_missing=missing_in(plan.shards(), partial(schedule.is_missing, 0)),
+            )
         )
 
     def _selected(self) -> Selection:
