@@ -9,9 +9,9 @@ Not here: reading (slices), or drawing (frames). Slices meet in one voxel of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -25,21 +25,21 @@ from volpipe.reporting.histogram import histogram
 from volpipe.reporting.page import Item, Note, Picture, reason_of
 from volpipe.reporting.shades import Image2D, colours, diverge, grey
 from volpipe.reporting.slices import (
+    MOST_BYTES,
     PLANES,
-    IsMissing,
     Patch,
     Sight,
     averaged,
     flat,
     inside,
+    missing_in,
     part_around,
     slice_at,
     voxel_at,
 )
 from volpipe.volumes.storage.metadata import Lengths
 
-EDGE = 384  # pixels of a picture, at most
-ENLARGED = 288  # smaller ones are enlarged by a whole factor, as long as they stay below EDGE
+EDGE = 368  # pixels of a picture, at most; three are side by side. Smaller ones are enlarged by a whole factor.
 DARK, BRIGHT, LARGEST = 0.2, 99.8, 99.5  # percentiles shown black and white, and in full blue or red
 OPACITY = 0.55  # of labels over an image
 AXES = "zyx"
@@ -56,7 +56,7 @@ class Subject:
         at: the voxel of the input in which the slices meet.
         scale: voxels of the output per voxel of the input.
         is_alike: whether both have the same grey levels, so that their difference says something.
-        is_missing: tells which voxels of the output are not written, None where all are.
+        is_missing: tells of a level of the output and a shard of that whether it is still to be written.
     """
 
     plan: OutputPlan
@@ -64,7 +64,7 @@ class Subject:
     at: Index
     scale: Triple = (1, 1, 1)
     is_alike: bool = True
-    is_missing: IsMissing | None = None
+    is_missing: Callable[[int, int], bool] = lambda level, shard: False
 
     @property
     def voxel(self) -> Lengths:
@@ -77,10 +77,16 @@ class Subject:
         """Whether lengths are in nm."""
         return self.plan.source.voxel_size_nm is not None
 
-    @cached_property
+    @property
     def pixel(self) -> float:
         """The length that a pixel shows before pictures are enlarged."""
         return min(self.voxel)
+
+    def output(self, level: int = 0, most_bytes: int = MOST_BYTES) -> Sight:
+        """Return a level of the output."""
+        plan = self.plan
+        missing = missing_in(plan.shards(level), partial(self.is_missing, level))
+        return Sight(planned_volume(plan, level), missing, most_bytes)
 
 
 @dataclass(frozen=True)
@@ -105,27 +111,30 @@ class Plane:
 
 def slices_of(subject: Subject) -> list[Item]:
     """Return the pictures of three slices through the middle, what could not be read, and a histogram of the rest."""
-    sights, notes = _sights(subject)
+    sights, notes = sights_of(subject)
     planes = list(_planes(subject, sights)) if sights else []
-    drawing = Drawing(subject, planes)
-    problems = {patch.problem: None for plane in planes for patch in (plane.source, plane.output) if patch}
-    notes += [Note(f"Part of it cannot be read and is hatched: {text}", "warning") for text in problems if text]
-    if any(
-        not plane.output.is_known.all() for plane in planes if plane.output is not None and not plane.output.problem
-    ):
+    patches = [patch for plane in planes for patch in (plane.source, plane.output) if patch is not None]
+    notes += damage_notes(patches)
+    return [*notes, *Drawing(subject, planes).items(), *_histograms(subject, planes)]
+
+
+def damage_notes(patches: Sequence[Patch]) -> list[Item]:
+    """Return why parts of pictures are hatched."""
+    problems = dict.fromkeys(patch.problem for patch in patches if patch.problem)
+    notes: list[Item] = [Note(f"A part cannot be read, and is hatched: {text}", "warning") for text in problems]
+    if any(not (patch.problem or patch.is_known.all()) for patch in patches):
         notes.append(Note("What is not written yet, or was set aside, is hatched.", "warning"))
-    return [*notes, *drawing.items(), *_histograms(subject, planes)]
+    return notes
 
 
-def _sights(subject: Subject) -> tuple[dict[str, Sight], list[Item]]:
+def sights_of(subject: Subject) -> tuple[dict[str, Sight], list[Item]]:
     """Return the input and the output as far as they can be opened, and a note for each that cannot."""
     sights, notes = dict[str, Sight](), list[Item]()
     for name in ("input", "output"):
         try:
-            volume = subject.plan.source.volume() if name == "input" else planned_volume(subject.plan)
-            volume.open()
-            sight = Sight(volume, subject.is_missing if name == "output" else None)
-            sight.within_reach(*(_given if name == "input" else _outer)(subject, subject.region))
+            sight = Sight(subject.plan.source.volume()) if name == "input" else subject.output()
+            sight.volume.open()
+            sight.within_reach(*(_given if name == "input" else outer)(subject, subject.region))
             sights[name] = sight
         except (VolpipeError, OSError) as error:
             notes.append(Note(f"The {name} cannot be shown: {reason_of(error)}", "warning"))
@@ -137,7 +146,7 @@ def _given(subject: Subject, box: Box) -> tuple[Box, Index]:
     return box, subject.at
 
 
-def _outer(subject: Subject, box: Box) -> tuple[Box, Index]:
+def outer(subject: Subject, box: Box) -> tuple[Box, Index]:
     """Return the voxels of the output that show `box` of the input, and the one in which slices meet."""
     voxel = voxel_at(subject.at).relative_to(subject.region.start).scaled(subject.scale)
     at = tuple((a + b) // 2 for a, b in zip(voxel.start, voxel.stop, strict=True))
@@ -156,7 +165,7 @@ def field_of(subject: Subject, sights: dict[str, Sight]) -> Box:
     if "input" in sights:
         field = sights["input"].within_reach(field, subject.at)
     if "output" in sights:
-        field = _inner(subject, sights["output"].within_reach(*_outer(subject, field)))
+        field = _inner(subject, sights["output"].within_reach(*outer(subject, field)))
     return field
 
 
@@ -167,16 +176,16 @@ def _planes(subject: Subject, sights: dict[str, Sight]) -> Iterator[Plane]:
     if source is not None:
         source.hold(field)
     if output is not None:
-        output.hold(_outer(subject, field)[0])
+        output.hold(outer(subject, field)[0])
     for name, axis in PLANES.items():
         box = slice_at(field, axis, subject.at)
         if source is not None:
             box = source.affordable(box, axis, subject.at)
         if output is not None:
-            shown, at = _outer(subject, box)
+            shown, at = outer(subject, box)
             box = _inner(subject, output.affordable(shown, axis, at))
         given = None if source is None else source.read(box)
-        shown, _ = _outer(subject, box)
+        shown, _ = outer(subject, box)
         result = None if output is None else output.read(shown)
         yield Plane(name, shown, given, result, _change(subject, given, result))
 
@@ -205,27 +214,27 @@ class Drawing:
         for plane in self.planes:
             if plane.source is not None:
                 yield self._picture(plane, "Input", self._image(plane, plane.source, "input"))
+        for plane in self.planes:
             if plane.output is not None and self.subject.plan.is_labels:
-                yield from self._objects(plane, plane.output)
+                yield self._picture(plane, "Objects", self._objects(plane, plane.output))
             elif plane.output is not None:
                 yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
+        for plane in self.planes:
             if plane.change is not None:
                 yield self._difference(plane, plane.change)
 
-    def _objects(self, plane: Plane, output: Patch) -> Iterator[Picture]:
-        labels, known = flat(output.data[0], plane.axis), flat(output.is_known, plane.axis)
+    def _objects(self, plane: Plane, output: Patch) -> Image2D:
+        """Return labels in colours, over the input where that is known."""
+        labels, below = flat(output.data[0], plane.axis), None
         if plane.source is not None:
             below = frames.resized(self._image(plane, plane.source, "input"), labels.shape)
-            yield self._picture(plane, "Objects over the input", frames.hatched(coloured(labels, below), known))
-        yield self._picture(plane, "Objects", frames.hatched(coloured(labels), known))
+        return frames.hatched(coloured(labels, below), flat(output.is_known, plane.axis))
 
     def _difference(self, plane: Plane, change: np.ndarray) -> Picture:
         image = flat(change, plane.axis)
         known = ~np.isnan(image)
         finite = image[np.isfinite(image)]
-        mean = (
-            f"mean {finite.mean():+.3g}, mean of absolute values {np.abs(finite).mean():.3g}; " if finite.size else ""
-        )
+        mean = f"mean {finite.mean():+.2g}, of absolute values {np.abs(finite).mean():.2g}; " if finite.size else ""
         shown = frames.hatched(diverge(np.where(known, image, 0.0), self.largest), known)
         return self._picture(plane, "Difference", shown, mean)
 
@@ -234,8 +243,10 @@ class Drawing:
         sides = [
             n * v for i, (n, v) in enumerate(zip(plane.box.shape, self.subject.voxel, strict=True)) if i != plane.axis
         ]
-        down, across = (max(1, round(side / self.subject.pixel * self.zoom)) for side in sides)
-        scale = Scale(self.subject.pixel / self.zoom, self.subject.is_sized)
+        pixel = self.subject.pixel
+        zoom = max(1, int(EDGE * pixel / max(sides)))
+        down, across = (max(1, round(side / pixel * zoom)) for side in sides)
+        scale = Scale(pixel / zoom, self.subject.is_sized)
         data, media_type = frames.encoded(frames.framed(frames.resized(image, (down, across)), scale))
         return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", data, media_type)
 
@@ -243,13 +254,6 @@ class Drawing:
         """Return a slice in greys, several channels in colours, and hatched where it is not known."""
         data = flat(patch.data, plane.axis)
         return frames.hatched(shaded(data, self.limits[name]), flat(patch.is_known, plane.axis))
-
-    @cached_property
-    def zoom(self) -> int:
-        """By how much all pictures are enlarged."""
-        voxel, pixel = self.subject.voxel, self.subject.pixel
-        longest = max(n * v / pixel for plane in self.planes for n, v in zip(plane.box.shape, voxel, strict=True))
-        return max(1, int(EDGE // longest)) if longest < ENLARGED else 1
 
     @cached_property
     def limits(self) -> dict[str, Range]:
@@ -267,7 +271,10 @@ class Drawing:
         """The difference that is full blue or red."""
         changes = [np.abs(plane.change[np.isfinite(plane.change)]) for plane in self.planes if plane.change is not None]
         values = np.concatenate(changes) if changes else np.zeros(0)
-        return (float(np.percentile(values, LARGEST)) or float(values.max())) if values.size else 0.0
+        if not values.any():
+            return 0.0
+        least = 1.0 if self.subject.plan.dtype.kind in "iu" else 0.0  # less than a grey level is none
+        return max(least, float(np.percentile(values, LARGEST)) or float(values.max()))
 
     @property
     def legend(self) -> str:
@@ -285,10 +292,10 @@ class Drawing:
         if any(plane.change is not None for plane in self.planes):
             mean = " × ".join(map(str, subject.scale))
             averaged = f", of which the mean of {mean} voxels is taken," if max(subject.scale) > 1 else ""
-            sentences.append(
-                f"The difference is output{averaged} less input: red is brighter, blue darker, full at "
-                f"{self.largest:.3g}."
+            colours = (
+                f"red is brighter and blue darker, full at {self.largest:.3g}" if self.largest else "there is none"
             )
+            sentences.append(f"The difference is output{averaged} less input: {colours}.")
         return " ".join(sentences)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from volpipe.geometry.grid import Box
 from volpipe.reporting.shades import Image2D, bar_nm, length_text
 
-STRIP, MIN_WIDTH, FONT = 18, 132, 12  # pixels
+STRIP, MIN_WIDTH, FONT = 18, 84, 12  # pixels
 BAR_SHARE, BAR_HEIGHT = 0.3, 4  # of an image's width, at most; pixels
 STRIPE, STRIPES = 6, ((236, 152, 40), (52, 48, 44))  # pixels, colours of what is missing
 FRAME = (255, 214, 10)

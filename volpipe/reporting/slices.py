@@ -69,6 +69,7 @@ class Sight:
     is_missing: IsMissing | None = None
     most_bytes: int = MOST_BYTES
     _held: Patch | None = field(default=None, init=False, repr=False)
+    _problem: str = field(default="", init=False, repr=False)  # a volume that cannot be read is not read again
 
     @property
     def chunk_bytes(self) -> int:
@@ -102,16 +103,20 @@ class Sight:
             self._held = self.read(whole)
 
     def read(self, box: Box) -> Patch:
-        """Return the voxels of `box`; what is damaged or not written is not known.
-
-        Raises:
-            VolumeError: none of its chunks can be read.
-        """
+        """Return the voxels of `box`; what is damaged or not written is not known."""
         if self._held is not None:
             return self._held.crop(box)
-        patch = read_known(self.volume, box)
+        try:
+            patch = self._unread(box) if self._problem else read_known(self.volume, box)
+        except VolumeError as error:
+            self._problem = str(error)
+            patch = self._unread(box)
         missing = None if self.is_missing is None else self.is_missing(box)
         return patch if missing is None else replace(patch, is_known=patch.is_known & ~missing)
+
+    def _unread(self, box: Box) -> Patch:
+        shape = (min(self.volume.num_channels, MOST_CHANNELS), *box.shape)
+        return Patch(box, np.zeros(shape, self.volume.dtype), np.zeros(box.shape, bool), self._problem)
 
 
 def read_known(volume: Volume, box: Box) -> Patch:

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,9 +25,10 @@ from volpipe.blockwise.pool import Submit, WorkerPool
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.blockwise.work import POOL, RELEASED, Steps
 from volpipe.errors import RunError
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
+from volpipe.reporting.block_map import BlockMap, read_blocks, slowest_maps
 from volpipe.reporting.page import Draft
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
@@ -153,6 +155,28 @@ class FolderWork(HeldWork[R]):
     def __init__(self, folder: RunFolder, options: Options, listener: Listener, feed: Feed | None) -> None:
         self.folder, self.options, self.listener, self.feed = folder, options, listener, feed
         self.readers, self.was_begun = list[Feed](), False
+
+    def grids(self) -> Mapping[str, Grid]:
+        """Return the stages whose units are the cells of a grid, for the map of blocks."""
+        return {}
+
+    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` returns what is done and what is missing."""
+        return ()
+
+    def pictures(self) -> Sequence[Draft]:
+        """Return the pictures of voxels and the map of blocks; see `HeldWork`."""
+        mapped = cache(self._mapped)  # by one pass over the journal, once for all
+        blocks = Draft("Map of blocks", lambda: [*slowest_maps(mapped()[1])], "Blocks")
+        return [*self.voxel_pictures(lambda: mapped()[0]), blocks]
+
+    def _mapped(self) -> tuple[Schedule, list[BlockMap]]:
+        """Return the schedule less what the journal has, and the maps of its blocks."""
+        schedule, maps = self.schedule(), {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
+        schedule.resume(read_blocks(self.journal, maps))
+        for name, blocks in maps.items():
+            blocks.close(schedule.by_name[name])
+        return schedule, [*maps.values()]
 
     @property
     def needs_all(self) -> bool:

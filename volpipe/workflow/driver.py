@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from volpipe.estimation.calibrate import OnTry
 from volpipe.estimation.estimate import Estimate
 from volpipe.estimation.forecast import Forecast, forecast, forecast_calibrated, forecast_run
 from volpipe.estimation.limits import check_access, check_apart
-from volpipe.geometry.grid import Box
+from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.intensity import ALL_FINITE, Affine, Nonfinite
 from volpipe.inference.output import check_name, check_output, create_output, stored_box, write_displays
 from volpipe.inference.plan import Plan, check_thickness, make_plan
@@ -43,14 +43,15 @@ from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
 from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.overview import overview_of
 from volpipe.reporting.page import Draft, Item, Note
-from volpipe.reporting.slices import middle_of_done, missing_in
+from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.schedule import RunSchedule
-from volpipe.runs.seams import Score, seam_scores
+from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
@@ -180,22 +181,41 @@ class RunWork(OutputWork[Plan, Report]):
             "or the net gives other numbers each time",
         )
 
-    def pictures(self) -> list[Draft]:
-        """Return slices of input and output; see `HeldWork`."""
-        return [Draft("Slices", self._slices, "Slices")]
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks of the scan, or those of the run; see `FolderWork`."""
+        selection = self._selection()
+        if selection is None:
+            return {"scan": self.plan.blocks}
+        stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
+        return dict.fromkeys(stages, self.plan.blocks)
 
-    def _slices(self) -> Sequence[Item]:
-        plan, schedule = self.plan, self.resumed()[0]
+    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+        """Return slices of input and output, and profiles across the faces of windows; see `FolderWork`."""
+        return [
+            Draft("Slices", lambda: self._shown(slices_of, schedule()), "Slices"),
+            Draft("Overview", lambda: self._shown(overview_of, schedule()), "Overview"),
+            Draft("Seams", lambda: self._seams(schedule()), "Seams"),
+        ]
+
+    def _seams(self, schedule: Schedule) -> Sequence[Item]:
+        selection = self._selection()
+        if selection is None or not schedule.is_complete:
+            return [Note("Seams are looked for once the output is complete.")]
+        return profile_items(selection)
+
+    def _shown(self, draw: Callable[[Subject], Sequence[Item]], schedule: Schedule) -> Sequence[Item]:
+        """Return what `draw` makes of the input and the output."""
+        plan = self.plan
         if not isinstance(schedule, RunSchedule):
             return [Note("Nothing is computed yet: it is still looked for what is wanted of the volume.")]
-        return slices_of(
+        return draw(
             Subject(
                 plan,
                 plan.roi_box,
                 middle_of_done(plan.blocks, schedule.infer.done),
                 plan.net.scale,
                 is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
-                is_missing=missing_in(plan.shards(), partial(schedule.is_missing, 0)),
+                is_missing=schedule.is_missing,
             )
         )
 
