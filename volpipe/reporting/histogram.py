@@ -52,7 +52,9 @@ def sizes_chart(table: Path, num_objects: int) -> Chart:
         num_objects: its rows.
     """
     sizes, is_all = read_sizes(table)
-    edges = np.geomspace(sizes.min(), sizes.max() + 1, SIZE_BINS + 1) if sizes.size else np.array([1.0, 2.0])
+    edges = (
+        np.unique(np.ceil(np.geomspace(sizes.min(), sizes.max() + 1, SIZE_BINS + 1))) if sizes.size else np.arange(1, 3)
+    )
     counts = np.histogram(sizes, edges)[0] * (1 if is_all else num_objects / max(1, sizes.size))
     sentences = [f"{count(num_objects, 'object')}"]
     if sizes.size:
