@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import (
@@ -31,6 +32,7 @@ from volpipe.volumes.raster import levels_of
 
 MOST_BYTES = 6 * 2**20  # of decoded chunks that are read of each volume
 MOST_SHRUNK = 3  # voxels of a level for each pixel, at most; a picture shows one of them
+SMALL_BYTES, SMALL_FILE = 3 * 2**20, 4_000  # of chunks for a small picture, three times what it reads; of its file
 NEARLY_ALL = 0.9  # of each axis: slices that show as much need no overview
 
 
@@ -86,6 +88,28 @@ def overview_of(subject: Subject) -> list[Item]:
         return [Note("There is no picture of the whole: no level of it is coarse enough to be read for a report.")]
     frame = "The yellow frame is what the slices at full resolution show. "
     return [Note(f"{frame}Coarser levels average, so that noise is weaker in them."), *items]
+
+
+def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
+    """Return the slice xy through the middle of the whole output, with up to `edge` pixels, and its media type.
+
+    It is of the coarsest level; None where that is too large to be read for it, or cannot be read.
+    """
+    level = len(subject.plan.factors) - 1
+    sight, shape = subject.output(level, SMALL_BYTES), subject.plan.level_shape(level)
+    try:
+        if 3 * sight.chunk_bytes > SMALL_BYTES:
+            return None
+        whole = Box.from_shape(shape)
+        at = tuple(n // 2 for n in shape)
+        patch = sight.read(sight.affordable(slice_at(whole, 0, at), 0, at))
+    except (VolpipeError, OSError):
+        return None
+    image = _image(patch, 0, None if subject.plan.is_labels else limits_of([patch]))
+    voxel = [v * f for v, f in zip(subject.voxel, subject.plan.factors[level], strict=True)]
+    sides = [n * v for n, v in zip(patch.box.shape[1:], voxel[1:], strict=True)]
+    down, across = (max(1, round(edge * side / max(sides))) for side in sides)
+    return frames.encoded(frames.resized(image, (down, across)), SMALL_FILE)
 
 
 def _outputs(subject: Subject, sights: dict[str, Sight], field: Box) -> Iterator[Whole]:

@@ -29,7 +29,9 @@ from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.block_map import BlockMap, read_blocks, slowest_maps
-from volpipe.reporting.page import Draft
+from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.overview import overview_of
+from volpipe.reporting.page import Draft, Item, Note
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
@@ -321,6 +323,22 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     def due(self, level: int) -> np.ndarray | None:
         """Return a flag for each shard of `level`, whether it is written in the end; None where all are."""
         return None
+
+    @abstractmethod
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+
+    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+        """Return slices of input and output; see `FolderWork`."""
+
+        def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
+            subject = self.subject(schedule())
+            return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
+
+        return [
+            Draft("Slices", lambda: drawn(slices_of), "Slices"),
+            Draft("Overview", lambda: drawn(overview_of), "Overview"),
+        ]
 
     @abstractmethod
     def recomputed(self, num_blocks: int, seed: int = 0) -> Iterator[Recomputed]:

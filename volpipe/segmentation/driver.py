@@ -32,9 +32,8 @@ from volpipe.estimation.limits import check_access, check_apart
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import check_output, create_output
 from volpipe.recipes.segmentation import SegmentRecipe
-from volpipe.reporting.comparison import Subject, slices_of
+from volpipe.reporting.comparison import Subject
 from volpipe.reporting.histogram import sizes_chart
-from volpipe.reporting.overview import overview_of
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.provenance import is_sealed, seal, stored_offsets
@@ -210,14 +209,11 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
     def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
-        """Return slices of the objects over their input, and the sizes of objects; see `FolderWork`."""
-        return [
-            Draft("Slices", lambda: slices_of(self._subject(schedule())), "Slices"),
-            Draft("Overview", lambda: overview_of(self._subject(schedule())), "Overview"),
-            Draft("Sizes of objects", self._sizes, "Objects"),
-        ]
+        """Return the sizes of objects as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 
-    def _subject(self, schedule: Schedule) -> Subject:
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the labels and their input for pictures; see `OutputWork`."""
         assert isinstance(schedule, SegmentSchedule)
         at = middle_of_done(self.plan.blocks, schedule.paint.done)
         return Subject(self.plan, self.plan.box, at, is_alike=False, is_missing=schedule.is_missing)

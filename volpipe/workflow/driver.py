@@ -42,8 +42,7 @@ from volpipe.inference.selection import Selection
 from volpipe.nets.facts import check_trained, with_normalisation
 from volpipe.nets.load import check_geometry, check_shapes, describe
 from volpipe.recipes.inference import Recipe
-from volpipe.reporting.comparison import Subject, slices_of
-from volpipe.reporting.overview import overview_of
+from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
 from volpipe.runs.prepasses import measured, scan_stage, scanned
@@ -190,12 +189,8 @@ class RunWork(OutputWork[Plan, Report]):
         return dict.fromkeys(stages, self.plan.blocks)
 
     def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
-        """Return slices of input and output, and profiles across the faces of windows; see `FolderWork`."""
-        return [
-            Draft("Slices", lambda: self._shown(slices_of, schedule()), "Slices"),
-            Draft("Overview", lambda: self._shown(overview_of, schedule()), "Overview"),
-            Draft("Seams", lambda: self._seams(schedule()), "Seams"),
-        ]
+        """Return profiles across the faces of windows as well; see `OutputWork`."""
+        return [*super().voxel_pictures(schedule), Draft("Seams", lambda: self._seams(schedule()), "Seams")]
 
     def _seams(self, schedule: Schedule) -> Sequence[Item]:
         selection = self._selection()
@@ -203,21 +198,18 @@ class RunWork(OutputWork[Plan, Report]):
             return [Note("Seams are looked for once the output is complete.")]
         return profile_items(selection)
 
-    def _shown(self, draw: Callable[[Subject], Sequence[Item]], schedule: Schedule) -> Sequence[Item]:
-        """Return what `draw` makes of the input and the output."""
+    def subject(self, schedule: Schedule) -> Subject | None:
+        """Return the output and its input for pictures; see `OutputWork`."""
         plan = self.plan
         if not isinstance(schedule, RunSchedule):
-            return [Note("Nothing is computed yet: it is still looked for what is wanted of the volume.")]
-        return draw(
-            Subject(
-                plan,
-                plan.roi_box,
-                middle_of_done(plan.blocks, schedule.infer.done),
-                plan.net.scale,
-                is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
-                is_missing=schedule.is_missing,
-            )
-        )
+            return None
+        middle = middle_of_done(plan.blocks, schedule.infer.done)
+        at = zip(middle, plan.roi_box.start, plan.roi_box.stop, strict=True)
+        return Subject(
+            plan, plan.roi_box, tuple(min(max(m, a), b - 1) for m, a, b in at), plan.net.scale,
+            is_alike=plan.intensity == "same" and plan.num_channels == plan.source.num_channels == 1,
+            is_missing=schedule.is_missing,
+        )  # fmt: skip
 
     def _selected(self) -> Selection:
         selection = self._selection()
