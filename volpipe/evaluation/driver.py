@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from volpipe.blockwise.feed import FedSchedule, Feed, fed
 from volpipe.blockwise.journal import Kinds, Record
 from volpipe.blockwise.loop import perform
 from volpipe.blockwise.pool import Start, WorkerPool
-from volpipe.blockwise.stage import Stage
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.blockwise.work import POOL, Steps
 from volpipe.errors import RunError
 from volpipe.evaluation.evaluate import (
@@ -34,8 +34,9 @@ from volpipe.evaluation.evaluate import (
     check_labels,
     sum_scores,
 )
-from volpipe.evaluation.panels import draw
-from volpipe.geometry.grid import Box
+from volpipe.evaluation.panels import comparison_items, draw
+from volpipe.geometry.grid import Box, Grid
+from volpipe.reporting.page import Draft, Item, Note
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
@@ -140,6 +141,20 @@ class EvaluationWork(FolderWork[EvaluationResult]):
     @property
     def name(self) -> str:
         return str(self.to or self.evaluation.output)
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the blocks that are compared; see `FolderWork`."""
+        return {"evaluate": self.evaluation.blocks}
+
+    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+        """Return slices of both volumes, once all is compared; see `FolderWork`."""
+
+        def compared() -> Sequence[Item]:
+            if not (schedule().is_complete or self.is_complete):
+                return [Note("Slices are compared once all blocks are scored.")]
+            return [*comparison_items(self.evaluation)]
+
+        return [Draft("Comparison", compared, "Comparison")]
 
     @property
     def needs_all(self) -> bool:

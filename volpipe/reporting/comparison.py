@@ -20,7 +20,7 @@ from volpipe.geometry.grid import Box, Index, Triple, triple
 from volpipe.inference.output import planned_volume
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting import frames
-from volpipe.reporting.frames import Scale
+from volpipe.reporting.frames import EDGE
 from volpipe.reporting.histogram import histogram
 from volpipe.reporting.page import Item, Note, Picture, reason_of
 from volpipe.reporting.shades import Image2D, colours, diverge, grey
@@ -39,7 +39,6 @@ from volpipe.reporting.slices import (
 )
 from volpipe.volumes.storage.metadata import Lengths
 
-EDGE = 368  # pixels of a picture, at most; three are side by side. Smaller ones are enlarged by a whole factor.
 DARK, BRIGHT, LARGEST = 0.2, 99.8, 99.5  # percentiles shown black and white, and in full blue or red
 OPACITY = 0.55  # of labels over an image
 AXES = "zyx"
@@ -240,15 +239,10 @@ class Drawing:
 
     def _picture(self, plane: Plane, title: str, image: Image2D, remark: str = "") -> Picture:
         """Return an image of a plane, in voxels of the input or the output, as a picture with square pixels."""
-        sides = [
-            n * v for i, (n, v) in enumerate(zip(plane.box.shape, self.subject.voxel, strict=True)) if i != plane.axis
-        ]
-        pixel = self.subject.pixel
-        zoom = max(1, int(EDGE * pixel / max(sides)))
-        down, across = (max(1, round(side / pixel * zoom)) for side in sides)
-        scale = Scale(pixel / zoom, self.subject.is_sized)
-        data, media_type = frames.encoded(frames.framed(frames.resized(image, (down, across)), scale))
-        return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", data, media_type)
+        subject = self.subject
+        lengths = [n * v for n, v in zip(plane.box.shape, subject.voxel, strict=True)]
+        file = frames.drawn(image, sides_of(lengths, plane.axis), subject.pixel, is_known=subject.is_sized)
+        return Picture(f"{title}, {plane.name}", f"{remark}{_place(plane)}", *file)
 
     def _image(self, plane: Plane, patch: Patch, name: str) -> Image2D:
         """Return a slice in greys, several channels in colours, and hatched where it is not known."""
@@ -297,6 +291,12 @@ class Drawing:
             )
             sentences.append(f"The difference is output{averaged} less input: {colours}.")
         return " ".join(sentences)
+
+
+def sides_of(lengths: Sequence[float], axis: int) -> tuple[float, float]:
+    """Return the lengths (down, across) of a slice across `axis` of a box with `lengths` (z, y, x)."""
+    down, across = (length for i, length in enumerate(lengths) if i != axis)
+    return down, across
 
 
 def _channels(plan: OutputPlan) -> str:

@@ -14,7 +14,6 @@ from volpipe.errors import VolpipeError
 from volpipe.geometry.grid import Box, Index
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import (
-    EDGE,
     Range,
     Subject,
     coloured,
@@ -23,9 +22,10 @@ from volpipe.reporting.comparison import (
     limits_of,
     outer,
     shaded,
+    sides_of,
     sights_of,
 )
-from volpipe.reporting.frames import Scale
+from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
 from volpipe.reporting.slices import PLANES, Patch, Sight, flat, slice_at
 from volpipe.volumes.raster import levels_of
@@ -166,8 +166,8 @@ def _image(patch: Patch, axis: int, limits: Range | None) -> np.ndarray:
 
 def _shape(whole: Whole, axis: int) -> tuple[int, int]:
     """Return the pixels of a slice across `axis`."""
-    sides = [n * v for i, (n, v) in enumerate(zip(whole.region.shape, whole.voxel, strict=True)) if i != axis]
-    down, across = (max(1, round(side / whole.pixel)) for side in sides)
+    lengths = [n * v for n, v in zip(whole.region.shape, whole.voxel, strict=True)]
+    down, across = (max(1, round(side / whole.pixel)) for side in sides_of(lengths, axis))
     return down, across
 
 

@@ -15,7 +15,6 @@ from volpipe.inference.scratch import SOURCE_KEY
 from volpipe.recipes.training import TENSORS, TRUTH_KEY, TrainRecipe
 from volpipe.reporting import frames
 from volpipe.reporting.comparison import BRIGHT, DARK, Range, shaded
-from volpipe.reporting.frames import Scale
 from volpipe.reporting.page import Chart, Item, Note, Picture
 from volpipe.training.logs import sampled_log
 from volpipe.volumes.volume import Volume, open_volume
@@ -83,13 +82,11 @@ def held_out_pictures(folder: Path, recipe: TrainRecipe) -> Iterator[Item]:
     channels = " The first three channels of affinities are red, green and blue." if recipe.learns_labels else ""
     yield Note(f"Held-out windows {seen} with what the net made of them after step {step:,}.{channels}")
     for number in range(len(windows["Truth"])):
-        shape = _plane(windows["Truth"][number], is_coarse=is_coarse).shape[1:]
-        zoom = max(1, EDGE // max(shape))
+        _, down, across = _plane(windows["Truth"][number], is_coarse=is_coarse).shape
         for name, data in windows.items():
-            image = shaded(_plane(data[number], is_coarse=is_coarse)[:3], limits[name])
-            sized = frames.resized(image, (shape[0] * zoom, shape[1] * zoom))
-            file, media_type = frames.encoded(frames.framed(sized, Scale(1 / zoom, is_known=False)), most=24_000)
-            yield Picture(f"{name}, window {number}", "", file, media_type)
+            image = shaded(_plane(data[number], is_coarse=is_coarse), limits[name])
+            file = frames.drawn(image, (down, across), 1.0, is_known=False, edge=EDGE)
+            yield Picture(f"{name}, window {number}", "", *file)
 
 
 def _newest(folder: Path) -> tuple[int, Volume] | None:
