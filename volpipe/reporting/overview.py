@@ -5,7 +5,7 @@ Not here: the slices at full resolution (comparison).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from volpipe.reporting.frames import EDGE, Scale
 from volpipe.reporting.page import Item, Note, Picture
 from volpipe.reporting.slices import PLANES, Patch, Sight, flat, slice_at
 from volpipe.volumes.raster import levels_of
+from volpipe.volumes.volume import Volume
 
 MOST_BYTES = 6 * 2**20  # of decoded chunks that are read of each volume
 MOST_SHRUNK = 3  # voxels of a level for each pixel, at most; a picture shows one of them
@@ -79,15 +80,33 @@ def overview_of(subject: Subject) -> list[Item]:
     if all(n >= NEARLY_ALL * m for n, m in zip(field.shape, subject.region.shape, strict=True)):
         return []
     chosen = [
-        next((whole for whole in wholes if whole.is_affordable), None)
-        for name, wholes in (("input", _inputs(subject, sights, field)), ("output", _outputs(subject, sights, field)))
-        if name in sights
+        next((whole for whole in wholes if whole.is_affordable), None) for wholes in _wholes(subject, sights, field)
     ]
     items = [item for whole in chosen if whole is not None for item in _pictures(subject, whole)]
     if not items:
         return [Note("There is no picture of the whole: no level of it is coarse enough to be read for a report.")]
     frame = "The yellow frame is what the slices at full resolution show. "
     return [Note(f"{frame}Coarser levels average, so that noise is weaker in them."), *items]
+
+
+def _wholes(subject: Subject, sights: Mapping[str, Sight], field: Box) -> Iterator[Iterator[Whole]]:
+    """Yield the levels of the input, and those of the output, as far as they can be opened."""
+    if "input" in sights:
+        yield _inputs(subject, sights["input"].volume, field)
+    if "output" in sights:
+        yield _outputs(subject, field)
+
+
+def main_picture(subject: Subject, title: str) -> Picture | None:
+    """Return the slice xy through the whole output, None where no level of it is coarse enough to be read for it."""
+    whole = next((whole for whole in _outputs(subject, subject.region) if whole.is_affordable), None)
+    if whole is None:
+        return None
+    patch = whole.sight.read(slice_at(whole.region, 0, whole.at))
+    limits = None if subject.plan.is_labels else limits_of([patch])
+    image = frames.resized(_image(patch, 0, limits), _shape(whole, 0))
+    data, media_type = frames.encoded(frames.framed(image, Scale(whole.pixel, subject.is_sized)))
+    return Picture(title, patch.problem or f"xy, level {whole.level}", data, media_type)
 
 
 def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
@@ -105,6 +124,8 @@ def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
         patch = sight.read(sight.affordable(slice_at(whole, 0, at), 0, at))
     except (VolpipeError, OSError):
         return None
+    if not patch.is_known.any():
+        return None
     image = _image(patch, 0, None if subject.plan.is_labels else limits_of([patch]))
     voxel = [v * f for v, f in zip(subject.voxel, subject.plan.factors[level], strict=True)]
     sides = [n * v for n, v in zip(patch.box.shape[1:], voxel[1:], strict=True)]
@@ -112,7 +133,7 @@ def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
     return frames.encoded(frames.resized(image, (down, across)), SMALL_FILE)
 
 
-def _outputs(subject: Subject, sights: dict[str, Sight], field: Box) -> Iterator[Whole]:
+def _outputs(subject: Subject, field: Box) -> Iterator[Whole]:
     """Yield the levels of the output, the finest first."""
     plan = subject.plan
     frame, at = outer(subject, field)
@@ -126,9 +147,8 @@ def _outputs(subject: Subject, sights: dict[str, Sight], field: Box) -> Iterator
         )  # fmt: skip
 
 
-def _inputs(subject: Subject, sights: dict[str, Sight], field: Box) -> Iterator[Whole]:
+def _inputs(subject: Subject, volume: Volume, field: Box) -> Iterator[Whole]:
     """Yield the levels of the input, the finest first."""
-    volume = sights["input"].volume
     voxel = [v * s for v, s in zip(subject.voxel, subject.scale, strict=True)]
     for number, level in enumerate(levels_of(volume)):
         ratios = tuple(n / m for n, m in zip(volume.spatial_shape, level.spatial_shape, strict=True))

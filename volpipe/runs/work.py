@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -30,8 +30,8 @@ from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
 from volpipe.reporting.block_map import BlockMap, read_blocks, slowest_maps
 from volpipe.reporting.comparison import Subject, slices_of
-from volpipe.reporting.overview import overview_of
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.overview import main_picture, overview_of, small_picture
+from volpipe.reporting.page import Draft, Item, Note, Picture
 from volpipe.runs.presence import Presence, StageNote, present
 from volpipe.runs.provenance import begin_session, recognise
 from volpipe.runs.run_folder import RunFolder
@@ -327,6 +327,18 @@ class OutputWork(FolderWork[R], Generic[P, R]):
     @abstractmethod
     def subject(self, schedule: Schedule) -> Subject | None:
         """Return output and input for pictures, with what `schedule` says is missing; None before it is known."""
+
+    def main_picture(self, title: str) -> Picture | None:
+        """Return a slice of the whole output, as far as it is written; None before there is one."""
+        subject = self.subject(self._mapped()[0])
+        return None if subject is None else main_picture(subject, title)
+
+    def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
+        """Return a small slice of the whole output, which is complete, and its media type; None where there is none."""
+        subject = self.subject(self.schedule())
+        if subject is None:
+            return None
+        return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
 
     def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
         """Return slices of input and output; see `FolderWork`."""
