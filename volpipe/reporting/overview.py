@@ -33,7 +33,7 @@ from volpipe.volumes.volume import Volume
 
 MOST_BYTES = 6 * 2**20  # of decoded chunks that are read of each volume
 MOST_SHRUNK = 3  # voxels of a level for each pixel, at most; a picture shows one of them
-SMALL_BYTES, SMALL_FILE = 3 * 2**20, 4_000  # of chunks for a small picture, three times what it reads; of its file
+SMALL_BYTES, SMALL_FILE = 2**19, 4_000  # of chunks that are read for a small picture, decoded; of its file
 NEARLY_ALL = 0.9  # of each axis: slices that show as much need no overview
 
 
@@ -61,6 +61,10 @@ class Whole:
         """The length that a pixel shows: the longest side has up to EDGE pixels."""
         longest = max(n * v for n, v in zip(self.region.shape, self.voxel, strict=True))
         return max(min(self.voxel), longest / EDGE)
+
+    def sides(self, axis: int) -> tuple[float, float]:
+        """Return the lengths (down, across) of a slice across `axis`."""
+        return sides_of([n * v for n, v in zip(self.region.shape, self.voxel, strict=True)], axis)
 
     @property
     def is_affordable(self) -> bool:
@@ -99,41 +103,39 @@ def _wholes(subject: Subject, sights: Mapping[str, Sight], field: Box) -> Iterat
 
 def main_picture(subject: Subject, title: str) -> Picture | None:
     """Return the slice xy through the whole output, None where no level of it is coarse enough to be read for it."""
-    whole = next((whole for whole in _outputs(subject, subject.region) if whole.is_affordable), None)
+    wholes = _outputs(subject, subject.region, 3 * MOST_BYTES)  # of three slices one is read
+    whole = next((whole for whole in wholes if whole.is_affordable), None)
     if whole is None:
         return None
     patch = whole.sight.read(slice_at(whole.region, 0, whole.at))
-    limits = None if subject.plan.is_labels else limits_of([patch])
-    image = frames.resized(_image(patch, 0, limits), _shape(whole, 0))
-    data, media_type = frames.encoded(frames.framed(image, Scale(whole.pixel, subject.is_sized)))
-    return Picture(title, patch.problem or f"xy, level {whole.level}", data, media_type)
+    image = _image(patch, 0, None if subject.plan.is_labels else limits_of([patch]))
+    file = frames.drawn(image, whole.sides(0), whole.pixel, is_known=subject.is_sized)
+    return Picture(title, patch.problem or f"xy, level {whole.level}", *file)
 
 
 def small_picture(subject: Subject, edge: int) -> tuple[bytes, str] | None:
     """Return the slice xy through the middle of the whole output, with up to `edge` pixels, and its media type.
 
-    It is of the coarsest level; None where that is too large to be read for it, or cannot be read.
+    It is of the coarsest level that has half as many voxels; None where that is too large to be read for it, or cannot
+    be read.
     """
-    level = len(subject.plan.factors) - 1
-    sight, shape = subject.output(level, SMALL_BYTES), subject.plan.level_shape(level)
+    wholes = [*_outputs(subject, subject.region, 3 * SMALL_BYTES)]
+    whole = next((whole for whole in reversed(wholes) if 2 * max(whole.region.shape[1:]) >= edge), wholes[0])
+    if 3 * whole.sight.chunk_bytes > whole.sight.most_bytes:
+        return None
     try:
-        if 3 * sight.chunk_bytes > SMALL_BYTES:
-            return None
-        whole = Box.from_shape(shape)
-        at = tuple(n // 2 for n in shape)
-        patch = sight.read(sight.affordable(slice_at(whole, 0, at), 0, at))
+        patch = whole.sight.read(whole.sight.affordable(slice_at(whole.region, 0, whole.at), 0, whole.at))
     except (VolpipeError, OSError):
         return None
     if not patch.is_known.any():
         return None
     image = _image(patch, 0, None if subject.plan.is_labels else limits_of([patch]))
-    voxel = [v * f for v, f in zip(subject.voxel, subject.plan.factors[level], strict=True)]
-    sides = [n * v for n, v in zip(patch.box.shape[1:], voxel[1:], strict=True)]
+    sides = [n * v for n, v in zip(patch.box.shape[1:], whole.voxel[1:], strict=True)]
     down, across = (max(1, round(edge * side / max(sides))) for side in sides)
     return frames.encoded(frames.resized(image, (down, across)), SMALL_FILE)
 
 
-def _outputs(subject: Subject, field: Box) -> Iterator[Whole]:
+def _outputs(subject: Subject, field: Box, most_bytes: int = MOST_BYTES) -> Iterator[Whole]:
     """Yield the levels of the output, the finest first."""
     plan = subject.plan
     frame, at = outer(subject, field)
@@ -142,7 +144,7 @@ def _outputs(subject: Subject, field: Box) -> Iterator[Whole]:
         shape = plan.level_shape(level)
         place = tuple(min(a // f, n - 1) for a, f, n in zip(at, factor, shape, strict=True))
         yield Whole(
-            "output", level, subject.output(level, MOST_BYTES), Box.from_shape(shape), place,
+            "output", level, subject.output(level, most_bytes), Box.from_shape(shape), place,
             _coarser(frame, factor), voxel,
         )  # fmt: skip
 
@@ -186,8 +188,7 @@ def _image(patch: Patch, axis: int, limits: Range | None) -> np.ndarray:
 
 def _shape(whole: Whole, axis: int) -> tuple[int, int]:
     """Return the pixels of a slice across `axis`."""
-    lengths = [n * v for n, v in zip(whole.region.shape, whole.voxel, strict=True)]
-    down, across = (max(1, round(side / whole.pixel)) for side in sides_of(lengths, axis))
+    down, across = (max(1, round(side / whole.pixel)) for side in whole.sides(axis))
     return down, across
 
 

@@ -59,7 +59,11 @@ def curve(title: str, name: str, points: Points, *, is_wide: bool = False) -> Ch
     scale = {"type": "log"} if is_log else {"zero": False}
     encoding = {"x": {"title": "step"}, "y": {"title": name, "scale": scale}}
     changes = {"encoding": encoding, "mark": {"point": len(rows) <= 2 * len(points) * 20}}
-    columns: dict[str, Sequence[object]] = {"series": [s for s, _, _ in rows], "x": [x for _, x, _ in rows], "y": [y for _, _, y in rows]}
+    columns: dict[str, Sequence[object]] = {
+        "series": [s for s, _, _ in rows],
+        "x": [x for _, x, _ in rows],
+        "y": [y for _, _, y in rows],
+    }
     return Chart(title, "", "lines", columns, changes=changes)
 
 
