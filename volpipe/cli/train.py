@@ -12,7 +12,7 @@ import typer
 
 import volpipe
 from volpipe.cli.options import Parents, Site, TrainSettings, complete_recipe
-from volpipe.display.console import bars, check_folder, interruptible, out
+from volpipe.display.console import bars, check_folder, interruptible, out, tell_report
 
 
 def train(
@@ -47,6 +47,7 @@ def train(
         out.print(f"stopped after {result.steps:,} steps, as {folder}/stop asks; the same command again goes on")
         return
     if not result.was_complete:
+        tell_report(folder)
         out.print(f"took {result.steps:,} steps; the weights are in {result.weights}")
     for line in result.summary:
         out.print(line, markup=False)

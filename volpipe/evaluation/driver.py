@@ -36,7 +36,8 @@ from volpipe.evaluation.evaluate import (
 )
 from volpipe.evaluation.panels import comparison_items, draw
 from volpipe.geometry.grid import Box, Grid
-from volpipe.reporting.page import Draft, Item, Note
+from volpipe.reporting.page import Draft, Item, Note, Sheet
+from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
 from volpipe.runs.work import PLAIN, SILENT, FolderWork, Listener, Options, WorkSession, check_kind
@@ -137,6 +138,7 @@ class EvaluationWork(FolderWork[EvaluationResult]):
     ) -> None:
         super().__init__(folder, options, listener, feed)
         self.evaluation, self.to = evaluation, to
+        self.scores: Scores | None = None
 
     @property
     def name(self) -> str:
@@ -155,6 +157,17 @@ class EvaluationWork(FolderWork[EvaluationResult]):
             return [*comparison_items(self.evaluation)]
 
         return [Draft("Comparison", compared, "Comparison")]
+
+    def parts(self, taken: Taken, *, is_complete: bool) -> Parts:
+        """Return what is compared, and the scores once they are there; see `FolderWork`."""
+        tree = read_json(self.to) if self.to is not None else None
+        if tree is None and self.scores is not None:
+            tree = self.evaluation.describe_scores(self.scores)
+        return evaluation_parts(self._described(), tree)
+
+    def witnesses(self) -> Sequence[Path]:
+        """Return the journal, and the file of the scores; see `HeldWork`."""
+        return [*super().witnesses(), *([self.to] if isinstance(self.to, Path) else [])]
 
     @property
     def needs_all(self) -> bool:
@@ -254,10 +267,27 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         )  # fmt: skip
         if report.is_whole:
             parts = BlockScores.joined(list(session.journal.results(BlockScores)))
-            report.scores = sum_scores(self.evaluation, parts)
+            report.scores = self.scores = sum_scores(self.evaluation, parts)
             if self.to is not None:
                 write_json(self.to, self.evaluation.describe_scores(report.scores))
         return report
+
+
+def evaluation_parts(described: Mapping[str, object], tree: Mapping[str, Any] | None) -> Parts:  # Any: JSON
+    """Return what the report says of an evaluation: what was compared, and the `tree` of its scores if it is there."""
+    facts = {key: str(value) for key, value in described.items() if value is not None and key != FINGERPRINT}
+    scores = (tree or {}).get("scores")
+    items: list[Item] = [Note("There are no scores yet: they need all blocks.")]
+    if isinstance(scores, Mapping) and scores:
+        names = [key for key, value in next(iter(scores.values())).items() if not isinstance(value, list | dict)]
+        rows = [(name, *(_score(entry.get(key)) for key in names)) for name, entry in scores.items()]
+        items = [Sheet("Scores", ("", *(name.replace("_", " ") for name in names)), rows)]
+    title = f"Scores of {Path(str(described.get('output', ''))).name}"
+    return Parts(title, f"The evaluation against {described.get('reference')}.", facts, items)
+
+
+def _score(value: object) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def evaluate(

@@ -45,6 +45,8 @@ from volpipe.recipes.inference import Recipe
 from volpipe.reporting.comparison import Subject
 from volpipe.reporting.page import Draft, Item, Note
 from volpipe.reporting.slices import middle_of_done
+from volpipe.runs.pages import Taken
+from volpipe.runs.planned import Planned
 from volpipe.runs.prepasses import measured, scan_stage, scanned
 from volpipe.runs.provenance import changes, is_sealed, origin, read_origin, seal
 from volpipe.runs.report import WorkReport
@@ -54,6 +56,7 @@ from volpipe.runs.seams import Score, profile_items, seam_scores
 from volpipe.runs.verify import Recomputed, Shard, recompute
 from volpipe.runs.work import SILENT, Listener, Options, OutputWork, WorkSession
 from volpipe.runs.worker import RESULTS, Inferred, Job, Written, submitter
+from volpipe.units import count, shape
 from volpipe.volumes.identity import identify, store_identities
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.paths import Location
@@ -137,6 +140,25 @@ class RunWork(OutputWork[Plan, Report]):
     @property
     def journal(self) -> Path:
         return self.folder.journal if self._selection() is not None else self.folder.scan
+
+    @property
+    def earlier_journals(self) -> Sequence[Path]:
+        """The journal of the scan, once that has told what is selected."""
+        return [] if self._selection() is None else [self.folder.scan]
+
+    def is_all(self, taken: Taken) -> bool:
+        """Whether all that is selected is done; see `FolderWork`."""
+        return self._selection() is not None and super().is_all(taken)
+
+    def facts(self) -> dict[str, str]:
+        """Return net, windows and blocks."""
+        plan, blend = self.plan, self.plan.recipe.windows.blend
+        invariant = "" if plan.net.tile_invariant else "; not tile-invariant: overlaps are blended, not exact"
+        return {
+            "net": f"{plan.net.label}, {count(plan.net.num_parameters, 'parameter')}{invariant}",
+            "windows": f"{shape(plan.window)} voxels, overlap {shape(plan.overlap)}, blend {blend}, {plan.mode}",
+            "blocks": f"{plan.num_active:,} of {shape(plan.block)} windows",
+        }
 
     def _selection(self) -> Selection | None:
         return self.folder.load_selection(self.plan)
@@ -257,6 +279,7 @@ class RunWork(OutputWork[Plan, Report]):
             if self.listener.on_estimate is not None:
                 self.listener.on_estimate(forecast)
             forecast.check(schedule.share_left)
+            self._store_planned(forecast.estimate)
             job = dataclasses.replace(job, cells=selection.fingerprint)
             normalise = yield from measured(self, session, pool, job)
             self._create_output(selection, normalise)
@@ -280,6 +303,24 @@ class RunWork(OutputWork[Plan, Report]):
             estimate=forecast.estimate,
             normalise=normalise,
         )
+
+    def _store_planned(self, estimate: Estimate) -> None:
+        """Keep what is planned for the report, unless more was known when an earlier session began."""
+        old = Planned.load(self.folder.path, self.plan.identity)
+        if old is not None and (old.seconds is not None or estimate.seconds is None):
+            return
+        Planned(
+            self.plan.identity,
+            estimate.seconds,
+            estimate.memory_bytes or None,
+            estimate.read_bytes,
+            estimate.written_bytes,
+            estimate.output_bytes,
+            estimate.output_files,
+            estimate.scratch_bytes,
+            estimate.is_measured,
+            {stage.name: stage.seconds for stage in estimate.stages if stage.seconds},
+        ).store(self.folder.path)
 
     def _limit(self, schedule: RunSchedule, selection: Selection) -> None:
         """Leave out of `schedule` what the box of the output that alone is asked for does not need."""
