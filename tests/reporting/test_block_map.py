@@ -18,8 +18,9 @@ from volpipe.blockwise.stage import Stage
 from volpipe.blockwise.usage import Usage
 from volpipe.geometry.grid import Grid
 from volpipe.reporting import block_map
-from volpipe.reporting.block_map import BlockMap, read_blocks
+from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import Chart
+from volpipe.reporting.tally import Tally
 from volpipe.runs.worker import RESULTS, Inferred
 
 AXES = {"xy": (1, 2), "xz": (0, 2), "yz": (0, 1)}  # down, across
@@ -146,7 +147,7 @@ def test_lines_of_a_journal_are_added_and_damaged_ones_left_out(tmp_path: Path) 
     with path.open("ab") as file:
         file.write(b'{"stage": "infer", "done": "three"}\n{"stage": 3}\nnonsense\n{"stage": "infer", "done": [7')
     blocks = BlockMap("infer", grid)
-    assert [*read_blocks(path, {"infer": blocks})] == [
+    assert [*Tally(maps={"infer": blocks}).units(path)] == [
         ("reassemble", 5), ("infer", 0), ("infer", 1), ("infer", 2), ("pyramid 1", 0),
     ]  # fmt: skip
     closed(blocks, missing=range(3, 8))
@@ -155,4 +156,3 @@ def test_lines_of_a_journal_are_added_and_damaged_ones_left_out(tmp_path: Path) 
     assert [row["node"] for row in table] == ["one", "one", "two", None]
     assert [row["tries"] for row in table] == [0, 0, 1, 0]
     assert [row["missing"] for row in table] == [1, 1, 1, 2]
-    assert [*read_blocks(tmp_path / "none.jsonl", {})] == []

@@ -16,7 +16,7 @@ from volumes import noise, windowed, write_volume
 from volpipe.inference.plan import Plan
 from volpipe.recipes.inference import load_recipe
 from volpipe.reporting.frames import FRAME, STRIP, STRIPES
-from volpipe.reporting.page import Chart, Item, Note, Picture, sections_of
+from volpipe.reporting.page import Chart, Item, Note, Picture
 from volpipe.volumes.volume import open_volume
 from volpipe.workflow.driver import RunWork, execute, prepare
 
@@ -38,7 +38,7 @@ def plan_of(folder: Path, data: np.ndarray, *settings: str, voxel: Sequence[floa
 
 def drawn(plan: Plan, title: str = "") -> list[Item]:
     """Return the items of the sections, or of one of them, as a report has them."""
-    sections = sections_of(RunWork(plan).pictures())
+    sections = RunWork(plan).page().sections
     return [item for section in sections if title in ("", section.title) for item in section.items]
 
 

@@ -268,7 +268,7 @@ def test_the_pointer_on_a_bar_tells_of_its_task(place: Path, browser: Browser) -
     from selenium.webdriver.common.action_chains import ActionChains
 
     browser.open_file(place / REPORTS["clean"] / REPORT)
-    canvas = browser.driver.find_elements("css selector", ".drawing canvas")[1]
+    canvas = browser.driver.find_element("xpath", "//figure[h3='Workers and their tasks']//canvas")
     browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     width, height = canvas.size["width"], canvas.size["height"]
     for share in np.linspace(-0.35, 0.45, 25):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -148,11 +148,11 @@ class EvaluationWork(FolderWork[EvaluationResult]):
         """Return the blocks that are compared; see `FolderWork`."""
         return {"evaluate": self.evaluation.blocks}
 
-    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return slices of both volumes, once all is compared; see `FolderWork`."""
 
         def compared() -> Sequence[Item]:
-            if not (schedule().is_complete or self.is_complete):
+            if not (schedule.is_complete or self.is_complete):
                 return [Note("Slices are compared once all blocks are scored.")]
             return [*comparison_items(self.evaluation)]
 

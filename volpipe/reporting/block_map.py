@@ -8,16 +8,12 @@ of blocks, and of a large grid for several columns, so that 10^7 blocks take no 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from volpipe.blockwise.journal import Attempt
-from volpipe.blockwise.stage import Stage, Unit
+from volpipe.blockwise.stage import Schedule, Stage
 from volpipe.geometry.grid import Grid
 from volpipe.reporting.page import Chart, Item
 from volpipe.reporting.slices import PLANES
@@ -88,7 +84,7 @@ class View:
 
 @dataclass
 class BlockMap:
-    """The blocks of one stage, from its journal's lines and, in the end, from what of it is done."""
+    """The blocks of one stage: its tasks, as a tally of its journal adds them, and in the end what of it is done."""
 
     stage: str
     grid: Grid
@@ -185,36 +181,8 @@ def _joined(parts: Sequence[Mapping[str, list[object]]]) -> dict[str, list[objec
     return {name: [value for part in parts for value in part[name]] for name in parts[0]}
 
 
-def read_blocks(journal: Path, maps: Mapping[str, BlockMap]) -> Iterator[Unit]:
-    """Add the lines of `journal` to the maps of their stages, and yield the units that are done.
-
-    Lines that are damaged, or not whole, are left out: the tally of tasks says how many they are.
-    """
-    if not journal.is_file():
-        return
-    with journal.open("rb") as lines:
-        for line in lines:
-            try:
-                yield from _add(json.loads(line), maps)
-            except (ValueError, TypeError, KeyError, AttributeError):
-                continue
-
-
-def _add(fields: dict[str, Any], maps: Mapping[str, BlockMap]) -> list[Unit]:  # Any: JSON
-    """Add a line, and return the units that it says are done."""
-    stage, blocks = str(fields["stage"]), maps.get(fields["stage"])
-    if fields.get("result") == Attempt.__name__:
-        if blocks is not None:
-            blocks.add_attempt([int(unit) for unit in fields["units"]])
-        return []
-    done = [int(unit) for unit in fields["done"]]
-    if done and blocks is not None:
-        blocks.add(done, float(fields.get("seconds", 0.0)), str(fields.get("host", "")))
-    finished = [("reassemble", int(unit)) for unit in fields.get("shared", ())]
-    return finished + [(stage, unit) for unit in done]
-
-
-def slowest_maps(maps: Iterable[BlockMap]) -> Iterator[Item]:
-    """Yield the maps of the stages that took longest."""
-    for blocks in sorted(maps, key=lambda blocks: -blocks.seconds)[:MOST_MAPS]:
+def slowest_maps(maps: Mapping[str, BlockMap], schedule: Schedule) -> Iterator[Item]:
+    """Yield the maps of the stages that took longest, with what `schedule` says is missing."""
+    for name, blocks in sorted(maps.items(), key=lambda entry: -entry[1].seconds)[:MOST_MAPS]:
+        blocks.close(schedule.by_name[name])
         yield from blocks.items()

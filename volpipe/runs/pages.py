@@ -18,6 +18,7 @@ from volpipe.blockwise.failures import Missing, last_line
 from volpipe.blockwise.stage import Schedule, Unit
 from volpipe.errors import RunError, VolpipeError
 from volpipe.inference.output_plan import OutputPlan, Source
+from volpipe.reporting.block_map import BlockMap
 from volpipe.reporting.page import REPORT, Draft, Facts, Item, Note, Page, Section, Sheet, sections_of
 from volpipe.reporting.tally import Tally
 from volpipe.reporting.tasks import StageState, damage_note, moment, slowest_sheet, task_sections
@@ -51,16 +52,17 @@ class Taken:
     @classmethod
     def read(
         cls, folder: RunFolder, schedule: Schedule, journals: Sequence[Path], tally: Tally | None = None,
-        prefix: str = "",
+        prefix: str = "", maps: Mapping[str, BlockMap] | None = None,
     ) -> Taken:  # fmt: skip
         """Return what `journals` say, the last of which is of the stages of `schedule`; damage is passed by.
 
         Args:
             schedule: of which nothing is done; it is changed.
             tally: which is added to, with `prefix` before the names of stages; a new one where it is not given.
+            maps: of blocks, which a new one adds to.
         """
         sites = session_facts(folder)
-        tally = Tally([began for _, began in sites]) if tally is None else tally
+        tally = Tally([began for _, began in sites], maps or {}) if tally is None else tally
         for journal in journals[:-1]:
             tally.read(journal, prefix)
         schedule.resume(_known(schedule, tally.units(journals[-1], prefix)))

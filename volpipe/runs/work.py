@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -29,7 +28,7 @@ from volpipe.errors import RunError
 from volpipe.geometry.grid import Box, Grid
 from volpipe.inference.output import remove_leftovers
 from volpipe.inference.output_plan import OutputPlan
-from volpipe.reporting.block_map import BlockMap, read_blocks, slowest_maps
+from volpipe.reporting.block_map import BlockMap, slowest_maps
 from volpipe.reporting.comparison import Subject, slices_of
 from volpipe.reporting.overview import main_picture, overview_of, small_picture
 from volpipe.reporting.page import REPORT, Draft, Item, Note, Page, Picture, reason_of
@@ -127,10 +126,6 @@ class HeldWork(ABC, Generic[R]):
         """The folder, or the output."""
         return str(self.folder.path)
 
-    def pictures(self) -> Sequence[Draft]:
-        """Return the pictures and charts of voxels for the report, each to be made on its own."""
-        return ()
-
     @abstractmethod
     def claim(self) -> None:
         """Make sure that folder and output are this work's to write, emptied if the user asked for a fresh start.
@@ -212,23 +207,9 @@ class FolderWork(HeldWork[R]):
         """Return the stages whose units are the cells of a grid, for the map of blocks."""
         return {}
 
-    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> Sequence[Draft]:
-        """Return the pictures of voxels; `schedule` returns what is done and what is missing."""
+    def voxel_pictures(self, schedule: Schedule) -> Sequence[Draft]:
+        """Return the pictures of voxels; `schedule` has what is done and what is missing."""
         return ()
-
-    def pictures(self) -> Sequence[Draft]:
-        """Return the pictures of voxels and the map of blocks; see `HeldWork`."""
-        mapped = cache(self._mapped)  # by one pass over the journal, once for all
-        blocks = Draft("Map of blocks", lambda: [*slowest_maps(mapped()[1])], "Blocks")
-        return [*self.voxel_pictures(lambda: mapped()[0]), blocks]
-
-    def _mapped(self) -> tuple[Schedule, list[BlockMap]]:
-        """Return the schedule less what the journal has, and the maps of its blocks."""
-        schedule, maps = self.schedule(), {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
-        schedule.resume(read_blocks(self.journal, maps))
-        for name, blocks in maps.items():
-            blocks.close(schedule.by_name[name])
-        return schedule, [*maps.values()]
 
     @property
     def needs_all(self) -> bool:
@@ -335,16 +316,18 @@ class FolderWork(HeldWork[R]):
         """Whether all is done, as far as the journal says, which was read already."""
         return taken.schedule.is_complete
 
-    def taken(self, tally: Tally | None = None, prefix: str = "") -> Taken:
+    def taken(self, tally: Tally | None = None, prefix: str = "", maps: Mapping[str, BlockMap] | None = None) -> Taken:
         """Return what the journals say for a report; arguments as of `Taken.read`."""
-        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix)
+        return Taken.read(self.folder, self.schedule(), [*self.earlier_journals, self.journal], tally, prefix, maps)
 
     def page(self, *, with_pictures: bool = True) -> Page:
         """Return the report of the work; see `HeldWork`."""
-        taken = self.taken()
+        maps = {stage: BlockMap(stage, grid) for stage, grid in self.grids().items()}
+        taken = self.taken(maps=maps)
         is_complete = self.is_all(taken)
         parts = self.parts(taken, is_complete=is_complete)
-        pictures = self.pictures() if with_pictures else ()
+        blocks = Draft("Map of blocks", lambda: [*slowest_maps(maps, taken.schedule)], "Blocks")
+        pictures = [*self.voxel_pictures(taken.schedule), blocks] if with_pictures else ()
         return page_of(self.folder, taken, replace(parts, pictures=pictures), is_complete=is_complete)
 
     def phase(self, session: WorkSession, schedule: Schedule, submit: Submit, **options: Any) -> Phase:  # Any: of Phase
@@ -424,7 +407,7 @@ class OutputWork(FolderWork[R], Generic[P, R]):
 
     def main_picture(self, title: str) -> Picture | None:
         """Return a slice of the whole output, as far as it is written; None before there is one."""
-        subject = self.subject(self._mapped()[0])
+        subject = self.subject(self.taken().schedule)
         return None if subject is None else main_picture(subject, title)
 
     def thumbnail(self, edge: int) -> tuple[bytes, str] | None:
@@ -434,11 +417,11 @@ class OutputWork(FolderWork[R], Generic[P, R]):
             return None
         return small_picture(replace(subject, is_missing=lambda level, shard: False), edge)
 
-    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return slices of input and output; see `FolderWork`."""
 
         def drawn(draw: Callable[[Subject], Sequence[Item]]) -> Sequence[Item]:
-            subject = self.subject(schedule())
+            subject = self.subject(schedule)
             return draw(subject) if subject is not None else [Note("Nothing is computed yet.")]
 
         return [

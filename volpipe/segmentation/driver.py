@@ -14,7 +14,7 @@ import heapq
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -211,7 +211,7 @@ class SegmentWork(OutputWork[SegmentPlan, SegmentationResult]):
         """Return the blocks; see `FolderWork`."""
         return dict.fromkeys(("pieces", "edges", "paint"), self.plan.blocks)
 
-    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return the sizes of objects as well; see `OutputWork`."""
         return [*super().voxel_pictures(schedule), Draft("Sizes of objects", self._sizes, "Objects")]
 

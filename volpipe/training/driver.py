@@ -214,7 +214,7 @@ class TrainingWork(LearningWork[TrainingResult]):
         return TrainingResult(folder / WEIGHTS, newest_step(folder), was_stopped=stopped)
 
     def pictures(self) -> Sequence[Draft]:
-        """Return losses and scores over the steps, and predictions of held-out windows; see `HeldWork`."""
+        """Return losses and scores over the steps, and predictions of held-out windows, for its report."""
         folder, recipe = self.folder.path, self.training.recipe
         return [
             Draft("Losses and scores", lambda: [*curves(folder)], "Losses and scores"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,9 +210,9 @@ class RunWork(OutputWork[Plan, Report]):
         stages = ("factor", "infer") if self.plan.mode == "stored" else ("infer",)
         return dict.fromkeys(stages, self.plan.blocks)
 
-    def voxel_pictures(self, schedule: Callable[[], Schedule]) -> list[Draft]:
+    def voxel_pictures(self, schedule: Schedule) -> list[Draft]:
         """Return profiles across the faces of windows as well; see `OutputWork`."""
-        return [*super().voxel_pictures(schedule), Draft("Seams", lambda: self._seams(schedule()), "Seams")]
+        return [*super().voxel_pictures(schedule), Draft("Seams", lambda: self._seams(schedule), "Seams")]
 
     def _seams(self, schedule: Schedule) -> Sequence[Item]:
         selection = self._selection()

@@ -12,7 +12,7 @@ from volpipe.errors import VolpipeError
 from volpipe.reporting.page import Draft, Item
 from volpipe.runs.run_folder import RunFolder
 from volpipe.workflow.batch_table import DatasetRow
-from volpipe.workflow.execute import Entry, find_entries, find_work
+from volpipe.workflow.entries import Entry, find_entries, find_work
 
 MOST_THUMBNAILS, THUMBNAIL = 100, 128  # datasets of a batch, pixels
 MOST_STAGES = 12  # of a flow
