@@ -367,7 +367,7 @@ def test_a_picture_that_fails_leaves_a_sentence_in_the_report(place: Path, monke
     def fail() -> list[Item]:
         raise RuntimeError("no colours")
 
-    monkeypatch.setattr(RunWork, "pictures", lambda self: [Draft("Slices", fail)])
+    monkeypatch.setattr(RunWork, "voxel_pictures", lambda self, schedule: [Draft("Slices", fail)])
     assert run_again(place, "picture.zarr").is_whole
     text = (place / "picture.zarr.run" / REPORT).read_text()
     assert "Slices: it cannot be made (RuntimeError: no colours" in text
