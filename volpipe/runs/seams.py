@@ -37,7 +37,7 @@ SEED = 0
 # On an invented EM volume of 96 × 160 × 160 voxels (2026-11-21), z, y, x: unet3d with its halo 1.00, 1.09, 1.00; hann
 # 1.00, 1.09, 1.00; identity 1.00, 1.06, 1.01; unet3d with halo 0 1.22, 1.29, 1.59.
 THRESHOLD = 1.2
-REPORT_BYTES = 12 * 2**20  # of decoded chunks that a report reads for its profiles
+REPORT_BYTES, REPORT_SAMPLES = 12 * 2**20, 12  # of decoded chunks that a report reads for its profiles; per axis
 PROFILE_CAPTION = (
     "How much neighbouring voxels differ (root of the mean square) by their distance from the faces between windows, 0 "
     "the pair across a face: a seam is a peak, or a dip, at 0. From a sample of the output."
@@ -92,7 +92,7 @@ def profile_items(selection: Selection) -> list[Item]:
     if plan.recipe.output.kind == "labels":
         return []
     sample = 2 * math.prod(plan.chunk) * plan.num_channels * plan.dtype.itemsize  # a face may lie between two chunks
-    most = min(MOST_SAMPLES, REPORT_BYTES // (3 * sample))
+    most = min(REPORT_SAMPLES, REPORT_BYTES // (3 * sample))
     if most == 0:
         return [
             Note(f"No profile across the faces of windows: chunks of {size(sample / 2)} are too much to read for it.")
