@@ -25,9 +25,10 @@ import volpipe as vp
 from volpipe.errors import RunError
 from volpipe.reporting import render
 from volpipe.reporting.page import REPORT, Chart, Draft, Facts, Item, Link, Note, Page, Sheet
+from volpipe.runs.pages import log_notes
 from volpipe.runs.presence import COMMAND
 from volpipe.runs.work import HeldWork
-from volpipe.units import duration, size
+from volpipe.units import brief, size
 from volpipe.workflow.driver import RunWork
 from volpipe.workflow.pages import find_page
 
@@ -131,7 +132,7 @@ def check_sums(rows: dict[str, dict[str, Any]], lines: list[dict[str, Any]], sta
     done, failed = [e for e in own if e["done"]], [e for e in own if e.get("result") == "Attempt"]
     row = {name: value for name, value in rows[stage].items() if value != ""}
     assert row.pop("tasks") == len(done)
-    assert row.pop("wall") == duration(sum(e["seconds"] for e in done))
+    assert row.pop("wall") == brief(sum(e["seconds"] for e in done))
     assert row.pop("read", "0 B") == size(sum(e.get("read_bytes", 0) for e in done))
     assert row.pop("written", "0 B") == size(sum(e.get("written_bytes", 0) for e in done))
     assert row.pop("peak memory") == size(max(e["peak_bytes"] for e in done))
@@ -139,7 +140,7 @@ def check_sums(rows: dict[str, dict[str, Any]], lines: list[dict[str, Any]], sta
     assert row.pop("CPU") == f"{100 * cpu / wall:.0f} %"
     assert row.pop("failed attempts", 0) == len(failed)
     queued = sum(e.get("queued_seconds", 0.0) for e in done)
-    assert row.pop("queued", duration(0)) == duration(queued / len(done))
+    assert row.pop("queued", brief(0)) == brief(queued / len(done))
 
 
 def test_numbers_of_a_clean_run_are_those_of_its_journal(place: Path) -> None:
@@ -189,7 +190,7 @@ def test_failures_are_counted_explained_and_placed(place: Path) -> None:
     }
     missing = next(i for i in items(page) if isinstance(i, Sheet) and i.title == "Missing")
     assert missing.rows[0] == ("infer", 7, "0:8,8:16,24:32", "ValueError: the grey block always fails <b>")
-    assert any("the same command again tries them once more" in i.text for i in items(page) if isinstance(i, Note))
+    assert any("the same command again tries it once more." in i.text for i in items(page) if isinstance(i, Note))
 
 
 def test_a_flow_adds_up_its_stages_and_leads_to_their_reports(place: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_training_has_the_numbers_of_its_log_and_the_tasks_of_its_ranks(place:
     assert scores["loss"]["best"] == f"{low['loss']:.4g} (step {low['step']})"
     facts = next(item for item in items(page) if isinstance(item, Facts) and "steps" in item.entries)
     assert facts.entries["steps"] == "6 of 6; newest checkpoint after step 6"
-    assert facts.entries["time of steps"] == duration(sum(entry["seconds"] for entry in log))
+    assert facts.entries["time of steps"] == brief(sum(entry["seconds"] for entry in log))
     check_sums(sheet(page, "By stage"), lines_of(folder / "journal.jsonl"), "train")
 
 
@@ -439,6 +440,20 @@ def test_the_command_writes_the_report_and_says_where(
     assert f"report: {place / 'told.zarr.run' / REPORT}" in ran.out.splitlines()
 
 
+def test_an_evaluation_leaves_its_report_where_it_is_asked_for(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give = giver(place, monkeypatch, capsys)
+    file, scores = tmp_path / "scores.html", tmp_path / "scores.json"
+    ended = give("evaluate", "--config", "threads", "clean.zarr", "in.n5/raw", "--report", file, "--json", scores)
+    assert ended.code == 0, ended.err
+    text = file.read_text()
+    for score in json.loads(scores.read_text())["scores"]["output"].values():
+        if isinstance(score, float):
+            assert f">{score:.4f}</td>" in text
+    assert ">complete</span>" in text and not list(place.glob("volpipe_*_scores.run"))
+
+
 def test_every_work_has_a_page() -> None:
     import volpipe.evaluation.driver
     import volpipe.training.search.optuna
@@ -454,3 +469,20 @@ def test_every_work_has_a_page() -> None:
     assert names >= {"RunWork", "SegmentWork", "EvaluationWork", "FlowWork", "TrainingWork", "SweepWork", "TuneWork",
                      "BatchWork"}  # fmt: skip
     assert logging.getLogger("volpipe.runs.work")
+
+
+def test_warnings_of_a_log_are_told_once_with_the_end_of_a_traceback(tmp_path: Path) -> None:
+    log = tmp_path / "volpipe.log"
+    log.write_text(
+        "2026-11-23 07:11:37,123 INFO volpipe.a nothing\n"
+        "2026-11-23 07:11:37,124 WARNING volpipe.b the net warns\n"
+        "2026-11-23 07:11:37,125 WARNING volpipe.b the net warns\n"
+        "2026-11-23 07:11:37,126 WARNING volpipe.blockwise.phase infer 7 failed (attempt 1): Traceback (most rec\n"
+        "ValueError: no\n"
+        "2026-11-23 07:11:37,127 ERROR volpipe.c the work stopped\nTraceback (most recent call last):\n"
+        "  File x\nKeyError: 3\n"
+        "2026-11-23 07:11:37,128 INFO volpipe.a over\n"
+    )
+    texts = [item.text for item in log_notes(log) if isinstance(item, Note)]
+    assert texts == ["warning: the net warns", "error: the work stopped: KeyError: 3"]
+    assert log_notes(tmp_path / "none") == []

@@ -47,10 +47,11 @@ def train(
         out.print(f"stopped after {result.steps:,} steps, as {folder}/stop asks; the same command again goes on")
         return
     if not result.was_complete:
-        tell_report(folder)
         out.print(f"took {result.steps:,} steps; the weights are in {result.weights}")
     for line in result.summary:
         out.print(line, markup=False)
     if result.curve is not None:
         out.print(f"the curve is in {result.curve}", markup=False)
+    if not result.was_complete:
+        tell_report(folder)
     out.print(f"use the weights: {result.run_command}", markup=False)

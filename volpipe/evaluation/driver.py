@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -36,7 +37,7 @@ from volpipe.evaluation.evaluate import (
 )
 from volpipe.evaluation.panels import comparison_items, draw
 from volpipe.geometry.grid import Box, Grid
-from volpipe.reporting.page import Draft, Item, Note, Sheet
+from volpipe.reporting.page import REPORT, Draft, Item, Note, Sheet
 from volpipe.runs.pages import Parts, Taken
 from volpipe.runs.report import WorkReport
 from volpipe.runs.run_folder import RunFolder
@@ -291,7 +292,13 @@ def _score(value: object) -> str:
 
 
 def evaluate(
-    evaluation: Evaluation, start: Start, folder: RunFolder, *, listener: Listener = SILENT, **options: Any
+    evaluation: Evaluation,
+    start: Start,
+    folder: RunFolder,
+    *,
+    listener: Listener = SILENT,
+    report_file: Path | None = None,
+    **options: Any,
 ) -> EvaluationResult:
     """Score all blocks, and return how that ended; `folder`, which holds what is done, goes when all is.
 
@@ -299,12 +306,15 @@ def evaluate(
         evaluation: from `plan_evaluation`.
         start: starts the workers in a folder for their files, and stops them on every way out.
         folder, listener, options: as of `FolderWork`.
+        report_file: where the report is kept, which lies in `folder`; None where nobody wants it.
 
     Raises:
         PlanError: the labels look like an image.
         RunStopped: too many blocks cannot be scored.
     """
     report = perform(EvaluationWork(evaluation, folder, Options(**options), listener), partial(start, folder.parsl))
+    if report_file is not None and (folder.path / REPORT).is_file():
+        shutil.copyfile(folder.path / REPORT, report_file)
     if report.is_whole:
         delete(folder.path)
     return report

@@ -30,7 +30,7 @@ MOST_CHARTS = 600_000  # of the data of all charts
 MOST_TEXT = 300_000  # of the cells of tables and facts
 MOST_CELL = 2_000  # characters of one
 NUMBER = re.compile(
-    r"[≈≤<+−-]* ?(\d[\d,.]*(e[+-]?\d+)?|nan|inf)( ?(%|×|[KMGTP]?iB|B|s|dB|days|years|h \d+ min|min \d+ s))?"
+    r"[≈≤<+−-]* ?(\d[\d,.]*(e[+-]?\d+)?|nan|inf)( ?(%|×|[KMGTP]?iB|B|m?s|dB|days|years|h \d+ min|min \d+ s))?"
 )
 
 
@@ -102,6 +102,7 @@ def _template() -> Any:  # Any: jinja2.Template, which is imported where it is u
     return Environment(loader=loader, autoescape=True, **options).get_template("page.html")
 
 
+@cache
 def _scripts() -> list[tuple[str, str]]:
     """Return licence and code of each script; none of them holds what would end its element."""
     files = [(FOLDER / "vega" / f"LICENSE.{name}", FOLDER / "vega" / f"{name}.min.js") for name in SCRIPTS]

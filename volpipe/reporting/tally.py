@@ -28,7 +28,7 @@ MOST_WORKERS = 2_000  # told apart; tasks of later ones count as their nodes'
 MOST_NODES = 2_000
 MOST_KINDS = 100  # of reasons
 NUM_BINS = 256
-LEAST_SECONDS = 0.125  # of a bin
+LEAST_SECONDS = 1 / 128  # of a bin
 ATTEMPT = "Attempt"  # the class of a journal's result: a task that failed
 ANY = 0  # pid of workers that are not told apart
 

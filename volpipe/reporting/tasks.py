@@ -14,7 +14,7 @@ from typing import TypeVar
 from volpipe.blockwise.failures import message_of
 from volpipe.reporting.page import Chart, Item, Note, Section, Sheet
 from volpipe.reporting.tally import ANY, MOST_SLOWEST, MOST_WORKERS, NUM_BINS, Sums, Tally, Task, Worker
-from volpipe.units import count, duration, size
+from volpipe.units import brief, count, size
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#72b7b2", "#d6b02a", "#9d755d", "#8a8f98", "#ff9da6", "#3d9c8c")
 FAILED, FAILED_COLOUR = "failed attempt", "#d62728"
@@ -65,8 +65,8 @@ def _percent(part: float, whole: float) -> str:
 Column = Callable[[Sums], object]
 COLUMNS: dict[str, Column] = {
     "tasks": lambda s: s.tasks,
-    "wall": lambda s: duration(s.seconds),
-    "per task": lambda s: duration(s.seconds / s.tasks) if s.tasks else "",
+    "wall": lambda s: brief(s.seconds),
+    "per task": lambda s: brief(s.seconds / s.tasks) if s.tasks else "",
     "CPU": lambda s: _percent(s.cpu_seconds, s.seconds),
     "read": lambda s: size(s.read_bytes),
     "written": lambda s: size(s.written_bytes),
@@ -76,10 +76,10 @@ COLUMNS: dict[str, Column] = {
     ),
     "net on device": lambda s: _percent(s.device_seconds, s.device_task_seconds) if s.device_seconds else "",
     "GPU memory": lambda s: size(s.device_bytes) if s.device_bytes else "",
-    "queued": lambda s: duration(s.queued_seconds / s.tasks) if s.queued_seconds and s.tasks else "",
+    "queued": lambda s: brief(s.queued_seconds / s.tasks) if s.queued_seconds and s.tasks else "",
     "waiting": lambda s: _percent(s.queued_seconds, s.queued_seconds + s.seconds) if s.queued_seconds else "",
     "failed attempts": lambda s: s.attempts or "",
-    "time lost": lambda s: duration(s.lost_seconds) if s.lost_seconds else "",
+    "time lost": lambda s: brief(s.lost_seconds) if s.lost_seconds else "",
     "set aside": lambda s: s.failed or "",
 }
 MEANINGS = (
@@ -87,10 +87,8 @@ MEANINGS = (
     "threads; peak memory is that of the largest worker process. Queued is the mean time between sending a task and "
     "its start, waiting its share of queue and work together: high where workers are busy or still to come."
 )
-DEVICE_MEANINGS = (
-    " GPU is the mean utilisation that NVML gave while tasks of the net ran, of all processes; net on device the share "
-    "of their time that the net computed."
-)
+GPU_MEANING = " GPU is the mean utilisation that NVML gave while tasks of the net ran, of all processes."
+DEVICE_MEANING = " Net on device is the share of those tasks' time that the net itself computed."
 
 
 def _sheet(title: str, names: Sequence[str], rows: Iterable[tuple[Sequence[object], Sums]], caption: str = "") -> Sheet:
@@ -108,7 +106,8 @@ def stage_sheet(tally: Tally, stages: Mapping[str, StageState], names: Sequence[
     rows = [((name, _done(stages.get(name), sums.get(name))), sums.get(name, Sums())) for name in names]
     if len(rows) > 1:
         rows.append((("all", ""), total))
-    caption = MEANINGS + (DEVICE_MEANINGS if total.device_task_seconds else "")
+    caption = MEANINGS + (GPU_MEANING if total.device_percent_seconds else "")
+    caption += DEVICE_MEANING if total.device_seconds else ""
     return _sheet("By stage", ["stage", "units"], rows, caption)
 
 
@@ -172,8 +171,8 @@ def _session_sheet(tally: Tally, sites: Sequence[tuple[str, float]]) -> list[She
     sums = tally.by_session if len(tally.by_session) == len(sites) > 1 else [tally.all] * len(sites[:1])
     rows = []
     for number, ((site, began), own) in enumerate(zip(sites, sums, strict=False), 1):
-        first = duration(max(0.0, own.began - began)) if own.began else ""
-        span = duration(max(0.0, own.ended - began)) if own.ended else ""
+        first = brief(max(0.0, own.began - began)) if own.began else ""
+        span = brief(max(0.0, own.ended - began)) if own.ended else ""
         rows.append((number, site, moment(began), first, span, own.units, own.tasks, own.attempts or ""))
     names = ("session", "site", "began", "first task after", "last task after", "units", "tasks", "failed attempts")
     caption = "A session is one driver's time on this work: the command, and each time that it was given again."
@@ -218,7 +217,7 @@ def _at_work(tally: Tally, colours: Mapping[str, str]) -> Chart:
             columns["began"] += [_ms((bins.first + i) * bins.seconds) for i in span]
             columns["stage"] += [stage] * len(span)
             columns["tasks"] += [round(row[i] / bins.seconds, 3) for i in span]
-    caption = f"Mean number of tasks at work in each {duration(bins.seconds)}, failed ones included; times are local."
+    caption = f"Mean number of tasks at work in each {brief(bins.seconds)}, failed ones included; times are local."
     changes = {"encoding": {"color": _legend(colours, failed=False)}}
     return Chart("Tasks at work", caption, "at_work", columns, changes=changes)
 
@@ -291,7 +290,7 @@ def _tile_chart(tally: Tally, colours: Mapping[str, str]) -> Chart:
         _add_tiles(columns, lane, rows[lane], tally)
     what = "node" if of_nodes else "worker"
     caption = (
-        f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {duration(bins.seconds)} of a {what}, its "
+        f"{tally.num_tasks:,} tasks are too many for a bar each: a tile is {brief(bins.seconds)} of a {what}, its "
         "colour the stage that took most of it, its strength how busy it was. Times are local. {ZOOM}"
     )
     if len(rows) > len(shown):
@@ -338,7 +337,7 @@ def _failure_row(task: Task, box_of: BoxOf) -> tuple[object, ...]:
     worker = f"{task.host} {task.pid}" if task.host else "lost"
     when = moment(task.began) if task.began else ""
     box = box_of(task.stage, task.units[0]) if task.units else None
-    return when, task.stage, units, box, worker, duration(task.seconds), message_of(task.reason)
+    return when, task.stage, units, box, worker, brief(task.seconds), message_of(task.reason)
 
 
 def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:
@@ -346,7 +345,7 @@ def slowest_sheet(tally: Tally, box_of: BoxOf) -> Sheet | None:
     if tally.num_tasks <= 2 * MOST_SLOWEST:
         return None
     rows = [
-        (task.stage, str(task.units[0]), box_of(task.stage, task.units[0]), duration(task.seconds / len(task.units)),
+        (task.stage, str(task.units[0]), box_of(task.stage, task.units[0]), brief(task.seconds / len(task.units)),
          len(task.units), f"{task.host} {task.pid}", moment(task.began) if task.began else "")
         for task in tally.slowest
     ]  # fmt: skip

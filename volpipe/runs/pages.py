@@ -8,6 +8,7 @@ time, while a driver works or after it was killed.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +27,15 @@ from volpipe.runs.planned import Planned
 from volpipe.runs.presence import Driver, find_driver
 from volpipe.runs.provenance import read_provenance, sessions_of, settings_of
 from volpipe.runs.run_folder import RunFolder
-from volpipe.units import bounded, count, duration, in_nm, shape, size
+from volpipe.units import bounded, brief, count, in_nm, shape, size
 from volpipe.volumes.storage import paths
 
 MOST_MISSING = 200  # lines
 MOST_WARNINGS = 40
 LOG_BYTES = 1 << 20  # that are read of the end of a log
+ENTRY_END = re.compile(r"^(?=\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ )", re.MULTILINE)
+ENTRY = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) \S+ ", re.MULTILINE)
+ATTEMPT = re.compile(r"^\S.* \d+ failed \(attempt \d+\): ")
 COUNT_SECONDS = 0.5  # for counting the files of an output; more are not counted
 
 
@@ -208,10 +212,10 @@ def times_facts(tally: Tally, num_sessions: int) -> dict[str, str]:
     total = tally.all
     if not total.began:
         return {}
-    span = f"{moment(total.began)} to {moment(total.ended)} ({duration(total.ended - total.began)})"
+    span = f"{moment(total.began)} to {moment(total.ended)} ({brief(total.ended - total.began)})"
     if num_sessions > 1:
         span += f", in {num_sessions} sessions"
-    return {"tasks ran": span, "time of all workers": duration(total.seconds)}
+    return {"tasks ran": span, "time of all workers": brief(total.seconds)}
 
 
 def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is_complete: bool) -> Sheet:
@@ -226,8 +230,8 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
     taken = sum(sums.ended - sums.began for sums in spans if sums.began)
     files = "" if planned.output_files is None else f"{'' if planned.is_measured else '≤ '}{planned.output_files:,}"
     rows = [
-        ("time, first task to last", _time(planned.seconds), duration(taken)),
-        ("time of all workers", _time(planned.worker_seconds), duration(total.seconds)),
+        ("time, first task to last", _time(planned.seconds), brief(taken)),
+        ("time of all workers", _time(planned.worker_seconds), brief(total.seconds)),
         ("read", bytes_of(planned.read_bytes), size(total.read_bytes)),
         ("written, scratch included", bytes_of(planned.written_bytes), size(total.written_bytes)),
         ("output", bytes_of(planned.output_bytes), "not counted" if on_disk is None else size(on_disk[0])),
@@ -241,7 +245,7 @@ def planned_sheet(planned: Planned | None, tally: Tally, plan: OutputPlan, *, is
 
 
 def _time(seconds: float | None) -> str:
-    return "" if seconds is None else duration(seconds)
+    return "" if seconds is None else brief(seconds)
 
 
 def disk_use(out: str) -> tuple[int, int] | None:
@@ -268,13 +272,14 @@ def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:
         return []
     note = driver.note
     command = f": cd {shlex.quote(note.folder)} && {note.command}" if note is not None and note.command else ""
+    whom = "it" if len(missing) == 1 else "them"
     rows = [(part.stage, part.unit, str(part.box), last_line(part.reason)) for part in missing[:MOST_MISSING]]
     more = len(missing) - len(rows)
     caption = f"{more:,} more are not shown; `volpipe status --all` lists them." if more else ""
     return [
         Note(
             f"{count(len(missing), 'part')} of the output {'is' if len(missing) == 1 else 'are'} missing. Mend what "
-            f"the reasons name; the same command again tries them once more{command}",
+            f"the reasons name; the same command again tries {whom} once more{command}.",
             "warning",
         ),
         Sheet("Missing", ("stage", "unit", "box z,y,x", "reason"), rows, caption),
@@ -282,19 +287,24 @@ def missing_items(missing: Sequence[Missing], driver: Driver) -> list[Item]:
 
 
 def log_notes(log: Path) -> list[Item]:
-    """Return the warnings and errors at the end of a log, each once, the latest last."""
+    """Return the warnings and errors at the end of a log, each once, the latest last; of a traceback its last line.
+
+    Attempts that failed are left out: a table has them.
+    """
     data = paths.read_end(log, LOG_BYTES) if log.is_file() else None
-    if not data:
-        return []
-    lines = dict.fromkeys(
-        f"{word.lower()}: {rest.partition(' ')[2]}"
-        for line in data.decode(errors="replace").splitlines()
-        for word in ("WARNING", "ERROR")
-        if (rest := line[24:].partition(f"{word} ")[2]) and line[24:].startswith(word)
-    )
+    texts = ENTRY.split((data or b"").decode(errors="replace"))[1:]
+    entries = zip(texts[::2], texts[1::2], strict=True)
+    lines = dict.fromkeys(f"{level.lower()}: {_shortened(text)}" for level, text in entries if not ATTEMPT.search(text))
     notes: list[Item] = [Note(line, "warning") for line in list(lines)[-MOST_WARNINGS:]]
     more = len(lines) - len(notes)
     return [*notes, Note(f"{more:,} more are in {log}.")] if more else notes
+
+
+def _shortened(text: str) -> str:
+    """Return the first line of an entry of a log, and the last line of a traceback that follows."""
+    rows = ENTRY_END.split(text)[0].strip().splitlines() or [""]
+    first = rows[0].removesuffix("Traceback (most recent call last):")
+    return f"{first.rstrip(': ')}: {rows[-1]}" if len(rows) > 1 else first
 
 
 def recipe_facts(plan: OutputPlan) -> Facts:

@@ -19,7 +19,7 @@ from volpipe.runs.provenance import toml
 from volpipe.runs.run_folder import RunFolder
 from volpipe.training.logs import read_log
 from volpipe.training.task import STAGE, Training
-from volpipe.units import duration
+from volpipe.units import brief
 
 SHOWN = ("loss", "psnr", "ssim", "auc")
 HIGHER = ("psnr", "ssim", "auc")  # is better
@@ -42,7 +42,7 @@ def training_page(folder: RunFolder, newest_step: int, pictures: Sequence[Draft]
         "net": f"{recipe.net.name}" + (f", {toml(recipe.net.options)}" if recipe.net.options else ""),
         "data": [f"{data.path}" for data in recipe.data],
         "steps": f"{done:,} of {recipe.train.steps:,}; newest checkpoint after step {newest_step:,}",
-        "time of steps": duration(sum(float(entry.get("seconds", 0.0)) for entry in entries)),
+        "time of steps": brief(sum(float(entry.get("seconds", 0.0)) for entry in entries)),
     }
     weights = folder.path / WEIGHTS
     if weights.is_file():

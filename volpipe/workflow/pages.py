@@ -33,7 +33,7 @@ from volpipe.training.search.grid import SWEEP_FILE
 from volpipe.training.search.optuna import STUDY
 from volpipe.training.search.pages import trials_page
 from volpipe.training.task import Training
-from volpipe.units import bounded, count, duration, size
+from volpipe.units import bounded, brief, count, size
 from volpipe.volumes.storage import paths
 from volpipe.volumes.storage.metadata import read_json
 from volpipe.workflow.batch_table import DatasetRow, find_batch, read_table
@@ -135,10 +135,10 @@ def _stage_sheet(folder: Path, parts: Sequence[_StagePart]) -> Sheet:
     rows = []
     for part in parts:
         total, planned = part.tally.all, part.planned
-        span = duration(total.ended - total.began) if total.began else ""
+        span = brief(total.ended - total.began) if total.began else ""
         missing = len(part.taken.missing) if part.taken is not None else 0
         state = "complete" if part.is_complete else f"{missing} missing" if missing else "not complete"
-        time = duration(planned.seconds) if planned is not None and planned.seconds is not None else ""
+        time = brief(planned.seconds) if planned is not None and planned.seconds is not None else ""
         room = planned.output_bytes if planned is not None else None
         rows.append(
             (_link(folder, part.entry.run.path, part.entry.name), part.entry.kind, state, span, time, total.tasks,
@@ -174,7 +174,7 @@ def batch_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     stand = standing(folder.path, folder.log, is_complete=is_complete)
     tally, num_read = _tally_of(rows)
     done = sum(row.is_complete for row in rows)
-    facts = {"datasets": f"{len(rows):,}, of which {done:,} are complete"}
+    facts = {"datasets": f"{len(rows):,}, {done:,} of them complete"}
     facts |= {**times_facts(tally, 1), **command_facts(folder.path, stand.driver)}
     summary: list[Item] = [Facts("", facts)]
     if num_read < len(rows):
@@ -211,7 +211,7 @@ def dataset_sheet(folder: Path, rows: Sequence[DatasetRow], images: Mapping[int,
     lines = [
         (_link(folder, _folder_of(row), _short(row.volume), images.get(number, NO_IMAGE)), row.ended,
          _duration(row.wall_seconds),
-         duration(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
+         brief(row.cpu_seconds) if row.cpu_seconds else "", "×".join(map(str, row.shape)), row.num_blocks,
          bounded(row.output_bytes, row.is_measured), size(row.read_bytes), size(row.written_bytes), row.missing or "",
          ", ".join(f"{axis} {value:.2f}" for axis, value in row.seams.items()), row.recipe, row.out,
          row.reason or row.why)
@@ -240,7 +240,7 @@ def _short(volume: str) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    return "" if seconds is None else duration(seconds)
+    return "" if seconds is None else brief(seconds)
 
 
 def find_page(output: str) -> tuple[Page, Path]:

@@ -19,7 +19,7 @@ from volpipe.runs.run_folder import RunFolder
 from volpipe.training.driver import newest_step
 from volpipe.training.search.pictures import trial_pictures
 from volpipe.training.task import Training
-from volpipe.units import count, duration
+from volpipe.units import brief, count
 
 TABLE = "table.json"
 FIXED = ("trial", "steps", "loss", "score", "seconds", "state", "reason")
@@ -37,7 +37,7 @@ def trials_page(folder: RunFolder, *, with_pictures: bool = True) -> Page:
     for name in names[:MOST_JOURNALS]:
         tally.read(path / name / folder.journal.name, prefix=f"{name} ")
     facts = {
-        "trials": f"{count(len(rows), 'trial')}, of which {done} are done",
+        "trials": f"{len(rows):,}, {done:,} of them done",
         **times_facts(tally, 1),
         **command_facts(path, stand.driver),
     }
@@ -80,7 +80,7 @@ def _sheet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Sheet:
         name = str(row["trial"]).zfill(3)
         report = path / name / REPORT
         trial: object = Link(name, f"{name}/{REPORT}") if report.is_file() else name
-        seconds = duration(row["seconds"]) if row.get("seconds") is not None else ""
+        seconds = brief(row["seconds"]) if row.get("seconds") is not None else ""
         own = [_text(row.get(key)) for key in values]
         lines.append(
             (trial, *own, row.get("steps"), _text(row.get("loss")), _text(row.get("score")), seconds, row.get("state"),
