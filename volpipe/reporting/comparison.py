@@ -219,7 +219,7 @@ class Drawing:
             elif plane.output is not None:
                 yield self._picture(plane, "Output", self._image(plane, plane.output, "output"))
         for plane in self.planes:
-            if plane.change is not None:
+            if plane.change is not None and self.largest:
                 yield self._difference(plane, plane.change)
 
     def _objects(self, plane: Plane, output: Patch) -> Image2D:

@@ -187,6 +187,11 @@ def part_around(whole: Box, at: Index, voxel: Lengths, pixel: float, most: int) 
     return Box(start, tuple(a + s for a, s in zip(start, sizes, strict=True)))
 
 
+def num_chunks(box: Box, chunks: Triple) -> int:
+    """Return how many chunks `box` touches."""
+    return math.prod((b - 1) // c - a // c + 1 for a, b, c in zip(box.start, box.stop, chunks, strict=True))
+
+
 def fewer_chunks(box: Box, chunks: Triple, most: int, axis: int, at: Index) -> Box:
     """Return the part around the voxel `at` of `box`, a slice across `axis`, that touches at most `most` chunks.
 
