@@ -155,8 +155,7 @@ class HeldWork(ABC, Generic[R]):
             self._write_report()
             raise
         except BaseException:  # interrupted
-            journal = self.folder.journal
-            if not journal.is_file() or journal.stat().st_size <= QUICK_BYTES:
+            if (paths.size(self.folder.journal) or 0) <= QUICK_BYTES:
                 self._write_report(with_pictures=False)
             raise
         if not (was_current and before == list(map(paths.size, self.witnesses()))):
