@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bucket import Bucket
 from inline import Inline, Stopped
 from PIL import Image
 from volumes import noise, windowed, write_volume
@@ -176,6 +177,23 @@ def test_what_is_damaged_is_hatched_with_a_sentence_and_the_input_shown_still(tm
     assert "Output, xy" in pictures(drawn(plan)) and "Input, xy" not in pictures(drawn(plan))
 
 
+def test_a_file_that_is_gone_is_a_hole_and_not_black(tmp_path: Path) -> None:
+    data = ramp((32, 32, 32))
+    data[:, :16, :16] = 0  # of which no file is written
+    plan = plan_of(tmp_path, data, *SAME)
+    execute(plan, Inline().start)
+    assert not (tmp_path / "out.zarr/s0/c/1/0/0").exists()
+    (tmp_path / "out.zarr/s0/c/1/1/1").unlink()
+    items = drawn(plan, "Slices")
+    pixels = voxels(pictures(items)["Output, xy"], (32, 32))
+    stripes = (pixels[..., None, :] == np.array(STRIPES)).all(axis=-1).any(axis=-1)
+    hole = np.zeros((32, 32), bool)
+    hole[16:, 16:] = True
+    np.testing.assert_array_equal(stripes, hole)
+    assert "files that the run wrote are gone; `volpipe verify` names them all" in notes(items)
+    assert "there is none" in notes(items)
+
+
 def test_an_output_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ramp((32, 32, 32)), *SAME)
     execute(plan, Inline().start)
@@ -288,3 +306,21 @@ def test_the_slices_of_a_region_lie_in_it(tmp_path: Path) -> None:
     order = np.argsort(expected.ravel(), kind="stable")
     assert (np.diff(pixels.ravel()[order]) >= 0).all() and len(np.unique(pixels)) > 20
     assert captions["Output, xy"].endswith("y 0:32, x 0:20")
+
+
+def test_an_output_in_a_bucket_is_shown_as_one_on_disk(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, ramp((24, 24, 24)), *SAME)
+    execute(plan, Inline().start)
+    recipe = load_recipe(None, [*SAME, "input.voxel_size_nm=[8.0, 8.0, 8.0]"])
+    remote = prepare(str(tmp_path / "in.n5/raw"), recipe, "s3://cells/remote.zarr", tmp_path)
+    execute(remote, Inline().start)
+    here, there = (pictures(drawn(each)) for each in (plan, remote))
+    assert here.keys() == there.keys() and len(here) == 6
+    for title, image in here.items():
+        np.testing.assert_array_equal(image, there[title])
+    for name in [name for name in bucket.files if "/s0/c/" in name]:
+        del bucket.files[name]
+    assert "files that the run wrote are gone" in notes(drawn(remote))

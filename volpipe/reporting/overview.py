@@ -161,7 +161,7 @@ def _inputs(subject: Subject, volume: Volume, field: Box) -> Iterator[Whole]:
         region = _coarser(subject.region, ratios) & Box.from_shape(level.spatial_shape)
         at = tuple(min(int(a / r), b - 1) for a, r, b in zip(subject.at, ratios, region.stop, strict=True))
         size = tuple(v * r for v, r in zip(voxel, ratios, strict=True))
-        yield Whole("input", number, Sight(level, None, MOST_BYTES), region, at, _coarser(field, ratios), size)
+        yield Whole("input", number, Sight(level, most_bytes=MOST_BYTES), region, at, _coarser(field, ratios), size)
 
 
 def _coarser(box: Box, factor: Sequence[float]) -> Box:
